@@ -1,0 +1,58 @@
+"""The action `add_bias`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.tensors import check_broadcast, scalars
+from hookrun.actions.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class AddBias(Action):
+    """Add a bias: x + value; `trainable` makes a parameter of it that is trained with the model.
+
+    value:     a number, or values that broadcast to the tensor's shape; where a trainable bias starts
+    trainable: add a parameter `<hook name>_bias` to the module, on `forward` and `forward_pre` only
+    """
+
+    name = "add_bias"
+    value: Value
+    trainable: bool = False
+
+    def carried_by(self, hook: str) -> str | None:
+        """A trainable bias belongs into the forward pass."""
+        if self.trainable and hook not in {"forward", "forward_pre"}:
+            return "`trainable: true` goes with forward and forward_pre only: elsewhere no gradient reaches the bias"
+        return None
+
+    def adds(self, hook_name: str) -> str | None:
+        """The parameter that a trainable bias is."""
+        return f"{hook_name}_bias" if self.trainable else None
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function x -> x + value."""
+        if self.trainable:
+            parameter = site.trainable("value")
+            return _adding(lambda x: parameter.to(x))  # under autocast x may be of half precision
+        if isinstance(self.value, float):
+            return _number(self.value)
+        return _adding(site.constant("value"))
+
+
+def _adding(bias_for: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def add(x: Tensor) -> Tensor:
+        bias = bias_for(x)
+        check_broadcast(bias, x)
+        return x + bias
+
+    return add
+
+
+def _number(value: float) -> Callable[[Tensor], Tensor]:
+    tensors = scalars(value)
+    return lambda x: x + tensors.get(x.dtype, value)

@@ -1,0 +1,110 @@
+"""The action `add_parameter`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
+from hookrun.actions.values import Value, shape_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+MARK = "hookrun_added"
+"""The attribute that tells a parameter which hookrun added from the model's own."""
+
+
+def _identifier(name: str) -> str:
+    if not name.isidentifier():
+        raise ValueError(f"found {name!r}, expected a name: letters, digits and _, no digit first")
+    return name
+
+
+def _sizes(raw: Any) -> Any:
+    if not isinstance(raw, list | tuple):
+        raise ValueError(f"found {raw!r}, expected a list of sizes, such as [10]; [] is a single number")
+    return raw
+
+
+class AddParameter(Action):
+    """Register a new parameter on the module, which is trained and saved with it.
+
+    name:  the attribute by which the module and other hooks (`linear`) find it
+    shape: a list of sizes; [] is a single number
+    value: what it starts from: a number, or values that broadcast to the shape
+
+    It has the dtype and the device of the module's first floating-point parameter or buffer, PyTorch's defaults where
+    there is none. A parameter of that name from an earlier installation is kept as it is, with what it has learned.
+    """
+
+    hooks = frozenset({"apply"})
+    scope = "module"
+    name: Annotated[str, AfterValidator(_identifier)]  # type: ignore[misc]  # see below
+    shape: Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], BeforeValidator(_sizes)]
+    value: Value = 0.0
+
+    @model_validator(mode="after")
+    def _value_fits(self) -> AddParameter:
+        if isinstance(self.value, tuple) and not broadcasts(shape_of(self.value), self.shape):
+            raise ValueError(misfit(shape_of(self.value), self.shape))
+        return self
+
+    def adds(self, hook_name: str) -> str | None:
+        """The new parameter."""
+        return self.name
+
+    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+        """The name must be free, or taken by a parameter of this shape from an earlier installation."""
+        present = getattr(module, self.name, None)
+        if getattr(present, MARK, False):
+            return self._misshapen(present)
+        if hasattr(module, self.name):
+            return f"the module has an attribute {self.name!r} already: choose another name"
+        if self.name in parameters:
+            return f"an earlier hook adds a parameter {self.name!r} already: choose another name"
+        return None
+
+    def _misshapen(self, present: Any) -> str | None:
+        if tuple(present.shape) == self.shape:
+            return None
+        return (
+            f"parameter {self.name!r} was added before with shape {list(present.shape)}, not {list(self.shape)}: "
+            "uninstall it or choose another name"
+        )
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function that registers the parameter."""
+        import torch
+
+        def add(module: Module) -> None:
+            present = dict(module.named_parameters(recurse=False)).get(self.name)
+            if present is not None:
+                if problem := self._misshapen(present):
+                    raise ValueError(problem)
+                return
+            parameter = torch.nn.Parameter(self._start(module, site))
+            setattr(parameter, MARK, True)
+            module.register_parameter(self.name, parameter)
+
+        return add
+
+    def _start(self, module: Module, site: Site) -> Tensor:
+        import torch
+
+        tensors = chain(module.parameters(), module.buffers())
+        like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+        new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
+        value = site.constant("value")(new)
+        check_broadcast(value, new)
+        return new.copy_(value)
+
+
+# `name` is the public key of the parameter's name, and the class attribute by which every action is found. The class
+# holds the action's, each instance the parameter's.
+AddParameter.name = "add_parameter"

@@ -1,0 +1,161 @@
+"""What an action is: a frozen params model, the hook types that can carry it, and a function value -> value."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from hookrun.actions.values import FileValue, RunValue
+
+if TYPE_CHECKING:
+    from torch import Generator, Tensor
+    from torch.nn import Module, Parameter
+
+HOOK_TYPES: Mapping[str, str] = {
+    "forward_pre": "before the module's forward; sees its arguments",
+    "forward": "after the module's forward; sees its output",
+    "backward_pre": "before the module's backward; sees grad_output",
+    "backward": "after the module's backward; sees grad_input, observers see grad_input and grad_output",
+    "output_grad": "when the gradient of the module's output is known; sees that gradient",
+    "grad": "when a parameter's gradient is computed; sees that gradient",
+    "post_accumulate_grad": "when a parameter's gradient has been accumulated; sees `parameter.grad`",
+    "saved_tensors": "when autograd saves a tensor inside the module's forward; sees that tensor",
+    "optimizer_step_pre": "before `optimizer.step()`; sees the selected parameters' gradients",
+    "optimizer_step_post": "after `optimizer.step()`; sees the selected parameters",
+    "apply": "once, at installation; sees the module itself",
+}
+"""Every hook type, with when it fires and what its action sees."""
+
+ON_PARAMETERS = frozenset({"grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"})
+"""Hook types whose selectors name parameters."""
+
+NEEDS_GRADIENT = frozenset({"backward_pre", "backward", "output_grad", "grad", "post_accumulate_grad"})
+"""Hook types that fire in the backward pass."""
+
+ON_VALUES = frozenset(HOOK_TYPES) - {"apply"}
+"""Hook types whose value consists of tensors."""
+
+Scope = Literal["tensor", "value", "together", "module"]
+
+
+class Site(Protocol):
+    """One action at one module or parameter: what the runtime hands to `Action.build`."""
+
+    @property
+    def hook(self) -> str: ...  # the hook's name
+    @property
+    def point(self) -> str: ...  # the hook type
+    @property
+    def path(self) -> str: ...  # the module's or parameter's path
+    @property
+    def module(self) -> Module: ...
+    @property
+    def args(self) -> tuple[Any, ...]: ...  # the positional arguments of the module call under way
+
+    def constant(self, field: str) -> Callable[[Tensor], Tensor]:
+        """A function that gives the value of `field` in the dtype and on the device of its argument."""
+
+    def trainable(self, field: str) -> Parameter:
+        """The parameter that stands for the value of `field`; the optimizer trains it, the checkpoint holds it."""
+
+    def generator(self, like: Tensor) -> Generator:
+        """A generator of this site's own, seeded for this one firing; the global generators stay untouched."""
+
+    def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor, and every None, of a value with its path (empty for a bare tensor)."""
+
+    def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
+        """Append a record about the tensor at `path`, by default the one under work.
+
+        Tensors of no or one dimension in it are read later, in one go.
+        """
+
+    def keep(self) -> Callable[[Any], None]:
+        """A function that stores a captured value."""
+
+    def judge(self, ok: Tensor, message: str, policy: str) -> None:
+        """Report the verdict of a check, a boolean tensor of no dimensions, under the policy."""
+
+
+class Packed:
+    """A saved tensor in another form, and how to get the original back.
+
+    tensor: what autograd holds in its place; None where nothing stays in memory
+    undo:   held value -> the original tensor
+    """
+
+    __slots__ = ("tensor", "undo")
+
+    def __init__(self, tensor: Tensor | None, undo: Callable[[Tensor | None], Tensor]) -> None:
+        self.tensor = tensor
+        self.undo = undo
+
+
+class Action(BaseModel):
+    """Base of the params models. One subclass is one action; its fields are the keys a hook may have beside its own.
+
+    The first line of a subclass's docstring stands in the reference table.
+
+    name:     the word after `action:`
+    hooks:    the hook types that can carry it
+    observes: it never returns a new value
+    scope:    what the built function sees at each firing: every floating-point `tensor` (or the target) alone; the
+              `value` whole; all its tensors `together`, as a list (on optimizer hooks those of all selected
+              parameters), for a list of new ones; or the `module`
+    freezes:  its modules' parameters require no gradient afterwards
+    reads_arguments: it reads `Site.args`
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    name: ClassVar[str]
+    hooks: ClassVar[frozenset[str]] = ON_VALUES
+    observes: ClassVar[bool] = False
+    scope: ClassVar[Scope] = "tensor"
+    freezes: ClassVar[bool] = False
+    reads_arguments: ClassVar[bool] = False
+
+    @abstractmethod
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """The function that a firing runs: value -> new value, or None to leave it.
+
+        It may be called millions of times: resolve here whatever does not change.
+        """
+
+    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+        """Why the action does not fit `module` on hook type `hook`, or None.
+
+        parameters: the module's own parameter names, those included that earlier hooks will add
+        """
+        return None
+
+    def carried_by(self, hook: str) -> str | None:
+        """Why these parameters do not go with hook type `hook` although the action does, or None."""
+        return None
+
+    def adds(self, hook_name: str) -> str | None:
+        """The name of the parameter that the action adds to each module, or None."""
+        return None
+
+    def outside_values(self) -> dict[str, FileValue | RunValue]:
+        """The fields whose tensors come from files or other runs."""
+        fields = ((field, getattr(self, field)) for field in type(self).model_fields)
+        return {field: value for field, value in fields if isinstance(value, FileValue | RunValue)}
+
+    def summary(self) -> str:
+        """The parameters that were set, as the plan shows them: ``min=-0.01 max=0.01``."""
+        shown = ((field, getattr(self, field)) for field in type(self).model_fields)
+        default = {field: info.default for field, info in type(self).model_fields.items()}
+        return " ".join(f"{field}={_short(value)}" for field, value in shown if value != default[field])
+
+
+def _short(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, tuple | list):
+        text = "[" + ", ".join(_short(item) for item in value) + "]"
+        return text if len(text) <= 32 else text[:29] + "..."
+    return str(value)

@@ -1,0 +1,40 @@
+"""The action `cast`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookrun.actions.base import Action, Packed, Site
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+
+class Cast(Action):
+    """Keep saved tensors in a smaller dtype until the backward pass needs them; it sees them rounded.
+
+    dtype: what they are held in; a tensor whose dtype is no wider stays as it is
+    """
+
+    name = "cast"
+    hooks = frozenset({"saved_tensors"})
+    dtype: Literal["float16", "bfloat16", "float32"]
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function from a saved tensor to its smaller form."""
+        import torch
+
+        smaller: dtype = getattr(torch, self.dtype)
+
+        def cast(x: Tensor) -> Packed | None:
+            original = x.dtype
+            if original.itemsize <= smaller.itemsize:
+                return None
+
+            def undo(held: Tensor | None) -> Tensor:
+                return held.to(original)  # type: ignore[union-attr]  # it is the tensor handed over below
+
+            return Packed(x.detach().to(smaller), undo)
+
+        return cast

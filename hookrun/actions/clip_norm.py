@@ -1,0 +1,61 @@
+"""The action `clip_norm`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from hookrun.actions.base import ON_VALUES, Action, Site
+from hookrun.actions.fields import Finite, Number
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the total norm before it divides
+
+
+def _infinity(raw: Any) -> Any:
+    return float(raw) if raw in {"inf", ".inf"} else raw
+
+
+class ClipNorm(Action):
+    """Scale down to a norm of max_norm: x * min(1, max_norm / (norm + 1e-6)), over all tensors together.
+
+    max_norm:  the largest norm that stays as it is
+    norm_type: the p of the p-norm: 2 unless given; .inf for the largest absolute value
+
+    The norm is that of all tensors which the firing sees, as if they were one vector: the value's on a module, one
+    gradient on `grad`, all selected gradients on `optimizer_step_pre`. The formula, its rounding included, is that of
+    torch.nn.utils.clip_grad_norm_; a NaN in one tensor makes all of them NaN.
+    """
+
+    name = "clip_norm"
+    hooks = ON_VALUES - {"saved_tensors"}
+    scope = "together"
+    max_norm: Annotated[Finite, Field(gt=0)]
+    norm_type: Annotated[Number, Field(gt=0), BeforeValidator(_infinity)] = 2.0
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function from a list of tensors to a list of scaled ones."""
+        import torch
+        from torch.linalg import vector_norm
+
+        max_norm, order = self.max_norm, self.norm_type
+
+        def clip(tensors: list[Tensor]) -> list[Tensor]:
+            if len(tensors) == 1:
+                return [tensors[0] * (max_norm / (vector_norm(tensors[0], order) + EPSILON)).clamp_max(1)]
+            if not tensors:
+                return []
+            norms = torch._foreach_norm(tensors, order)
+            device = norms[0].device
+            total = vector_norm(torch.stack([norm.to(device) for norm in norms]), order)
+            factor = (max_norm / (total + EPSILON)).clamp_max(1)
+            if len({(x.dtype, x.device) for x in tensors}) == 1:
+                return list(torch._foreach_mul(tensors, factor))
+            # The factor has the widest dtype of all: a tensor of no dimensions would take it over.
+            return [(x * factor.to(x.device)).to(x.dtype) for x in tensors]
+
+        return clip

@@ -1,0 +1,62 @@
+"""The action `fill`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.fields import OneOrMore, OwnName
+from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
+from hookrun.actions.values import Value, shape_of
+from hookrun.errors import nearest
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+class Fill(Action):
+    """Set parameters of the module, in place, to a value: p = value.
+
+    value:      a number, or values that broadcast to the parameter's shape
+    parameters: a name or a list of names; all of the module's own unless given, those of its children never
+    """
+
+    name = "fill"
+    hooks = frozenset({"apply"})
+    scope = "module"
+    value: Value
+    parameters: OneOrMore[OwnName] | None = None
+
+    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+        """The module must have the parameters, and a list of numbers must broadcast to each."""
+        if not parameters:
+            return "the module has no parameters of its own: select the ones of its children that have"
+        for name in self.parameters or ():
+            if name not in parameters:
+                return f"the module has no parameter {name!r}: {nearest(name, parameters)}"
+        if isinstance(self.value, tuple):
+            shape = shape_of(self.value)
+            for name, parameter in module.named_parameters(recurse=False):
+                if self._chosen(name) and not broadcasts(shape, parameter.shape):
+                    return f"parameter {name!r}: {misfit(shape, parameter.shape)}"
+        return None
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function that fills the module's parameters."""
+        import torch
+
+        constant = site.constant("value")
+
+        def fill(module: Module) -> None:
+            with torch.no_grad():
+                for name, parameter in module.named_parameters(recurse=False):
+                    if self._chosen(name):
+                        value = constant(parameter)
+                        check_broadcast(value, parameter)
+                        parameter.copy_(value)
+
+        return fill
+
+    def _chosen(self, name: str) -> bool:
+        return self.parameters is None or name in self.parameters

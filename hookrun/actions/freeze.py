@@ -1,0 +1,34 @@
+"""The action `freeze`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
+
+from hookrun.actions.base import Action, Site
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+
+class Freeze(Action):
+    """Stop the training of every parameter of the module and its descendants: requires_grad = False."""
+
+    name = "freeze"
+    hooks = frozenset({"apply"})
+    scope = "module"
+    freezes = True
+
+    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+        """There must be a parameter to freeze."""
+        if not parameters and next(module.parameters(), None) is None:
+            return "neither the module nor a descendant of it has parameters: there is nothing to freeze"
+        return None
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function that freezes the module."""
+
+        def freeze(module: Module) -> None:
+            module.requires_grad_(False)
+
+        return freeze

@@ -1,0 +1,51 @@
+"""The action `noise`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.fields import Finite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Noise(Action):
+    """Add noise: x + std * n, with n Gaussian or uniform; multiplicative: x * (1 + std * n).
+
+    std:  standard deviation of the noise, whatever its kind; of the factor where it is multiplicative
+    kind: `gaussian` and `uniform` add to the tensor; `multiplicative` multiplies it by a Gaussian factor of mean 1
+    seed: of this hook's own generator; derived from the experiment's seed unless given
+
+    The global random generators stay untouched. The gradient flows through x.
+    """
+
+    name = "noise"
+    std: Annotated[Finite, Field(ge=0)] = 0.1
+    kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
+    seed: Annotated[int, Field(strict=True, ge=0)] | None = None
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function x -> noisy x."""
+        import torch
+
+        std, generator, empty_like = self.std, site.generator, torch.empty_like
+
+        def gaussian(x: Tensor) -> Tensor:
+            return empty_like(x).normal_(0.0, std, generator=generator(x)).add_(x)
+
+        def multiplicative(x: Tensor) -> Tensor:
+            # Not x * (1 + noise): in half precision 1 + noise would round small noise away.
+            return x.addcmul(x, empty_like(x).normal_(0.0, std, generator=generator(x)))
+
+        bound = math.sqrt(3.0) * std  # on [-b, b] the standard deviation is b / sqrt(3)
+
+        def uniform(x: Tensor) -> Tensor:
+            return empty_like(x).uniform_(-bound, bound, generator=generator(x)).add_(x)
+
+        return {"gaussian": gaussian, "uniform": uniform, "multiplicative": multiplicative}[self.kind]

@@ -1,0 +1,67 @@
+"""The action `offload`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookrun.actions.base import Action, Packed, Site
+from hookrun.actions.tensors import holds_data
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Offload(Action):
+    """Keep saved tensors in CPU memory or on disk until the backward pass needs them.
+
+    to: `cpu`, where tensors of the CPU stay as they are; or `disk`, one temporary file for each tensor, in the folder
+        that the environment variable TMPDIR names, removed when autograd lets the tensor go
+
+    They come back on their device with every element as it was; from disk they come back contiguous.
+    """
+
+    name = "offload"
+    hooks = frozenset({"saved_tensors"})
+    to: Literal["cpu", "disk"]
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function from a saved tensor to what autograd holds in its place."""
+        return _to_cpu if self.to == "cpu" else _to_disk
+
+
+def _to_cpu(x: Tensor) -> Packed | None:
+    device = x.device
+    if device.type == "cpu":
+        return None
+
+    def undo(held: Tensor | None) -> Tensor:
+        return held.to(device)  # type: ignore[union-attr]  # it is the tensor handed over below
+
+    return Packed(x.detach().to("cpu"), undo)
+
+
+def _to_disk(x: Tensor) -> Packed | None:
+    return Packed(None, _OnDisk(x.detach())) if holds_data(x) else None
+
+
+class _OnDisk:
+    """A tensor in a file that lives as long as this object; calling it reads the tensor."""
+
+    def __init__(self, x: Tensor) -> None:
+        from safetensors.torch import save_file
+
+        descriptor, self.path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
+        os.close(descriptor)
+        weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
+        self.device = x.device
+        save_file({"tensor": x.cpu().contiguous()}, self.path)
+
+    def __call__(self, held: Tensor | None) -> Tensor:
+        from safetensors.torch import load_file
+
+        return load_file(self.path)["tensor"].to(self.device)

@@ -1,0 +1,70 @@
+"""The action `print`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.stats import measuring
+from hookrun.actions.tensors import holds_data
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LIMIT = 1000  # elements that one record shows
+DIGITS = 6  # significant ones; a float32 has about seven
+
+
+class Print(Action):
+    """Show what comes by: each tensor's shape, its mean, std, min and max, or its elements.
+
+    what: `shape`, `stats` or `value`; of more than 1000 elements `value` shows the first 1000 as one flat list, with
+          the tensor's shape and, as `truncated`, the number of all
+
+    A None in the value, such as a gradient that there is not, shows as a shape of null. `value` waits for the device.
+    """
+
+    name = "print"
+    observes = True
+    scope = "value"
+    what: Literal["shape", "stats", "value"] = "shape"
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """Record what there is to show of every tensor in the value."""
+        describe: Callable[[Tensor], dict[str, Any]]
+        match self.what:
+            case "shape":
+                describe = _shape
+            case "stats":
+                describe = measuring(("mean", "std", "min", "max"))
+            case "value":
+                describe = _value
+        leaves, emit = site.leaves, site.emit
+
+        def show(value: Any) -> None:
+            for path, leaf in leaves(value):
+                emit({"shape": None} if leaf is None else describe(leaf), path)
+
+        return show
+
+
+def _shape(x: Tensor) -> dict[str, Any]:
+    return {"shape": list(x.shape)}
+
+
+def _value(x: Tensor) -> dict[str, Any]:
+    if not holds_data(x):
+        return {"value": None, **_shape(x)}
+    x, total = x.detach(), x.numel()
+    if total <= LIMIT:
+        return {"value": _rounded(x.tolist())}
+    return {"value": _rounded(x.flatten()[:LIMIT].tolist()), "truncated": total, **_shape(x)}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, complex):
+        return [_rounded(value.real), _rounded(value.imag)]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,41 @@
+"""The action `replace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.tensors import check_broadcast
+from hookrun.actions.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Replace(Action):
+    """Put a value in the place of every element (ablation); shape, dtype and device stay.
+
+    value: a number, or values that broadcast to the tensor's shape
+
+    The new tensor is a constant: no gradient flows back through it.
+    """
+
+    name = "replace"
+    value: Value
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function x -> a new tensor like x."""
+        import torch
+
+        if isinstance(self.value, float):
+            number, full_like = self.value, torch.full_like
+            return lambda x: full_like(x, number)
+        constant, empty_like = site.constant("value"), torch.empty_like
+
+        def replace(x: Tensor) -> Tensor:
+            value = constant(x)
+            check_broadcast(value, x)
+            return empty_like(x).copy_(value)
+
+        return replace

@@ -1,0 +1,41 @@
+"""The action `scale`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.tensors import check_broadcast, scalars
+from hookrun.actions.values import Value
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Scale(Action):
+    """Multiply by a factor: x * factor.
+
+    factor: a number, or values that broadcast to the tensor's shape
+    """
+
+    name = "scale"
+    factor: Value
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """A function x -> x * factor."""
+        if isinstance(self.factor, float):
+            return _by_number(self.factor)
+        constant = site.constant("factor")
+
+        def scale(x: Tensor) -> Tensor:
+            factor = constant(x)
+            check_broadcast(factor, x)
+            return x * factor
+
+        return scale
+
+
+def _by_number(factor: float) -> Callable[[Tensor], Tensor]:
+    tensors = scalars(factor)
+    return lambda x: x * tensors.get(x.dtype, factor)

@@ -1,0 +1,130 @@
+"""The action `stats`, and the statistics themselves, computed in few passes over a tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from hookrun.actions.base import Action, Site
+from hookrun.actions.fields import OneOrMore
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Statistic = Literal[
+    "mean",
+    "std",
+    "var",
+    "min",
+    "max",
+    "norm",
+    "abs_mean",
+    "abs_max",
+    "sum",
+    "zeros",
+    "nans",
+    "infs",
+    "bytes",
+    "numel",
+]
+DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
+# On the CPU one float32 accumulator over more elements loses digits, and a difference of this size stays in the cache.
+CPU_BLOCK = 1 << 20
+BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
+
+
+class Stats(Action):
+    """Record statistics of each tensor: mean, std, min, max, norm, and what else `of` names.
+
+    of: any of `mean`, `std` and `var` (unbiased: divided by n - 1), `min`, `max`, `norm` (Euclidean), `abs_mean`,
+        `abs_max`, `sum`, `zeros` (the fraction of elements that are 0), `nans` and `infs` (how many), `bytes`, `numel`
+
+    Everything is computed in float32, in float64 where the tensor is of that dtype; complex tensors count by their
+    absolute value. As in PyTorch, one element has a std of NaN. Of an empty tensor `sum` and `norm` are 0, the counts
+    too, and the rest is NaN.
+    """
+
+    name = "stats"
+    observes = True
+    of: OneOrMore[Statistic] = DEFAULT
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        """Record the statistics of every tensor that comes by, as tensors of no dimensions: nothing waits for them."""
+        measure, emit = measuring(self.of), site.emit
+
+        def stats(x: Tensor) -> None:
+            emit(measure(x))
+
+        return stats
+
+
+Found = dict[str, Any]
+
+# Every statistic from the tensor, its number of elements, and what was found before.
+_STEPS: Mapping[str, Callable[[Tensor, int, Found], Any]] = {
+    "sum": lambda x, n, found: x.sum(),
+    "mean": lambda x, n, found: found["sum"] / n,
+    # Around the mean and not as E[x²] - E[x]²: where the mean is much larger than the deviation, nothing would be left.
+    "var": lambda x, n, found: _sum_of_squares(x, found["mean"]) / (n - 1),
+    "std": lambda x, n, found: found["var"].sqrt(),
+    "norm": lambda x, n, found: _sum_of_squares(x).sqrt(),
+    "extremes": lambda x, n, found: x.aminmax(),
+    "min": lambda x, n, found: found["extremes"].min,
+    "max": lambda x, n, found: found["extremes"].max,
+    "abs_max": lambda x, n, found: found["extremes"].max.maximum(-found["extremes"].min),
+    "abs_mean": lambda x, n, found: x.abs().mean(),
+    "zeros": lambda x, n, found: (n - x.count_nonzero()) / n,
+    "nans": lambda x, n, found: x.isnan().count_nonzero(),
+    "infs": lambda x, n, found: x.isinf().count_nonzero(),
+}
+_NEEDS = {"mean": "sum", "var": "mean", "std": "var"} | dict.fromkeys(("min", "max", "abs_max"), "extremes")
+_EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
+
+
+def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
+    """A function from a tensor of any dtype to the statistics `of`: tensors of no dimensions, or plain numbers."""
+    import torch
+
+    names = tuple(of)
+    steps = _steps(names)
+    empty = {name: _EMPTY.get(name, math.nan) for name in names}
+    exact = {torch.float32, torch.float64}
+
+    def measure(x: Tensor) -> dict[str, Any]:
+        n = x.numel()
+        if not n:
+            return dict(empty)
+        found: Found = {"numel": n, "bytes": n * x.element_size()}
+        if steps:
+            x = x.detach()
+            if x.dtype not in exact:
+                x = x.abs() if x.is_complex() else x.float()
+            for name, step in steps:
+                found[name] = step(x, n, found)
+        return {name: found[name] for name in names}
+
+    return measure
+
+
+def _steps(names: Sequence[str]) -> tuple[tuple[str, Callable[[Tensor, int, Found], Any]], ...]:
+    """What to compute for these statistics: each step once, after the one that it needs."""
+    order: list[str] = []
+    for name in names:
+        chain = [name]
+        while chain[-1] in _NEEDS:
+            chain.append(_NEEDS[chain[-1]])
+        order += reversed(chain)
+    return tuple((name, _STEPS[name]) for name in dict.fromkeys(order) if name in _STEPS)
+
+
+def _sum_of_squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
+    """The sum of (x - centre)², block by block."""
+    flat = x.reshape(-1)
+    size = CPU_BLOCK if x.device.type == "cpu" else BLOCK
+    if flat.numel() > size:
+        first, *others = (_sum_of_squares(part, centre) for part in flat.chunk(-(-flat.numel() // size)))
+        return sum(others, first)
+    if centre is not None:
+        flat = flat - centre
+    return flat.dot(flat)

@@ -1,0 +1,47 @@
+"""What several actions need to know about a tensor: whether a value broadcasts to it, whether it holds data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+
+def broadcasts(shape: Sequence[int], onto: Sequence[int]) -> bool:
+    """Whether a value of `shape` broadcasts to `onto` without changing it."""
+    extra = len(onto) - len(shape)
+    return extra >= 0 and all(size in (1, wide) for size, wide in zip(shape, onto[extra:], strict=True))
+
+
+def check_broadcast(value: Tensor, x: Tensor) -> None:
+    """ValueError naming both shapes if adding `value` to `x` would change the shape of `x`, or is impossible."""
+    shape, onto = value.shape, x.shape
+    # One comparison settles the usual case, a vector over the last dimension: this runs at every firing.
+    if shape != onto[len(onto) - len(shape) :] and not broadcasts(shape, onto):
+        raise ValueError(misfit(shape, onto))
+
+
+def misfit(shape: Sequence[int], onto: Sequence[int]) -> str:
+    """What is wrong with a value of `shape` for a tensor of the shape `onto`."""
+    return f"the value has shape {list(shape)}, which does not broadcast to the tensor's shape {list(onto)}"
+
+
+def scalars(value: float) -> Mapping[dtype, Tensor]:
+    """The number as a tensor of no dimensions in each dtype in which it is a faster operand than a Python float.
+
+    On small CPU tensors 1.3 against 3.0 µs; an accelerator takes it from the CPU without waiting. In half precision
+    the number itself would be rounded before the operation: there the Python float is the operand.
+    """
+    import torch
+
+    exact = (torch.float32, torch.float64)
+    return {dtype: torch.tensor(value, dtype=dtype, device="cpu") for dtype in exact}
+
+
+def holds_data(x: Tensor) -> bool:
+    """Whether there are elements to read: a fake or meta tensor has a shape and a dtype only."""
+    from torch._subclasses import FakeTensor
+
+    return not (x.is_meta or isinstance(x, FakeTensor))

@@ -1,0 +1,106 @@
+"""The Python API: a spec from YAML or a dict, a plan from a spec and a model, hooks from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookrun.compiler import Plan, check, resolve
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.runtime import Installation, checking
+from hookrun.spec import Spec, parse_experiment, parse_spec
+from hookrun.store.reader import Run
+from hookrun.store.reader import open_run as _open_run
+from hookrun.tasks.values import read_run_value
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+    from torch.nn import Module
+
+Example = tuple[Sequence[Any], Mapping[str, Any]]
+
+
+def load_spec(
+    source: str | Path | Mapping[str, Any] | None = None,
+    *,
+    experiment: str | None = None,
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+    seed: int = 0,
+) -> Spec:
+    """The validated hooks of a YAML file, of a dict, or of an experiment of the config folders.
+
+    source:     a file, or a dict: ``{"hooks": {...}}`` or the hooks mapping itself
+    experiment: instead of `source`: the name of an experiment, composed with `overrides` as on the command line
+    config_dir: a folder of your own that is searched first
+    seed:       what the hooks' own generators derive from; an experiment brings its own
+
+    Raises SpecError with every mistake at once.
+    """
+    if (source is None) == (experiment is None):
+        raise SpecError([Problem("load_spec", "takes a file or a dict, or else `experiment=NAME`")])
+    if experiment is not None:
+        from hookrun.app.compose import compose_dict
+
+        return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
+    if isinstance(source, Mapping):
+        return parse_spec(source, seed)
+    return parse_spec(_read_yaml(Path(str(source))), seed)
+
+
+def _read_yaml(path: Path) -> Mapping[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    path = path.expanduser().absolute()
+    if not path.is_file():
+        raise SpecError([Problem(str(path), "there is no such file")])
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (YAMLError, OmegaConfBaseException) as error:
+        hint = "a value that starts with * ! @ % or & needs quotes"
+        raise SpecError([Problem(str(path), f"is no readable YAML: {error}", hint)]) from error
+    if not isinstance(content, dict):
+        raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
+    return {str(key): value for key, value in content.items()}
+
+
+def compile(
+    spec: Spec | Mapping[str, Any],
+    model: Module,
+    *,
+    example: Example | None = None,
+    training: bool | None = None,
+) -> Plan:
+    """Resolve the hooks against the model's names and prove that they fit; the model is not changed.
+
+    example:  ``(args, kwargs)`` of one call: shapes, dtypes, targets and indexes are then checked on a fake copy
+    training: the mode to check in; None: the model's own
+
+    Raises CompileError with every misfit at once, SpecError if `spec` is an invalid dict.
+    """
+    spec = spec if isinstance(spec, Spec) else parse_spec(spec)
+    plan = resolve(spec, model, read_run_value)
+    if example is None:
+        return plan
+    if not (isinstance(example, tuple) and len(example) == 2 and isinstance(example[1], Mapping)):
+        raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
+    return check(plan, model, example, checking, training=training)
+
+
+def hooked(
+    model: Module,
+    spec: Spec | Mapping[str, Any],
+    *,
+    effects: bool = False,
+    scaler: GradScaler | None = None,
+) -> Installation:
+    """Compile and install in one step: ``with hookrun.hooked(model, spec) as hooks: ...``."""
+    return compile(spec, model).install(model, effects=effects, scaler=scaler)
+
+
+def open_run(path: str | Path) -> Run:
+    """Read a run directory, lazily. Raises HookrunError where there is none."""
+    return _open_run(path)

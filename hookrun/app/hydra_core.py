@@ -1,0 +1,147 @@
+"""Hydra's own machinery, driven step by step: the only file that imports its private modules.
+
+`hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
+and cannot say what the jobs of a sweep are before they run. hookrun stops in between: a refused configuration
+leaves nothing behind. So it calls the classes that `hydra.main` calls; they are alike in Hydra 1.1 to 1.4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import version
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobRuntime, configure_log
+from hydra.types import TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+VERSION_BASE = "1.3"
+BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+
+
+class App(Hydra):
+    """Hydra, which runs the configuration that was checked instead of composing another one.
+
+    A second composition could differ from the first, in `${now:…}` for one.
+    """
+
+    _checked: DictConfig | None = None
+
+    def compose_config(self, *args: Any, **options: Any) -> DictConfig:
+        """The configuration under way in `run_checked` and `sweep_checked`, else a new composition."""
+        if self._checked is None:
+            with _missing_folder_is_an_error():
+                return super().compose_config(*args, **options)
+        if options.get("with_log_configuration"):
+            configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
+        return self._checked
+
+    def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
+        """Make the run directory of `cfg` and call `task` in it."""
+        with self._checking(cfg):
+            return self.run(cfg.hydra.job.config_name, task, [])
+
+    def sweep_checked(self, cfg: DictConfig, task: TaskFunction) -> Any:
+        """Let sweeper and launcher of `cfg` call `task` once per job; returns what the sweeper returns."""
+        with self._checking(cfg):
+            return self.multirun(cfg.hydra.job.config_name, task, [])
+
+    @contextmanager
+    def _checking(self, cfg: DictConfig) -> Iterator[None]:
+        self._checked = cfg
+        try:
+            yield
+        finally:
+            self._checked = None
+
+    def jobs(self, cfg: DictConfig) -> list[list[str]] | None:
+        """The overrides of each job of a sweep; None where the sweeper chooses them as it goes."""
+        if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
+            return None
+        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
+        lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
+        overrides = OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
+        (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
+        return jobs
+
+    def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
+        """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
+        with _missing_folder_is_an_error():
+            job = self.config_loader.load_sweep_config(cfg, list(overrides))
+        OmegaConf.update(job, "hydra.job.id", str(number), force_add=True)
+        OmegaConf.update(job, "hydra.job.num", number, force_add=True)
+        return job
+
+    def options(self, group: str) -> list[str]:
+        """The names in a config group, those of its subgroups included."""
+        from hydra.core.object_type import ObjectType
+
+        names = list(self.config_loader.get_group_options(group, ObjectType.CONFIG))
+        for folder in self.config_loader.get_group_options(group, ObjectType.GROUP):
+            names += [f"{folder}/{name}" for name in self.options(f"{group}/{folder}")]
+        return names
+
+    def folders(self) -> list[Path]:
+        """The config folders on disk, in the order in which they are searched."""
+        return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+@contextmanager
+def _missing_folder_is_an_error() -> Iterator[None]:
+    """Where a folder of `hydra.searchpath` is missing, Hydra only warns, and composes from the others."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", r"provider=.*is not available", UserWarning)
+        yield
+
+
+def conf_dir() -> Path:
+    """The config folder that comes with hookrun: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Hydra's flags."""
+    parser = get_args_parser()
+    parser.prog = "hookrun"
+    return parser
+
+
+def parse_override(text: str) -> Override:
+    """One override of the command line; raises OverrideParseException."""
+    return OverridesParser.create().parse_overrides([text])[0]
+
+
+@contextmanager
+def opened(main: Path, *extra: Path) -> Iterator[App]:
+    """Hydra over the config folder `main`, with the folders `extra` before it.
+
+    An application's own Hydra comes back afterwards.
+    """
+    path = create_config_search_path(str(main))
+    for folder in reversed(extra):
+        path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
+    state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
+    outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")
+    outer_base = version.getbase()
+    try:
+        state[0].clear()
+        version.setbase(VERSION_BASE)
+        yield cast(App, App.create_main_hydra2("hookrun", path))
+    finally:
+        state[0].hydra, state[1].cfg = outer, outer_config
+        state[2].conf["name"] = outer_name  # `set` would log it
+        version.VersionBase.instance().version_base = outer_base

@@ -1,0 +1,186 @@
+"""Exceptions of Hydra, OmegaConf and YAML as problems: where, what was asked, the nearest names, the next step."""
+
+from __future__ import annotations
+
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from hydra.errors import (
+    ConfigCompositionException,
+    HydraException,
+    MissingConfigException,
+    OverrideParseException,
+)
+from hydra.types import RunMode
+from omegaconf.errors import GrammarParseError, MissingMandatoryValue, OmegaConfBaseException
+
+from hookrun.app.broken_yaml import problem_of_yaml
+from hookrun.app.hydra_core import App
+from hookrun.app.keys import undeletable_key, unknown_keys
+from hookrun.app.overrides import quoted
+from hookrun.errors import HookrunError, Problem, SpecError, nearest
+
+
+_INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was to be composed."""
+
+    app: App
+    config_name: str
+    overrides: list[str]
+    mode: RunMode = RunMode.RUN
+
+
+@contextmanager
+def explained(asked: Asked | None = None) -> Iterator[None]:
+    """Raise SpecError for whatever goes wrong while Hydra composes or resolves a configuration.
+
+    Nothing of a user's runs there: every exception stands for a mistake in what was typed or in a file.
+    """
+    try:
+        yield
+    except (HookrunError, BrokenPipeError):
+        raise
+    except Exception as error:
+        raise SpecError(_problems(error, asked)) from error
+
+
+def _problems(error: Exception, asked: Asked | None) -> list[Problem]:
+    match error:
+        case OverrideParseException():
+            return [_broken_override(error, asked)]
+        case MissingConfigException():
+            return [_missing_config(error, asked)]
+        case ConfigCompositionException() if str(error).strip():
+            return _composition(error, asked)
+        case HydraException() if isinstance(error.__cause__, OmegaConfBaseException):
+            return [_value(error.__cause__)]
+        case OmegaConfBaseException():
+            return [_value(error)]
+        case UserWarning():
+            return [_missing_folder(error)]
+    return [problem_of_yaml(error) or _other(error)]
+
+
+def _broken_override(error: OverrideParseException, asked: Asked | None) -> Problem:
+    text = error.override
+    if "=" not in text and not text.startswith("~"):
+        experiments = asked.app.options("experiment") if asked else []
+        hint = f"did you mean experiment={text}?" if text in experiments else "for one: experiment=clip_fc"
+        return Problem(text, "is not of the form key=value", hint)
+    fixed = quoted(text)
+    if "${" in text:
+        return Problem(text, error.message.splitlines()[0], _INTERPOLATION)
+    hint = "brackets, braces, commas, parentheses and quotes mean something to Hydra: "
+    hint += f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
+    return Problem(text, error.message.splitlines()[0].removeprefix("LexerNoViableAltException: "), hint)
+
+
+def _missing_config(error: MissingConfigException, asked: Asked | None) -> Problem:
+    path = error.missing_cfg_file or ""
+    group, _, name = path.rpartition("/")
+    if group.startswith("hydra/") and error.options:
+        hint = f"a {group.partition('/')[2]} of another package must be installed first"
+        return Problem(group, f"there is no {name!r}; there are: {', '.join(error.options)}", hint)
+    folders = asked.app.folders() if asked else []
+    options = error.options or (asked.app.options(group) if asked else [])
+    misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
+    if misnamed is not None:
+        return Problem(str(misnamed), "configuration files end in .yaml", f"rename it to {name}.yaml")
+    if "Could not load" in str(error):
+        return Problem(path, _first_lines(error), nearest(name, options))
+    if not group:
+        options = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    near = nearest(name, options)
+    there_are = f"there are: {', '.join(options)}; " if near.startswith("did you mean") else ""
+    hint = f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}"
+    return Problem(group or "--config-name", f"there is no {name!r}; {near}", hint)
+
+
+def _composition(error: ConfigCompositionException, asked: Asked | None) -> list[Problem]:
+    text = str(error)
+    if (found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.*)'", text)) is not None:
+        return [_sweep_without_multirun(found[1])]
+    if (found := re.match(r"Could not append to config\. An item is already at '(.*)'", text)) is not None:
+        return [Problem(found[1], "`+` adds a key, and this one is there already", "leave the `+` out")]
+    found = re.match(r"Could not delete from config\. '(.*)' does not exist", text)
+    if asked and found is not None:
+        return [undeletable_key(asked.app, asked.config_name, asked.overrides, asked.mode, found[1])]
+    if asked and isinstance(error.__cause__, OmegaConfBaseException) and "To append to your config" in text:
+        return unknown_keys(asked.app, asked.config_name, asked.overrides, asked.mode)
+    if (found := re.match(r"In '([^']+)': \w+ raised while composing config:\n(.*)", text)) is not None:
+        key = re.search(r"full_key: (\S+)", text)
+        return [Problem(_file(found[1], asked), found[2] + (f" (at {key[1]})" if key else ""))]
+    if (found := re.match(r"In '([^']+)': (.*)", text)) is not None:
+        return [Problem(_file(found[1], asked), _first_lines(error).removeprefix(f"In '{found[1]}': "))]
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        return [Problem("", f"{_first_lines(error)}: {str(error.__cause__).splitlines()[0]}")]
+    return [Problem("", _first_lines(error))]
+
+
+def _sweep_without_multirun(text: str) -> Problem:
+    key, _, value = text.partition("=")
+    hint = "put -m first to run one job for each"
+    if re.fullmatch(r"[^()]*", value):
+        hint += f"; a list is {key}=[{value}]"
+        hint += f"; one text with commas is {quoted(text)}" if quoted(text) else ""
+    return Problem(key.lstrip("+"), f"{value!r} stands for several values", hint)
+
+
+def _value(error: OmegaConfBaseException) -> Problem:
+    what = str(error.msg or error).splitlines()[0]
+    hint = ""
+    if isinstance(error, MissingMandatoryValue):
+        return Problem(str(error.full_key), "has no value yet (???)", f"give it one: {error.full_key}=VALUE")
+    if isinstance(error, GrammarParseError):
+        hint = _INTERPOLATION
+    elif "Environment variable" in what:
+        hint = "set it, or give a default after a comma: ${oc.env:NAME,default}"
+    return Problem(str(error.full_key or ""), what, hint)
+
+
+def _missing_folder(error: UserWarning) -> Problem:
+    found = re.search(r"path=(.*) is not available", str(error))
+    folder = found[1] if found else str(error)
+    return Problem("hydra.searchpath", f"there is no folder {folder}", "a folder is file:///absolute/path")
+
+
+def _other(error: Exception) -> Problem:
+    where = _file_being_read(error) or ""
+    if isinstance(error, UnicodeDecodeError):
+        byte = error.object[error.start]
+        return Problem(where, f"is not UTF-8 text: byte {byte:#04x} at position {error.start}")
+    if isinstance(error, OSError) and error.filename:
+        return Problem(str(error.filename), error.strerror or str(error))
+    if isinstance(error, RecursionError):
+        return Problem(where, "contains itself, through a YAML alias or an interpolation", "break the cycle")
+    if isinstance(error, ValueError | OSError):
+        return Problem(where, str(error))
+    return Problem(where, f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
+
+
+def _file_being_read(error: Exception) -> str | None:
+    """The config file whose reading failed: these exceptions do not name it, Hydra's frame does."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "load_config" and "full_path" in frame.f_locals:
+            return str(frame.f_locals["full_path"])
+    return None
+
+
+def _file(config: str, asked: Asked | None) -> str:
+    """The file of a config that Hydra names like ``experiment/mine``."""
+    paths = [folder / f"{config}.yaml" for folder in (asked.app.folders() if asked else [])]
+    return next((str(path) for path in paths if path.is_file()), config)
+
+
+def _first_lines(error: Exception) -> str:
+    """Hydra's message up to its list of search paths, on one line."""
+    text = re.split(r"\n\s*(?:Config )?[Ss]earch path:", str(error))[0]
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip()).replace(os.linesep, " ")

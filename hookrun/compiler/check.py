@@ -1,0 +1,165 @@
+"""Proves that a plan fits: one run of a fake deep copy of the model with the hooks in place, without real compute."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from hookrun.actions.base import NEEDS_GRADIENT, ON_PARAMETERS
+from hookrun.compiler.plan import Plan, Target
+from hookrun.compiler.tensors import describe, rebuild, tensors
+from hookrun.errors import CompileError, Problem
+
+
+@dataclass
+class Findings:
+    """What a hooked fake run showed.
+
+    problems: (hook, path, what) of every hook that failed
+    captured: (hook, path) -> the fake tensors of its first capture
+    """
+
+    problems: list[tuple[str, str, str]] = field(default_factory=list)
+    captured: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)
+
+
+Install = Callable[[Plan, nn.Module], AbstractContextManager[Findings]]
+"""Installs a plan on the fake copy; the stage that runs hooks gives it, since the compiler knows nothing of it."""
+
+
+def check(
+    plan: Plan,
+    model: nn.Module,
+    example: tuple[Sequence[Any], Mapping[str, Any]],
+    install: Install,
+    *,
+    training: bool | None = None,
+) -> Plan:
+    """The plan with shapes, or with the reason why they could not be checked. `model` is not changed.
+
+    example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
+    training: check in this mode; None: in the model's own
+
+    Raises CompileError with the failure of every hook that does not fit.
+    """
+    args, kwargs = example
+    with _quiet(), _no_global_effect():
+        try:
+            fakes = FakeTensorMode(allow_non_fake_inputs=True)
+            with FakeCopyMode(fakes):
+                fake = copy.deepcopy(model)
+            fake.train(model.training if training is None else training)
+            with fakes:
+                args, kwargs = rebuild((tuple(args), dict(kwargs)), _faked_by(fakes))
+                fake(*args, **kwargs)
+        except Exception as error:  # any failure of the bare model says only that it can't be checked
+            return replace(plan, unchecked=_reason(error))
+        with fakes:
+            return _hooked(plan, fake, (args, kwargs), install)
+
+
+def _hooked(
+    plan: Plan,
+    fake: nn.Module,
+    example: tuple[tuple[Any, ...], dict[str, Any]],
+    install: Install,
+) -> Plan:
+    shapes = dict[str, str]()
+    args, kwargs = example
+    unchecked = None
+    with install(plan, fake) as findings:
+        modules = dict(fake.named_modules(remove_duplicate=False))
+        for path in {target.path for hook in plan.hooks if not hook.spec.on_parameters for target in hook.targets}:
+            modules[path].register_forward_hook(
+                lambda module, args, output, path=path: shapes.setdefault(path, describe(output)) and None
+            )
+        try:
+            output = fake(*args, **kwargs)
+            if any(hook.spec.hook in NEEDS_GRADIENT | ON_PARAMETERS | {"saved_tensors"} for hook in plan.hooks):
+                _backward_and_step(fake, output)
+        except Exception as error:
+            unchecked = _reason(error)
+    if findings.problems:
+        raise CompileError(_problems(findings))
+    if unchecked is not None:
+        return replace(plan, unchecked=unchecked)
+    batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
+    hooks = tuple(
+        replace(
+            hook,
+            targets=tuple(
+                target
+                if hook.spec.on_parameters
+                else _with_shape(target, shapes, findings.captured.get((hook.spec.name, target.path)), batch)
+                for target in hook.targets
+            ),
+        )
+        for hook in plan.hooks
+    )
+    return replace(plan, hooks=hooks, unchecked=unchecked)
+
+
+def _backward_and_step(fake: nn.Module, output: Any) -> None:
+    carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
+    if not carrying:
+        return
+    torch.stack([leaf.abs().sum().float() for leaf in carrying]).sum().backward()
+    torch.optim.SGD(fake.parameters(), lr=0.0).step()
+
+
+def _with_shape(target: Target, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int) -> Target:
+    target = replace(target, shape=shapes.get(target.path), called=target.path in shapes)
+    if captured is None:
+        return target
+    per_sample = all(tensor.dim() > 0 and tensor.shape[0] == batch for tensor in captured)
+    total = sum(tensor.numel() * tensor.element_size() for tensor in captured)
+    return replace(target, bytes=total / batch if per_sample else total, per_sample=per_sample)
+
+
+def _problems(findings: Findings) -> list[Problem]:
+    problems = dict[tuple[str, str], list[str]]()
+    for hook, path, what in findings.problems:
+        problems.setdefault((hook, what), []).append(path or "(root)")
+    return [
+        Problem(
+            f"hooks.{hook}",
+            f"on {', '.join(paths[:4])}{f' and {len(paths) - 4} more' if len(paths) > 4 else ''}: {what}",
+        )
+        for (hook, what), paths in problems.items()
+    ]
+
+
+def _faked_by(mode: FakeTensorMode) -> Callable[[Any], Any]:
+    return lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """torch logs a long traceback of its own for each shape error under fake tensors."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def _no_global_effect() -> Iterator[None]:
+    """Gradients on, whatever the caller has set, and the global generator as it was."""
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        yield

@@ -1,0 +1,135 @@
+"""Spec x model -> Plan: every selector against the model's names, every action against the modules it meets."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path as FilePath
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.actions.base import NEEDS_GRADIENT
+from hookrun.actions.values import FileValue, RunValue
+from hookrun.compiler.names import ModelNames
+from hookrun.compiler.plan import Plan, PlannedHook, Target
+from hookrun.errors import CompileError, HookrunError, Problem, nearest
+from hookrun.spec.hook import HookSpec, Spec
+
+ReadRun = Callable[[RunValue], Tensor]
+"""Reads what another run captured; raises HookrunError."""
+
+
+def resolve(spec: Spec, model: nn.Module, read_run: ReadRun) -> Plan:
+    """Match every enabled hook against `model`, which is not changed.
+
+    Raises CompileError with every misfit of every hook.
+    """
+    if (reason := _refused(model)) is not None:
+        raise CompileError([Problem("model", *reason)])
+    names = ModelNames(model)
+    # stable: ties stay in declaration order
+    hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
+    planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
+    for hook in sorted(hooks, key=_settles):
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, read_run)
+    if any(problems.values()):
+        raise CompileError([problem for hook in hooks for problem in problems[hook.name]])
+    return Plan(type(model).__name__, tuple(planned[hook.name] for hook in hooks), spec.seed)
+
+
+def _settles(hook: HookSpec) -> int:
+    """Installation runs `apply` hooks first and adds parameters next: the other hooks meet the model after that."""
+    return 0 if hook.hook == "apply" else 1 if hook.action.adds(hook.name) else 2
+
+
+def _refused(model: nn.Module) -> tuple[str, str] | None:
+    if isinstance(model, torch.jit.ScriptModule):
+        return "a scripted module runs without Python hooks", "hook the module before torch.jit.script"
+    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+        return "an already compiled module ignores new hooks", "install the hooks first, then torch.compile"
+    if isinstance(model, nn.DataParallel):
+        return "DataParallel's threads race on hooks", "use DistributedDataParallel, or hook the inner module"
+    return None
+
+
+def _resolve_hook(
+    spec: HookSpec, names: ModelNames, read_run: ReadRun
+) -> tuple[PlannedHook, list[Problem]]:
+    problems = [*_carrying(spec)]
+    paths = names.select(spec)
+    if len(paths) not in spec.keys.expect:
+        problems.append(_count_problem(spec, paths, names))
+    targets = tuple(names.target(path, spec.on_parameters) for path in paths)
+    problems += _fitting(spec, targets, names)
+    values = dict[str, Tensor]()
+    for field, value in spec.action.outside_values().items():
+        try:
+            values[field] = _read_file(value) if isinstance(value, FileValue) else read_run(value)
+        except HookrunError as error:
+            problems.append(Problem(f"{spec.where}.{field}", str(error)))
+    if not problems:
+        names.plan_effects(spec, targets)
+    return PlannedHook(spec, targets, MappingProxyType(values)), problems
+
+
+def _carrying(spec: HookSpec) -> Iterable[Problem]:
+    action, hook = spec.action, spec.hook
+    if hook not in action.hooks:
+        text = f"action {action.name!r} does not go with hook type {hook!r}"
+        yield Problem(f"{spec.where}.action", text, "it goes with " + ", ".join(sorted(action.hooks)))
+    elif (reason := action.carried_by(hook)) is not None:
+        yield Problem(f"{spec.where}.action", reason)
+    if hook == "apply":
+        given = [key for key in ("target", "index") if getattr(spec.keys, key) is not None]
+        for key in given if spec.keys.when.always else [*given, "when"]:
+            text = "has no meaning on hook type 'apply', which sees the module once, at installation"
+            yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
+
+
+def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
+    kind = "parameter" if spec.on_parameters else "module"
+    if not paths:
+        where = f"{spec.where}.select"
+        text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
+        return Problem(where, text, names.nearest(spec) + "; `task=modules` lists every path")
+    shown = ", ".join(path or "(root)" for path in paths[:8]) + (", ..." if len(paths) > 8 else "")
+    text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"
+    return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
+
+
+def _fitting(spec: HookSpec, targets: Iterable[Target], names: ModelNames) -> Iterable[Problem]:
+    reasons = defaultdict[str, list[str]](list)
+    for target in targets:
+        if spec.on_parameters:
+            if spec.hook in NEEDS_GRADIENT and not names.trains(target.path):
+                reasons["carries no gradient: it does not require one"].append(target.path)
+            continue
+        module = names.modules[target.path]
+        if (reason := spec.action.unfit(spec.hook, module, names.parameter_names(target.path))) is not None:
+            reasons[reason].append(target.path or "(root)")
+    for reason, paths in reasons.items():
+        shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+        yield Problem(spec.where, f"{spec.action.name} on {shown}: {reason}")
+
+
+def _read_file(value: FileValue) -> Tensor:
+    from safetensors import SafetensorError, safe_open
+
+    path = FilePath(value.file).expanduser().absolute()
+    if not path.is_file():
+        raise HookrunError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            keys = list(file.keys())
+            key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
+            if key is None:
+                raise HookrunError(f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}")
+            if key not in keys:
+                raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
+            tensor: Tensor = file.get_tensor(key)
+            return tensor
+    except (SafetensorError, OSError) as error:
+        raise HookrunError(f"{path} is no readable safetensors file: {error}") from error
+

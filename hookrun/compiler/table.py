@@ -1,0 +1,112 @@
+"""The plan as a table: order, hook, modules, class, hook type, action, parameters, schedule, shapes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hookrun.compiler.plan import Plan, PlannedHook, Target
+from hookrun.spec.hook import HookSpec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+SHOWN = 4
+"""So many modules of a hook are listed by name."""
+
+
+def table(plan: Plan) -> Table:
+    """The plan as a rich table."""
+    from rich import box
+    from rich.table import Table
+
+    drawn = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for name in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+        drawn.add_column(name, justify="right" if name == "#" else "left", overflow="fold")
+    for order, hook in enumerate(plan.hooks):
+        drawn.add_row(str(order), *_cells(hook))
+    return drawn
+
+
+def text(plan: Plan, width: int = 160) -> str:
+    """The plan as plain text."""
+    from rich.console import Console
+
+    console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, emoji=False)
+    console.print(table(plan), markup=False)
+    for line in notes(plan):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    file = console.file
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) if isinstance(file, io.StringIO) else ""
+
+
+def notes(plan: Plan) -> list[str]:
+    """What the table does not hold: what captures will take, what was not reached, what was not checked, the hash."""
+    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
+    if plan.unchecked:
+        lines.append(f"shapes unchecked: {plan.unchecked}")
+    if not plan.hooks:
+        lines.append("no hooks")
+    return [*lines, f"plan {plan.hash[:12]}"]
+
+
+def _cells(hook: PlannedHook) -> Sequence[str]:
+    spec, targets = hook.spec, hook.targets
+    return (
+        spec.name,
+        "\n".join(_limited([shown_name(target) for target in targets])),
+        "\n".join(_limited(_unique(target.type for target in targets))),
+        spec.hook,
+        spec.action.name,
+        _parameters(spec),
+        str(spec.keys.when),
+        "\n".join(_limited([target.shape or "-" for target in targets])),
+    )
+
+
+def shown_name(target: Target) -> str:
+    """The path of a target with its other names; the root module's is empty and shown as ``(root)``."""
+    others = [name for name in target.names if name != target.path]
+    return (target.path or "(root)") + (f" (also {', '.join(others)})" if others else "")
+
+
+def _parameters(spec: HookSpec) -> str:
+    keys = spec.keys
+    parts = [f"{key}={value}" for key in ("target", "index") if (value := getattr(keys, key)) is not None]
+    return " ".join([*parts, spec.action.summary()]).strip()
+
+
+def _limited(items: Sequence[str]) -> list[str]:
+    if len(items) <= SHOWN:
+        return list(items)
+    return [*items[: SHOWN - 1], f"and {len(items) - SHOWN + 1} more"]
+
+
+def _unique(items: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(items))
+
+
+def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
+    lines = []
+    sizes = [target for target in hook.targets if target.bytes is not None]
+    if sizes:
+        each = sum(target.bytes or 0 for target in sizes)
+        unit = "sample" if all(target.per_sample for target in sizes) else "firing"
+        line = f"{hook.spec.name}: captures {size(each)} per {unit}"
+        if samples is not None and unit == "sample":
+            line += f", {size(each * samples)} per run of {samples} samples"
+        lines.append(line)
+    missed = [target.path or "(root)" for target in hook.targets if target.called is False]
+    if missed:
+        lines.append(f"{hook.spec.name}: the example did not reach {', '.join(_limited(missed))}")
+    return lines
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: ``1.5 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,173 @@
+"""Values as hooks see them: tensors in tuples, lists, dicts, named tuples and dataclasses; read and rebuilt by path."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import nearest
+from hookrun.spec.target import Key, path_text
+
+
+def children(value: Any) -> list[tuple[Key, Any]]:
+    """The members of a container with their keys; nothing for a tensor or anything else."""
+    match value:
+        case Tensor():
+            return []
+        case dict():
+            return list(value.items())
+        case tuple() if hasattr(value, "_fields"):
+            return list(zip(value._fields, value, strict=True))
+        case tuple() | list():
+            return list(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    return []
+
+
+def leaves(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every tensor and every None of a value, with its path."""
+    if value is None or isinstance(value, Tensor):
+        yield path_text(keys), value
+    for key, member in children(value):
+        yield from leaves(member, (*keys, key))
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor of a value."""
+    if isinstance(value, Tensor):
+        yield value
+    else:
+        for _, member in children(value):
+            yield from tensors(member)
+
+
+def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with `change` applied to every member that is no container; itself, where nothing changed."""
+    members = children(value)
+    if not members:
+        return change(value)
+    changed = {key: new for key, member in members if (new := rebuild(member, change)) is not member}
+    return replaced(value, changed) if changed else value
+
+
+def members(value: Any) -> list[Any]:
+    """Everything in a value that is no container, in the order in which `rebuild` meets it."""
+    inside = children(value)
+    return [leaf for _, member in inside for leaf in members(member)] if inside else [value]
+
+
+def replaced(value: Any, changed: dict[Any, Any]) -> Any:
+    """A container of the same type in which the members named by `changed` are others."""
+    if isinstance(value, dict):
+        new = copy.copy(value)
+        for key, member in changed.items():
+            new[key] = member
+        return new
+    if isinstance(value, tuple | list):
+        items = [changed.get(key, member) for key, member in children(value)]
+        if isinstance(value, list):
+            new_list = copy.copy(value)
+            new_list[:] = items
+            return new_list
+        if hasattr(value, "_make"):
+            return value._make(items)
+        return items if type(value) is list else type(value)(items)
+    new = copy.copy(value)
+    for key, member in changed.items():
+        object.__setattr__(new, key, member)  # also where the dataclass is frozen
+    return new
+
+
+class TargetError(LookupError):
+    """The value has nothing at the target; the message says where it stops and what there is."""
+
+
+def get(value: Any, keys: Sequence[Key]) -> Any:
+    """The member at the end of a path. Raises TargetError."""
+    for depth, key in enumerate(keys):
+        value = _member(value, key, tuple(keys[:depth]))
+    return value
+
+
+def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
+    """The value with another member at the end of a path; the containers on the way are copied, never changed."""
+    if not keys:
+        return new
+    key, rest = keys[0], keys[1:]
+    member = _member(value, key, ())
+    if isinstance(key, int) and key < 0 and isinstance(value, tuple | list):
+        key += len(value)
+    if isinstance(key, int) and hasattr(value, "_fields"):
+        key = value._fields[key]
+    return replaced(value, {key: put(member, rest, new)})
+
+
+def _member(value: Any, key: Key, before: tuple[Key, ...]) -> Any:
+    if isinstance(value, tuple | list) and isinstance(key, int) and -len(value) <= key < len(value):
+        return value[key]
+    members = dict(children(value))
+    if key in members:
+        return members[key]
+    at = path_text(before)
+    what = f"{path_text((key,))!r} is not in the {_kind(value)}" + (f" at {at!r}" if at else "")
+    there = [path_text((name,)) for name in members]
+    raise TargetError(f"{what}: " + (nearest(path_text((key,)), there) if there else "it has no members"))
+
+
+def _kind(value: Any) -> str:
+    return f"tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call's arguments as one value: the tuple of them, or a dict ``{0: ..., 'name': ...}`` where some have names."""
+    return {**dict(enumerate(args)), **kwargs} if kwargs else args
+
+
+def call_with(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments back from `arguments`."""
+    if isinstance(value, tuple):
+        return value, {}
+    named = {key: member for key, member in value.items() if isinstance(key, str)}
+    return tuple(member for key, member in value.items() if isinstance(key, int)), named
+
+
+def unwrapped(value: Any) -> Any:
+    """A tuple of one argument or one gradient as that alone; a dict of such tuples likewise."""
+    if isinstance(value, dict):
+        return {key: unwrapped(member) if type(member) is tuple else member for key, member in value.items()}
+    return value[0] if type(value) is tuple and len(value) == 1 else value
+
+
+def describe(value: Any) -> str:
+    """The shapes of a value, as the plan shows them: ``[8, 64]`` or ``([8, 64], {'h': [8, 4]})``."""
+    match value:
+        case Tensor():
+            return str(list(value.shape))
+        case None:
+            return "None"
+    members = children(value)
+    if not members:
+        return type(value).__name__
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+        return "(" + ", ".join(describe(member) for _, member in members) + ")"
+    return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
+
+
+def snapshot(value: Any) -> Any:
+    """The value at this moment, detached, whatever is written to its tensors later."""
+    return rebuild(value, lambda leaf: _snapshot(leaf) if isinstance(leaf, Tensor) else leaf)
+
+
+def _snapshot(tensor: Tensor) -> Tensor:
+    """A copy-on-write clone: a reference until either side is written."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    try:
+        return torch._lazy_clone(tensor)
+    except RuntimeError:  # storage that torch does not own (NumPy's, shared memory): a real copy
+        return tensor.clone()

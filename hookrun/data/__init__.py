@@ -1,0 +1,8 @@
+"""Data sets by name: what a sample looks like before the data is read, and the samples of a split in order."""
+
+from __future__ import annotations
+
+from hookrun.data.info import DataInfo, Split, TensorInfo
+from hookrun.data.registry import describe, load, names
+
+__all__ = ["DataInfo", "Split", "TensorInfo", "describe", "load", "names"]

@@ -1,0 +1,181 @@
+"""Images in one folder for each class, as torchvision's ImageFolder finds them; ImageNet is one of these."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from pydantic import Field
+from torchvision.datasets import ImageFolder
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+from hookrun.data.args import A, Args
+from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
+from hookrun.data.samples import Sample, Samples, unit_float
+from hookrun.data.source import Source, require_root
+from hookrun.data.split import stratified_indices
+from hookrun.errors import HookrunError, Problem, SpecError
+
+
+class ImageFolderArgs(Args):
+    """val_fraction: the part of each class that is for validation where there are no train and val folders."""
+
+    val_fraction: float = Field(default=0.2, ge=0, le=1)
+
+
+class ImageNetArgs(Args):
+    """classes: how many class folders there must be; null: any number."""
+
+    classes: int | None = Field(default=1000, ge=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The folder of class folders of each split, and the sorted class names; shared: both splits have the same."""
+
+    folders: dict[Split, Path]
+    classes: tuple[str, ...]
+    shared: bool = False
+
+
+class _Folders(Source[A]):
+    """Float [3, H, W] images in 0..1; a label is the place of a folder's name among the sorted names."""
+
+    hint = "put the images at DIR/train/CLASS/... and DIR/val/CLASS/... and set data.root=DIR"
+
+    def layout(self, root: Path | None, split: Split) -> Layout:
+        """The folders below the root. Raises SpecError where the split's is missing or the classes differ."""
+        root = require_root(self.name, root, self.hint)
+        folders: dict[Split, Path] = {s: root / s for s in SPLITS if (root / s).is_dir()}
+        if not folders:
+            return self.flat_layout(root, split)
+        if split not in folders:
+            raise self.missing(root / split)
+        classes = {s: self.class_folders(folder) for s, folder in folders.items()}
+        if len(set(classes.values())) > 1:
+            odd = _shown(set(classes["train"]) ^ set(classes["val"]))
+            what = f"train and val in {root} differ in their class folders, hence in their labels: {odd}"
+            raise SpecError([Problem("data.root", what, "give both the same class folders")])
+        return Layout(folders, classes[split])
+
+    def flat_layout(self, root: Path, split: Split) -> Layout:
+        """The layout of a root that has neither a train nor a val folder."""
+        raise self.missing(root / split)
+
+    def class_folders(self, folder: Path) -> tuple[str, ...]:
+        """The sorted names of the class folders. Raises SpecError where there are none."""
+        classes = tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+        if not classes:
+            what = f"the data set '{self.name}' finds no class folders in {folder}"
+            raise SpecError([Problem("data.root", what, self.hint)])
+        return classes
+
+    def missing(self, folder: Path) -> SpecError:
+        """The error for a folder of a split that is not there, with what is there."""
+        found = _shown({entry.name for entry in os.scandir(folder.parent) if entry.is_dir()}) or "no folder"
+        what = f"the data set '{self.name}' has no folder {folder}; beside it there is {found}"
+        return SpecError([Problem("data.root", what, self.hint)])
+
+    def description(self, layout: Layout) -> DataInfo:
+        """Images of any size: their transforms give them one."""
+        return DataInfo(
+            name=self.name,
+            inputs=TensorInfo((3, -1, -1), torch.float32),
+            target=TensorInfo((), torch.int64),
+            num_classes=len(layout.classes),
+            sizes={split: None if split in layout.folders else 0 for split in SPLITS},
+        )
+
+    def images(self, folder: Path) -> list[tuple[str, int]]:
+        """Path and label of every image, by class and name. Raises SpecError where a class has none."""
+        try:
+            return list(ImageFolder(folder).samples)
+        except FileNotFoundError as error:
+            raise SpecError(
+                [Problem("data.root", f"{folder}: {error}", "give each class an image")]
+            ) from error
+
+
+class _ImageFolder(_Folders[ImageFolderArgs]):
+    """root/train/CLASS and root/val/CLASS; or root/CLASS, of which a fixed fraction is for validation."""
+
+    args = ImageFolderArgs
+
+    def flat_layout(self, root: Path, split: Split) -> Layout:
+        classes = self.class_folders(root)
+        # Folders of folders alone are splits under other names, and would pass for classes.
+        if not any(entry.is_file() for name in classes for entry in os.scandir(root / name)):
+            raise self.missing(root / split)
+        return Layout(dict.fromkeys(SPLITS, root), classes, shared=True)
+
+    def inspect(self, root: Path | None, args: ImageFolderArgs, split: Split) -> DataInfo:
+        layout = self.layout(root, split)
+        if layout.shared and args.val_fraction == (0 if split == "val" else 1):
+            what = (
+                f"none of the images in {root} is for the split '{split}' (val_fraction {args.val_fraction})"
+            )
+            raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
+        return self.description(layout)
+
+    def open(self, root: Path | None, args: ImageFolderArgs, split: Split, seed: int) -> Samples:
+        self.inspect(root, args, split)
+        layout = self.layout(root, split)
+        images = self.images(layout.folders[split])
+        if layout.shared:
+            train, val = stratified_indices([label for _, label in images], args.val_fraction)
+            images = [images[i] for i in (train if split == "train" else val)]
+        return _Images(images)
+
+
+class _ImageNet(_Folders[ImageNetArgs]):
+    """root/train/WNID and root/val/WNID, the labels in the order that torchvision's weights were trained with."""
+
+    args = ImageNetArgs
+    hint = (
+        "where the archives of image-net.org are, unpack them with torchvision.datasets.ImageNet('DIR', 'train') "
+        "and torchvision.datasets.ImageNet('DIR', 'val'), and set data.root=DIR"
+    )
+
+    def inspect(self, root: Path | None, args: ImageNetArgs, split: Split) -> DataInfo:
+        layout = self.layout(root, split)
+        found = len(layout.classes)
+        if args.classes not in (None, found):
+            what = f"{layout.folders[split]} has {found} class folders, where {args.classes} are expected"
+            hint = "complete them, or for a subset with labels of its own set data.args.classes=null"
+            raise SpecError([Problem("data.args.classes", what, hint)])
+        return self.description(layout)
+
+    def open(self, root: Path | None, args: ImageNetArgs, split: Split, seed: int) -> Samples:
+        self.inspect(root, args, split)
+        return _Images(self.images(self.layout(root, split).folders[split]))
+
+
+class _Images(Samples):
+    """Image files with their labels, decoded when asked for."""
+
+    def __init__(self, images: list[tuple[str, int]]) -> None:
+        self._images = images
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Sample:
+        path, label = self._images[index]
+        try:
+            with Image.open(path) as image:
+                pixels = pil_to_tensor(image.convert("RGB"))
+        except OSError as error:  # an unknown format or a truncated file, which PIL does not name
+            raise HookrunError(f"{path} cannot be read as an image: {error}") from error
+        return unit_float(pixels), torch.tensor(label)
+
+
+def _shown(names: set[str]) -> str:
+    first = sorted(names)[:6]
+    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
+
+
+IMAGE_FOLDER = _ImageFolder("image_folder")
+IMAGENET = _ImageNet("imagenet")

@@ -1,0 +1,94 @@
+"""What is known of a data set before it is read: shapes and dtypes of a sample, classes, sizes of the splits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from hookrun.errors import Problem, SpecError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Split = Literal["train", "val"]
+SPLITS: tuple[Split, ...] = ("train", "val")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of one sample; -1 stands for a size that differs from sample to sample."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+    def example(self, batch_size: int) -> Tensor:
+        """Zeros of shape [batch_size, *shape]."""
+        import torch
+
+        return torch.zeros(batch_size, *self.shape, dtype=self.dtype)
+
+
+InputsInfo = TensorInfo | Mapping[str, TensorInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class DataInfo:
+    """A data set, described without reading it.
+
+    inputs:      the sample after its transforms: one tensor, or several by name where the model takes keywords
+    target:      None where the data has none; its samples then carry an empty tensor, which batches as any other
+    num_classes: the number of class labels; None where the target is no label or their number is not known
+    sizes:       samples in each split; 0 where the data has no such split, None where only reading it would tell
+    """
+
+    name: str
+    inputs: InputsInfo
+    target: TensorInfo | None
+    num_classes: int | None
+    sizes: Mapping[Split, int | None]
+
+    @property
+    def input(self) -> TensorInfo:
+        """The one input tensor. Raises SpecError where the data gives several by name."""
+        if isinstance(self.inputs, TensorInfo):
+            return self.inputs
+        found = ", ".join(self.inputs)
+        what = f"one input tensor is needed here, and the data set '{self.name}' gives several: {found}"
+        raise SpecError([Problem("data.args.input", what, "name one of them in data.args.input")])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample's input tensor, without the batch. Raises SpecError as `input` does."""
+        return self.input.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the input tensor. Raises SpecError as `input` does."""
+        return self.input.dtype
+
+    @property
+    def target_shape(self) -> tuple[int, ...] | None:
+        """The shape of one sample's target: () for a class label; None where there is no target."""
+        return self.target.shape if self.target else None
+
+    @property
+    def target_dtype(self) -> torch.dtype | None:
+        """The dtype of the target; None where there is no target."""
+        return self.target.dtype if self.target else None
+
+    def example(self, batch_size: int) -> Tensor | dict[str, Tensor]:
+        """A batch of inputs, all zeros: a tensor, or a dict of tensors where the inputs have names."""
+        if isinstance(self.inputs, TensorInfo):
+            return self.inputs.example(batch_size)
+        return {name: info.example(batch_size) for name, info in self.inputs.items()}
+
+    def example_target(self, batch_size: int) -> Tensor:
+        """A batch of targets, all zeros; of shape [batch_size, 0] where the data has no target."""
+        import torch
+
+        return self.target.example(batch_size) if self.target else torch.zeros(batch_size, 0)

@@ -1,0 +1,127 @@
+"""The closed registry of data sets, and the two verbs on it: describe and load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookrun.data.args import Args, parse
+from hookrun.data.info import DataInfo, InputsInfo, Split
+from hookrun.data.pipeline import Pipeline, parse_transforms
+from hookrun.errors import Problem, SpecError, nearest
+from hookrun.spec.experiment import Data
+
+if TYPE_CHECKING:
+    from hookrun.data.samples import Samples
+    from hookrun.data.source import Source
+
+# Name -> module and constant: names are known without torch, and a data set costs only its own imports.
+_SOURCES: Mapping[str, tuple[str, str]] = {
+    "digits": ("hookrun.data.digits", "DIGITS"),
+    "fake_images": ("hookrun.data.fake_images", "FAKE_IMAGES"),
+    "tensors": ("hookrun.data.tensors", "TENSORS"),
+    "image_folder": ("hookrun.data.image_folder", "IMAGE_FOLDER"),
+    "imagenet": ("hookrun.data.image_folder", "IMAGENET"),
+    "mnist": ("hookrun.data.torchvision_sets", "MNIST"),
+    "fashion_mnist": ("hookrun.data.torchvision_sets", "FASHION_MNIST"),
+    "cifar10": ("hookrun.data.torchvision_sets", "CIFAR10"),
+    "cifar100": ("hookrun.data.torchvision_sets", "CIFAR100"),
+}
+
+
+def names() -> tuple[str, ...]:
+    """The name of every data set."""
+    return tuple(_SOURCES)
+
+
+def describe(config: Data, split: Split = "train") -> DataInfo:
+    """What the samples of a split are, from headers and names of files alone: nothing is read or downloaded.
+
+    Raises SpecError with every mistake in the section: names, arguments, transforms, files that are not there.
+    """
+    request, problems = _parse(config)
+    info: DataInfo | None = None
+    if request.args is not None:
+        try:
+            with _report_unreadable():
+                info = request.source.inspect(request.root, request.args, split)
+        except SpecError as error:
+            problems += error.errors
+    if problems or info is None:
+        raise SpecError(problems)
+    return replace(info, inputs=_fit(info.inputs, request.pipelines, split))
+
+
+def load(config: Data, split: Split, *, seed: int) -> Samples:
+    """The samples of a split under its transforms; their order and number are always the same.
+
+    seed: of the experiment; only data generated with `args.seed: null` follows it.
+    Raises SpecError as `describe` does, and where a download fails or files turn out to be damaged.
+    """
+    request, problems = _parse(config)
+    if problems or request.args is None:
+        raise SpecError(problems)
+    with _report_unreadable():
+        samples = request.source.open(request.root, request.args, split, seed)
+    steps = request.pipelines[split].build()
+    if not steps:
+        return samples
+    from hookrun.data.samples import Transformed
+
+    return Transformed(samples, steps)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A parsed section; args is None where they are wrong."""
+
+    source: Source[Any]
+    root: Path | None
+    args: Args | None
+    pipelines: Mapping[Split, Pipeline]
+
+
+def _parse(config: Data) -> tuple[_Request, list[Problem]]:
+    """The section, and every problem that shows before any file is looked at. Raises SpecError for its name."""
+    if config.name not in _SOURCES:
+        what = f"unknown data set '{config.name}'"
+        raise SpecError([Problem("data.name", what, nearest(config.name, _SOURCES))])
+    module, constant = _SOURCES[config.name]
+    source: Source[Any] = getattr(import_module(module), constant)
+    args, problems = parse(source.args, config.args, "data.args")
+    val, wrong = parse_transforms(config.transforms, "data.transforms")
+    problems += wrong
+    train = val
+    if config.train_transforms is not None:
+        train, wrong = parse_transforms(config.train_transforms, "data.train_transforms")
+        problems += wrong
+    root = None if config.root is None else Path(config.root).expanduser().absolute()
+    return _Request(source, root, args, {"train": train, "val": val}), problems
+
+
+@contextmanager
+def _report_unreadable() -> Iterator[None]:
+    """A file or folder that is there and cannot be read is the user's to mend."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise SpecError([Problem("data.root", what, "make it readable, or give another path")]) from error
+
+
+def _fit(inputs: InputsInfo, pipelines: Mapping[Split, Pipeline], split: Split) -> InputsInfo:
+    """The inputs of the split after its transforms, once those of both splits have proved to fit."""
+    problems: list[Problem] = []
+    fitted: dict[str, InputsInfo] = {}
+    for pipeline in {each.where: each for each in pipelines.values()}.values():
+        try:
+            fitted[pipeline.where] = pipeline.fit(inputs)
+        except SpecError as error:
+            problems += error.errors
+    if problems:
+        raise SpecError(problems)
+    return fitted[pipelines[split].where]

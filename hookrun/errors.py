@@ -1,0 +1,74 @@
+"""The one family of exceptions, and the problems they list: where, what was asked and found, the next step."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One mistake of a user.
+
+    where: the key path (``hooks.clip_fc.min``), or a file and line
+    what:  what was asked and what there is, with the nearest names
+    hint:  the one next step
+    """
+
+    where: str
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n    {self.hint}" if self.hint else head
+
+
+class HookrunError(Exception):
+    """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report."""
+
+
+class _Problems(HookrunError):
+    kind = "problem"
+
+    def __init__(self, errors: Sequence[Problem]) -> None:
+        self.errors = list(errors)
+        super().__init__(self.errors)  # the arguments that rebuild it: a failed job crosses processes by pickle
+
+    def __str__(self) -> str:
+        count = len(self.errors)
+        title = f"{count} {self.kind}{'' if count == 1 else 's'}"
+        return "\n".join([title, *(f"  {line}" for e in self.errors for line in str(e).splitlines())])
+
+
+class SpecError(_Problems):
+    """The configuration is wrong, whatever the model: every mistake in it, as `errors`."""
+
+    kind = "configuration error"
+
+
+class CompileError(_Problems):
+    """The hooks do not fit the model: every misfit, as `errors`."""
+
+    kind = "compile error"
+
+
+class HookError(HookrunError):
+    """A hook's action failed while the model ran; the message names hook and module."""
+
+
+class CheckFailed(HookrunError):
+    """A `check` action found a value that it must not find; the message names hook, module, step and value."""
+
+
+def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
+    """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
+    known = sorted(set(options))
+    close = difflib.get_close_matches(name, known, n=limit, cutoff=0.6)
+    if close:
+        return f"did you mean {' or '.join(repr(c) for c in close)}?"
+    if not known:
+        return "there are none"
+    shown = ", ".join(known[:12])
+    return f"there are: {shown}" + (f" and {len(known) - 12} more" if len(known) > 12 else "")

@@ -1,0 +1,54 @@
+"""The small convolutional network `cnn`: two convolutions, each halved by pooling, and a last linear layer `fc`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from hookrun.models.arguments import Size
+
+Edge = Annotated[int, Field(ge=4, strict=True)]  # halved twice
+
+
+class CNN(nn.Module):
+    """Images in (digits are 1x8x8, CIFAR 3x32x32), one score per class out.
+
+    Modules in the order they run: `conv1`, `relu1`, `pool1`, `conv2`, `relu2`, `pool2`, `flatten`, `fc`. Every step
+    is a module, so that a hook can be placed on it; no ReLU works in place, no normalisation undoes a scaled or
+    shifted activation, and no adaptive pooling stands in the way of deterministic gradients on a GPU. The weights of
+    the convolutions start from the normal distribution of He et al. 2015 (arXiv:1502.01852).
+
+    in_channels: channels of an image; from the data set unless given
+    image_size:  height and width of an image, at least 4 each; from the data set unless given
+    num_classes: width of the output; from the data set unless given
+    channels:    output channels of the two convolutions
+    """
+
+    def __init__(
+        self,
+        in_channels: Size,
+        image_size: tuple[Edge, Edge],
+        num_classes: Size,
+        channels: tuple[Size, Size] = (32, 128),
+    ) -> None:
+        super().__init__()
+        (height, width), (first, second) = image_size, channels
+        self.conv1 = nn.Conv2d(in_channels, first, kernel_size=3, padding=1)
+        self.relu1 = nn.ReLU()
+        self.pool1 = nn.MaxPool2d(2)
+        self.conv2 = nn.Conv2d(first, second, kernel_size=3, padding=1)
+        self.relu2 = nn.ReLU()
+        self.pool2 = nn.MaxPool2d(2)
+        self.flatten = nn.Flatten()
+        self.fc = nn.Linear(second * (height // 4) * (width // 4), num_classes)
+        for conv in (self.conv1, self.conv2):
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [batch, in_channels, height, width] to scores [batch, num_classes]."""
+        x = self.pool1(self.relu1(self.conv1(x)))
+        x = self.pool2(self.relu2(self.conv2(x)))
+        scores: Tensor = self.fc(self.flatten(x))
+        return scores

@@ -1,0 +1,134 @@
+"""torchvision's models by name: their arguments, and the weights that torchvision publishes for them."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, get_type_hints
+from urllib.parse import urlsplit
+
+from hookrun.errors import Problem, SpecError, nearest
+from hookrun.models.arguments import Call, Sample, given, reason, unknown
+from hookrun.models.weights import is_path
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torchvision.models import WeightsEnum
+
+    from hookrun.spec.experiment import Model
+
+_OURS = {"weights", "progress", "kwargs"}  # builder parameters that are no arguments of an experiment
+
+
+def names() -> tuple[str, ...]:
+    """Every model in torchvision's registry; imports torchvision."""
+    from torchvision.models import list_models
+
+    return tuple(list_models())
+
+
+def prepare(config: Model, sample: Sample) -> Call:
+    """The builder of `config.name` with its arguments.
+
+    `num_classes` comes from the data unless it is given or published weights are asked for, which have their own.
+    """
+    from torchvision.models import get_model_builder
+
+    builder = get_model_builder(config.name)
+    accepted = _accepted(builder)
+    published = None if config.weights is None or is_path(config.weights) else config.weights
+    args = given(config.args)
+    problems = unknown(args, accepted, config.name)
+    if sample.num_classes is not None and "num_classes" in accepted and not published:
+        args.setdefault("num_classes", sample.num_classes)
+    if "weights_backbone" in accepted:
+        args.setdefault("weights_backbone", None)  # torchvision would download some, though `weights` is null
+    if published is None:
+        if "init_weights" in accepted:
+            args.setdefault(
+                "init_weights", True
+            )  # the default of every model that has it; said aloud, none warns
+        return Call(builder, args, tuple(problems))
+    member = _member(config.name, published)
+    if isinstance(member, Problem):
+        return Call(builder, args, (*problems, member))
+    return Call(functools.partial(_pretrained, builder, member), args, tuple(problems))
+
+
+def _accepted(builder: Callable[..., nn.Module]) -> set[str]:
+    """The builder's own arguments, and those with a default of the model class and its bases, which it passes on.
+
+    Some of these classes swallow keywords that they do not know; here an unknown one is a mistake.
+    """
+    from torch import nn
+
+    found = set(inspect.signature(builder).parameters)
+    for cls in get_type_hints(builder)["return"].__mro__:
+        if cls is nn.Module:
+            break
+        found |= {
+            name
+            for name, parameter in inspect.signature(cls.__init__).parameters.items()
+            if parameter.default is not parameter.empty
+        }
+    return found - _OURS
+
+
+def _member(model: str, weights: str) -> WeightsEnum | Problem:
+    """The published weights called `IMAGENET1K_V1`, `DEFAULT` or `ResNet18_Weights.IMAGENET1K_V1`."""
+    from torchvision.models import get_model_weights
+
+    enum: Any = get_model_weights(model)
+    prefix, dot, name = weights.rpartition(".")
+    if name in enum.__members__ and prefix in ("", enum.__name__):
+        member: WeightsEnum = enum[name]
+        return member
+    wanted = weights if dot and prefix != enum.__name__ else name
+    options = [*enum.__members__, *([f"{enum.__name__}.{m}" for m in enum.__members__] if dot else [])]
+    what = f"torchvision publishes no weights '{weights}' for {model}; {nearest(wanted, options)}"
+    hint = (
+        "correct the name, or give a path; a path has a separator in it, or ends in .safetensors, .pt or .pth"
+    )
+    return Problem("model.weights", what, hint)
+
+
+def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: Any) -> nn.Module:
+    """The model with its published weights: torchvision itself knows what each of them asks of the model."""
+    import torch
+
+    try:
+        with _weights_only():
+            return builder(weights=member, **args)
+    except (TypeError, ValueError):  # about the arguments, such as a num_classes that the weights have not
+        raise
+    except Exception as error:  # no network, no room, or a file that is not what its name promises
+        file = PurePosixPath(urlsplit(member.url).path).name
+        path = os.path.join(torch.hub.get_dir(), "checkpoints", file)
+        state = "could not be used" if os.path.exists(path) else "is not there, and could not be downloaded"
+        what = (
+            f"the weights {member} were looked for in {os.path.abspath(path)}, which {state}: {reason(error)}"
+        )
+        hint = (
+            f"fetch {member.url} on a machine with a network and copy it to that path (the environment variable "
+            "TORCH_HOME moves the folder), or give the path of a state dict as model.weights"
+        )
+        raise SpecError([Problem("model.weights", what, hint)]) from error
+
+
+@contextmanager
+def _weights_only() -> Iterator[None]:
+    """torchvision unpickles its files without `weights_only=True`; this switch of torch's own adds it."""
+    switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+    before = os.environ.get(switch)
+    os.environ[switch] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[switch]
+        else:
+            os.environ[switch] = before

@@ -1,0 +1,164 @@
+"""Weights from a file: a state dict in safetensors or torch format, checked against the model and loaded into it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookrun.errors import Problem, SpecError, nearest
+from hookrun.models.arguments import reason
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from hookrun.spec.experiment import Model
+
+SUFFIXES = (".safetensors", ".pt", ".pth")
+_WRAPPERS = ("state_dict", "model")  # keys under which a training script's file holds the state dict
+_PREFIX = "module."  # left by DataParallel and DistributedDataParallel
+_SHOWN = 10
+_WHERE = "model.weights"
+
+
+def is_path(weights: str) -> bool:
+    """Whether `model.weights` is a path and not a name: by its suffix, or by a separator in it."""
+    return weights.endswith(SUFFIXES) or "/" in weights or os.sep in weights
+
+
+def misplaced(config: Model, *, published: bool) -> list[Problem]:
+    """What is wrong with `model.weights` before anything is read.
+
+    published: the model may have weights that go by a name
+    """
+    if config.weights is None:
+        return []
+    if not is_path(config.weights):
+        if published:
+            return []
+        what = f"'{config.weights}' is no path, and nobody publishes weights for '{config.name}' under a name"
+        return [Problem(_WHERE, what, f"give the path of a {_either()} file, or null")]
+    path = _absolute(config.weights)
+    if path.suffix not in SUFFIXES:
+        what = f"{path} is no {_either()} file"
+        return [Problem(_WHERE, what, "save the state dict in one of these formats")]
+    if not path.is_file():
+        if path.parent.is_dir():
+            beside = nearest(path.name, [p.name for p in path.parent.iterdir() if p.suffix in SUFFIXES])
+            what = f"there is no file {path}; beside it {beside}"
+        else:
+            what = f"there is no file {path}, and no folder {path.parent}"
+        return [Problem(_WHERE, what, "correct the path; a relative one starts at the current directory")]
+    return []
+
+
+def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
+    """Load the file that `config.weights` names into `model` and return what is left over.
+
+    The left-over tensors are those whose names the model does not have: parameters, perhaps, that hooks will add.
+    Nothing is done, and nothing left over, where `config.weights` is null or the name of published weights: `build`
+    has put those into the model.
+
+    Raises SpecError where the file is missing or damaged, holds Python objects instead of tensors, lacks tensors of
+    the model, or has them in another shape; the model is then as it was.
+    """
+    if config.weights is None or not is_path(config.weights):
+        return {}
+    if problems := misplaced(config, published=False):
+        raise SpecError(problems)
+    path = _absolute(config.weights)
+    found = _state_dict(path)
+    own = model.state_dict(keep_vars=True)
+    if problems := [*_missing(own, found, path), *_mismatched(own, found, path)]:
+        raise SpecError(problems)
+    model.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
+    return {name: tensor for name, tensor in found.items() if name not in own}
+
+
+def _absolute(weights: str) -> Path:
+    return Path(weights).expanduser().absolute()
+
+
+def _either() -> str:
+    return f"{', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}"
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, on the CPU, taken out of a training script's wrapping."""
+    from torch import Tensor
+
+    found = _read(path)
+    for key in _WRAPPERS:
+        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
+            found = found[key]
+    if not isinstance(found, Mapping):
+        what = f"{path} holds {type(found).__qualname__}, not a state dict"
+        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
+    if others := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
+        what = f"{path} holds {_count(others, len(found), 'entry', 'entries')} that are no tensors: {_listed(others)}"
+        raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
+    strip = bool(found) and all(name.startswith(_PREFIX) for name in found)
+    return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in found.items()}
+
+
+def _read(path: Path) -> Any:
+    import torch
+    from safetensors.torch import load_file
+
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path, device="cpu")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        Exception
+    ) as error:  # what damaged bytes lead to has no common type; a refused object is an unpickling error
+        what = f"{path} could not be read as tensors alone: {reason(error)}"
+        hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
+        raise SpecError([Problem(_WHERE, what, hint)]) from error
+
+
+def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
+    """The model's tensors that the file lacks; a tied one (of several names) is there if one of its names is."""
+    there = {id(own[name]) for name in own if name in found}
+    lacking = [name for name in own if name not in found and id(own[name]) not in there]
+    if not lacking:
+        return []
+    unused = [name for name in found if name not in own]
+    shown = [f"'{name}'{_close(name, unused)}" for name in lacking[:_SHOWN]]
+    what = f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {_listed(shown, len(lacking))}"
+    hint = "take the file of this model, or rename the tensors in it"
+    if unused:
+        hint += f"; it has {len(unused)} that the model has not: {_listed([repr(name) for name in unused])}"
+    return [Problem(_WHERE, what, hint)]
+
+
+def _mismatched(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
+    """Tensors whose shape differs; one of a lazy module has no shape yet and takes the file's."""
+    from torch.nn.parameter import is_lazy
+
+    wrong = [
+        f"'{name}' is {list(found[name].shape)} in the file and {list(tensor.shape)} in the model"
+        for name, tensor in own.items()
+        if name in found and not is_lazy(tensor) and found[name].shape != tensor.shape
+    ]
+    if not wrong:
+        return []
+    what = f"{path} has {_count(wrong, len(own), 'tensor', 'tensors')} in another shape: {_listed(wrong)}"
+    return [Problem(_WHERE, what, "take the file of this model, or give model.args the sizes of the file's")]
+
+
+def _close(name: str, options: Iterable[str]) -> str:
+    match = difflib.get_close_matches(name, options, n=1)
+    return f" (is it '{match[0]}'?)" if match else ""
+
+
+def _count(found: Sequence[str], total: int, one: str, many: str) -> str:
+    return f"{len(found)} of {total} {one if total == 1 else many}"
+
+
+def _listed(found: Sequence[str], total: int | None = None) -> str:
+    """The first ten, and how many more there are."""
+    more = (total or len(found)) - len(found[:_SHOWN])
+    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more else "")

@@ -1,0 +1,160 @@
+"""Plan -> installed hooks: a context manager, and what the user reads from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookrun.compiler.plan import Plan, PlannedHook
+from hookrun.errors import HookrunError
+from hookrun.runtime.clock import Clock
+from hookrun.runtime.sinks import ByModule, Memory
+from hookrun.runtime.site import Site, Sink
+from hookrun.runtime.wiring import Wiring
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
+
+class Installation:
+    """The hooks of a plan on a model, installed on entry and removed on exit, however the block ends.
+
+    captures: hook name -> module path -> live list, one entry for each firing
+    records:  what print, stats and check emitted, in order: flat dicts
+    fired:    (hook name, module path) -> how often
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        *,
+        sink: Sink | None = None,
+        effects: bool = False,
+        scaler: GradScaler | None = None,
+    ) -> None:
+        self.plan = plan
+        self.clock = Clock(model, scaler, counting=effects)
+        self.sink = sink if sink is not None else Memory()
+        self._model = model
+        self._wiring = Wiring(plan, model, self.clock, self.sink)
+
+    def __enter__(self) -> Installation:
+        if self._wiring.sites:
+            raise HookrunError("these hooks were installed already: call plan.install(model) for a new installation")
+        try:
+            self._wiring.install()
+        except BaseException:
+            self._wiring.remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._wiring.remove()
+
+    @property
+    def sites(self) -> list[Site]:
+        """One for each hook and module or parameter."""
+        return self._wiring.sites
+
+    @property
+    def captures(self) -> Mapping[str, Mapping[str, list[Any]]]:
+        """What `capture` kept, where it was kept in memory."""
+        kept = self.sink.captures if isinstance(self.sink, Memory) else {}
+        return {
+            hook.spec.name: ByModule(kept.get(hook.spec.name, {}), _aliases(hook), f"capture {hook.spec.name!r}")
+            for hook in self.plan.hooks
+            if hook.spec.action.name == "capture"
+        }
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What print, stats and check emitted, in order, where it was kept in memory."""
+        return self.sink.records if isinstance(self.sink, Memory) else []
+
+    @property
+    def fired(self) -> Counts:
+        """How often each hook fired on each module; a module is found under each of its names."""
+        return Counts(self.plan, {(site.hook, site.path): site.fired for site in self.sites})
+
+    @property
+    def unheard(self) -> list[tuple[str, str, str]]:
+        """(hook, module path, why) of everything that never fired, or fired and never found anything to act on."""
+        never = [(site.hook, site.path, "never fired") for site in self.sites if not site.fired]
+        idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
+        return never + [(site.hook, site.path, "fired, but never found a tensor to act on") for site in idle]
+
+    @property
+    def mode(self) -> str:
+        """``train`` or ``eval``, as the model is."""
+        return self.clock.mode
+
+    def step(self) -> None:
+        """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation."""
+        self.clock.step += 1
+
+    def epoch(self) -> None:
+        """The epoch that `when` sees is over."""
+        self.clock.epoch += 1
+
+    @property
+    def accumulating(self) -> bool:
+        """Set it while more micro-batches follow before `optimizer.step()`: `post_accumulate_grad` waits for the last."""
+        return self.clock.accumulating
+
+    @accumulating.setter
+    def accumulating(self, more: bool) -> None:
+        self.clock.accumulating = more
+
+    @property
+    def stopped(self) -> str | None:
+        """Why a check with policy `stop` asks for the end of the run, or None. It reads what checks left pending."""
+        if not isinstance(self.sink, Memory):
+            return None
+        self.sink.settle()
+        return self.sink.stop
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters that hooks added, with their names in the model."""
+        for hook in self.plan.hooks:
+            name = hook.spec.action.adds(hook.spec.name)
+            for target in hook.targets if name is not None else ():
+                path = f"{target.path}.{name}" if target.path else f"{name}"
+                parameter = self._model.get_submodule(target.path)._parameters.get(name or "")
+                if parameter is not None:
+                    yield path, parameter
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that hooks added, for an optimizer that was made before them."""
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def uninstall_parameters(self) -> None:
+        """Delete the parameters that hooks added; until then they stay in the model, are saved and trained."""
+        for path in [path for path, _ in self.named_parameters()]:
+            owner, _, name = path.rpartition(".")
+            delattr(self._model.get_submodule(owner), name)
+
+
+def _aliases(hook: PlannedHook) -> dict[str, str]:
+    return {name: target.path for target in hook.targets for name in target.names}
+
+
+class Counts(dict[tuple[str, str], int]):
+    """(hook name, module path) -> count; a module is found under each of its names."""
+
+    def __init__(self, plan: Plan, counts: Mapping[tuple[str, str], int]) -> None:
+        super().__init__(counts)
+        self._plan = plan
+
+    def __missing__(self, key: tuple[str, str]) -> int:
+        hook, path = key
+        for planned in self._plan.hooks:
+            first = _aliases(planned).get(path)
+            if planned.spec.name == hook and first is not None and (hook, first) in self:
+                return self[hook, first]
+        raise KeyError(key)

@@ -1,0 +1,177 @@
+"""What a hook does to a value: target, index and action of one site as a single function. The hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.errors import HookError, HookrunError
+from hookrun.compiler import tensors
+from hookrun.runtime.site import Site
+from hookrun.spec.target import Item, Key
+
+Op = Callable[[Any], Any]
+"""value -> value; the same object where nothing changed."""
+
+UNWRAPPED = frozenset({"forward_pre", "backward_pre", "backward"})
+"""Hook types whose value is a tuple also where there is one tensor only; observers see that tensor."""
+
+
+def compose(site: Site, *, targeted: bool = True) -> Op:
+    """Everything that happens to a value at a site but for the schedule.
+
+    targeted: the value is what `target` points into; False: it is the target already
+
+    The op raises HookrunError only: whatever else goes wrong in an action becomes a HookError that names the hook.
+    """
+    action, keys = site.spec.action, site.spec.keys
+    function = action.build(site)
+    if keys.index is not None:
+        function = _on_part(function, keys.index.items, edits=not action.observes, scope=action.scope)
+    path = keys.target.keys if keys.target is not None and targeted else None
+    if action.observes:
+        unwrap = path is None and site.point in UNWRAPPED
+        return _observer(site, function, path, whole=action.scope == "value", unwrap=unwrap)
+    return (_editor_of_all if action.scope == "together" else _editor)(site, function, path)
+
+
+def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
+    clock = site.clock
+
+    def edit_tensor(tensor: Tensor) -> Tensor:
+        new = function(tensor)
+        if new is None:
+            return tensor
+        if clock.counting:
+            count(site, tensor, new)
+        return new  # type: ignore[no-any-return]
+
+    def edit(value: Any) -> Any:
+        site.fired += 1
+        try:
+            if path is None and isinstance(value, Tensor) and value.is_floating_point():  # nearly always
+                return edit_tensor(value)
+            acted = False
+
+            def edit_leaf(leaf: Any) -> Any:
+                nonlocal acted
+                if not isinstance(leaf, Tensor) or not _numeric(leaf):
+                    return leaf
+                acted = True
+                return edit_tensor(leaf)
+
+            member = value if path is None else tensors.get(value, path)
+            changed = tensors.rebuild(member, edit_leaf)
+            site.idle += not acted
+            return value if changed is member else changed if path is None else tensors.put(value, path, changed)
+        except HookrunError:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+
+    return edit
+
+
+def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
+    def edit(value: Any) -> Any:
+        site.fired += 1
+        try:
+            member = value if path is None else tensors.get(value, path)
+            olds = [leaf for leaf in tensors.tensors(member) if _numeric(leaf)]
+            if not olds:
+                site.idle += 1
+                return value
+            news = function(olds)
+            if site.clock.counting:
+                for old, new in zip(olds, news, strict=True):
+                    count(site, old, new)
+            left = iter(news)
+            changed = tensors.rebuild(
+                member, lambda leaf: next(left) if isinstance(leaf, Tensor) and _numeric(leaf) else leaf
+            )
+            return changed if path is None else tensors.put(value, path, changed)
+        except HookrunError:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+
+    return edit
+
+
+def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
+    def observe(value: Any) -> Any:
+        site.fired += 1
+        try:
+            seen = value if path is None else tensors.get(value, path)
+            if unwrap:
+                seen = tensors.unwrapped(seen)
+            if whole:
+                function(seen)
+                return value
+            found = False
+            for site.at, leaf in tensors.leaves(seen):
+                if leaf is not None and _numeric(leaf):
+                    found = True
+                    function(leaf)
+            site.idle += not found
+            return value
+        except HookrunError:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+
+    return observe
+
+
+def _named(site: Site, error: Exception) -> HookError:
+    target = f"target {site.spec.keys.target}: " if isinstance(error, tensors.TargetError) else ""
+    index = f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
+    return HookError(f"{site.where}: {target}{index}{error}")
+
+
+def _numeric(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def count(site: Site, old: Tensor, new: Tensor) -> None:
+    """Add to what the site's edits changed, without reading it yet."""
+    site.changed = site.changed + (new.detach() != old.detach()).sum()
+    site.total += old.numel()
+
+
+# ---- index -----------------------------------------------------------------------------------------------------
+
+
+def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> Op:
+    if scope == "value":
+        return lambda value: function(tensors.rebuild(value, lambda leaf: _part(leaf, items)))
+    if scope == "together":
+        return lambda olds: [
+            _with_part(old, items, new)
+            for old, new in zip(olds, function([_part(old, items) for old in olds]), strict=True)
+        ]
+    if not edits:
+        return lambda tensor: function(_part(tensor, items))
+
+    def edit_part(tensor: Tensor) -> Tensor | None:
+        new = function(_part(tensor, items))
+        return None if new is None else _with_part(tensor, items, new)
+
+    return edit_part
+
+
+def _part(tensor: Any, items: tuple[Item, ...]) -> Any:
+    if not isinstance(tensor, Tensor):
+        return tensor
+    part = tensor[items]
+    if part.numel() == 0 and tensor.numel() > 0:
+        raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")
+    return part
+
+
+def _with_part(tensor: Tensor, items: tuple[Item, ...], new: Tensor) -> Tensor:
+    changed = tensor.clone()
+    changed[items] = new
+    return changed

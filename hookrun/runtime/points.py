@@ -1,0 +1,225 @@
+"""What PyTorch calls: one callable for each module and hook type, which runs the actions there in order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.errors import HookError
+from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.ops import Op
+from hookrun.runtime.site import Site
+from hookrun.compiler.tensors import arguments, call_with, get, leaves, rebuild, tensors
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """A site and everything that it does to a value, its schedule included."""
+
+    site: Site
+    op: Op
+
+
+class Point:
+    """Base of what is registered on a module, as a bound method.
+
+    A deep copy or a pickle of a hooked model carries a copy of the point that runs nothing: the copy is not hooked, and
+    never writes into the original's records. Removal empties a point, so that what autograd graphs still hold of it
+    is without effect.
+    """
+
+    def __init__(self, firings: Sequence[Firing] = ()) -> None:
+        self.firings = tuple(firings)
+        self.ops = tuple(firing.op for firing in firings)
+
+    def __deepcopy__(self, memo: object) -> Point:
+        return type(self)()
+
+    def __reduce__(self) -> tuple[type[Point], tuple[()]]:
+        return type(self), ()
+
+    def clear(self) -> None:
+        """Run nothing from now on."""
+        self.firings, self.ops = (), ()
+
+
+class ForwardPre(Point):
+    """`forward_pre`: the arguments."""
+
+    def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch's forward pre-hook, registered with kwargs."""
+        value = before = arguments(args, kwargs)
+        for op in self.ops:
+            value = op(value)
+        return None if value is before else call_with(value)
+
+
+class Forward(Point):
+    """`forward`: the output."""
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        for op in self.ops:
+            output = op(output)
+        return output
+
+
+class ForwardWithArguments(Point):
+    """`forward` where an action reads the module's arguments too."""
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        for firing in self.firings:
+            firing.site.args = args
+            output = firing.op(output)
+            firing.site.args = ()
+        return output
+
+
+class ForwardCounter(Point):
+    """Counts the forwards of the root module, so that calls are numbered within one."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def count(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook on the root module."""
+        if self.clock is not None:
+            self.clock.forwards += 1
+
+
+class CallCounter(Point):
+    """Counts the calls of a module within one forward."""
+
+    def __init__(self, calls: Calls | None = None) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def count(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook."""
+        if self.calls is not None:
+            self.calls.count()
+
+
+class OutputGrad(Point):
+    """`output_grad`: tensor hooks on the output.
+
+    They are attached to what the module finally returns, so the gradient is that of the output after all edits.
+    """
+
+    def attach(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        if not self.firings or not torch.is_grad_enabled():
+            return None
+        output = _apart_from(args, output)
+        for firing in self.firings:
+            self._attach(firing, output)
+        return output
+
+    def _attach(self, firing: Firing, output: Any) -> None:
+        site = firing.site
+        target = site.spec.keys.target
+        found = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
+        watched = [(path, leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if not watched:
+            raise HookError(f"{site.where}: {no_gradient(output)}")
+        for path, tensor in watched:
+            tensor.register_hook(_Gradient(self, firing, path, site.call))
+
+
+class _Gradient:
+    """A tensor hook of one call of a module."""
+
+    __slots__ = ("call", "firing", "path", "point")
+
+    def __init__(self, point: Point, firing: Firing, path: str, call: int) -> None:
+        self.point = point
+        self.firing = firing
+        self.path = path
+        self.call = call
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        if not self.point.ops:
+            return None
+        site = self.firing.site
+        site.within, site.of_call = self.path, self.call
+        new: Tensor = self.firing.op(grad)
+        site.of_call = None
+        return None if new is grad else new
+
+
+def _apart_from(args: tuple[Any, ...], output: Any) -> Any:
+    """The output, with a tensor that is one of the arguments as a view of it.
+
+    Where a module returns its input (Identity, Dropout in eval), both are one tensor: a hook on it would see the
+    gradient of all uses of the input.
+    """
+    given = {id(tensor) for tensor in tensors(args)}
+    if not given:
+        return output
+    return rebuild(output, lambda leaf: leaf.view_as(leaf) if isinstance(leaf, Tensor) and id(leaf) in given else leaf)
+
+
+def no_gradient(output: Any) -> str:
+    """Why a gradient hook can't see anything of an output, although gradients are on."""
+    if not any(True for _ in tensors(output)):
+        return f"its output is a {type(output).__name__} without tensors and carries no gradient"
+    return "its output carries no gradient: neither its input nor its parameters require one"
+
+
+class ParameterGrad(Point):
+    """`grad`: the gradient of a parameter, before it is accumulated."""
+
+    def grad(self, grad: Tensor) -> Tensor | None:
+        """torch's tensor hook."""
+        new = grad
+        for op in self.ops:
+            new = op(new)
+        return None if new is grad else new
+
+
+class AccumulatedGrad(Point):
+    """`post_accumulate_grad`: the accumulated gradient of a parameter, once per optimizer step."""
+
+    def __init__(self, firings: Sequence[Firing] = (), clock: Clock | None = None) -> None:
+        super().__init__(firings)
+        self.clock = clock
+
+    def accumulated(self, parameter: nn.Parameter) -> None:
+        """torch's post-accumulate-grad hook."""
+        if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
+            return
+        new = grad
+        for op in self.ops:
+            new = op(new)
+        write(grad, new)
+
+
+def write(tensor: Tensor, new: Any) -> None:
+    """Put a new value into a gradient or parameter, whose storage others may share (gradient buckets, for one)."""
+    if new is not tensor:
+        with torch.no_grad():
+            tensor.copy_(new)
+
+
+def unscaled(op: Op, clock: Clock) -> Op:
+    """The op on gradients without the factor that the gradient scaler put on the loss."""
+    if clock.scaler is None:
+        return op
+
+    def run(value: Any) -> Any:
+        scale = clock.loss_scale()
+        if scale is None:
+            return op(value)
+        plain = rebuild(value, lambda leaf: leaf / scale if isinstance(leaf, Tensor) else leaf)
+        new = op(plain)
+        return value if new is plain else rebuild(new, lambda leaf: leaf * scale if isinstance(leaf, Tensor) else leaf)
+
+    return run
+
+

@@ -1,0 +1,165 @@
+"""Where records go: into memory for the Python API, into a list of problems while the compiler checks shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.errors import HookrunError, nearest
+from hookrun.runtime.site import Site
+from hookrun.compiler.tensors import snapshot
+
+
+class ByModule(Mapping[str, Any]):
+    """A mapping from module path to something; a module is found under each of its names."""
+
+    __slots__ = ("_aliases", "_data", "_what")
+
+    def __init__(self, data: Mapping[str, Any], aliases: Mapping[str, str], what: str) -> None:
+        self._data = data
+        self._aliases = aliases
+        self._what = what
+
+    def __getitem__(self, path: str) -> Any:
+        first = path if path in self._data else self._aliases.get(path, path)
+        if first not in self._data:
+            raise KeyError(f"{self._what} has no module {path!r}: {nearest(path, self._data)}")
+        return self._data[first]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({dict(self._data)!r})"
+
+
+class Memory:
+    """Keeps captures and records for as long as the installation is referred to."""
+
+    wants_calls = False
+
+    def __init__(self) -> None:
+        self.captures = dict[str, dict[str, list[Any]]]()
+        self._pending = list[dict[str, Any]]()
+        self._records = list[dict[str, Any]]()
+        self.stop: str | None = None
+
+    def keeper(self, site: Site) -> Callable[[Any], None]:
+        """Append to the live list of the site's module."""
+        append = self.captures.setdefault(site.hook, {}).setdefault(site.path, []).append
+        return lambda value: append(snapshot(value))
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Take a record; `print` shows it at once."""
+        if record["action"] == "print":
+            record = read(record)
+            print(line(record))
+        self._pending.append(record)
+        if len(self._pending) > MOST_PENDING:
+            self.settle()
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every record so far, in order, with its tensors read."""
+        self.settle()
+        return self._records
+
+    def settle(self) -> None:
+        """Read the tensors of the pending records; the verdict of a passed check is no record."""
+        pending, self._pending = self._pending, []
+        for record in map(read, pending):
+            if record.get("ok") is not True:
+                self._records.append(record)
+                if record.get("policy") == "stop" and self.stop is None:
+                    self.stop = f"hook {record['hook']!r} on {record['module'] or '(root)'}: {record['message']}"
+
+
+MOST_PENDING = 4096
+"""Records wait for their tensors to be read up to this number, so that a long loop does not hold them all."""
+
+
+def read(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its tensors as Python numbers and lists."""
+    return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()}
+
+
+def line(record: dict[str, Any]) -> str:
+    """A record as one line for people: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
+    at = f" {record['path']}" if record["path"] else ""
+    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in CONTEXT)
+    return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
+
+
+CONTEXT = frozenset({"hook", "module", "path", "action", "mode", "epoch", "step", "call"})
+"""The keys of a record that say where and when, beside what was seen."""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+class Probe:
+    """Collects what goes wrong in each hook, and how much each capture would hold, while shapes are checked."""
+
+    wants_calls = False
+
+    def __init__(self) -> None:
+        self.problems = list[tuple[str, str, str]]()  # hook, path, what
+        self.captured = dict[tuple[str, str], list[Tensor]]()
+
+    def keeper(self, site: Site) -> Callable[[Any], None]:
+        """Remember the tensors of the first firing."""
+        from hookrun.compiler.tensors import tensors
+
+        return lambda value: self.captured.setdefault((site.hook, site.path), list(tensors(value))) and None
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Nothing is recorded: the values are not real."""
+
+    def guard(self, site: Site, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op; its failure becomes a problem, and its value passes unchanged."""
+
+        def guarded(value: Any) -> Any:
+            try:
+                new = op(value)
+            except HookrunError as error:
+                self.report(site, str(error).removeprefix(f"{site.where}: "))
+                return value
+            if (changed := _differs(value, new)) is not None:
+                self.report(site, changed)
+                return value
+            return new
+
+        return guarded
+
+    def report(self, site: Site, what: str) -> None:
+        """A hook failed at a site; each different failure once."""
+        if (found := (site.hook, site.path, what)) not in self.problems:
+            self.problems.append(found)
+
+
+def _differs(old: Any, new: Any) -> str | None:
+    """How an edit broke the promise to keep type, shape, dtype and device, or None."""
+    if old is new:
+        return None
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        for name in ("shape", "dtype", "device"):
+            if getattr(old, name) != getattr(new, name):
+                before, after = getattr(old, name), getattr(new, name)
+                return f"the action changes the {name} from {_plain(before)} to {_plain(after)}"
+        return None
+    if type(old) is not type(new):
+        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
+    from hookrun.compiler.tensors import children
+
+    pairs = zip(children(old), children(new), strict=True)
+    return next((text for (_, a), (_, b) in pairs if (text := _differs(a, b)) is not None), None)
+
+
+def _plain(value: Any) -> str:
+    return str(list(value)) if isinstance(value, tuple) else str(value)

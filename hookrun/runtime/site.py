@@ -1,0 +1,145 @@
+"""One action at one module or parameter: its function, its counters, what it needs from the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from hookrun.compiler.plan import PlannedHook
+from hookrun.errors import CheckFailed, HookError, HookrunError
+from hookrun.compiler import tensors
+from hookrun.runtime.clock import Calls, Clock, derived_seed
+
+class Sink(Protocol):
+    """Where what the actions see goes. The store has one, memory has one, the shape check has one.
+
+    wants_calls: it reads which call of a module within one forward a value is of
+    """
+
+    wants_calls: bool
+
+    def keeper(self, site: Site) -> Callable[[Any], None]:
+        """A function that stores a value that the site captured."""
+
+    def emit(self, record: dict[str, Any]) -> None:
+        """Take a record; tensors in it are not read yet."""
+
+
+class Site:
+    """Implements `hookrun.actions.base.Site`; made anew at each installation.
+
+    fired:   how often the hook fired here (its schedule let it through)
+    within:  path of the tensor that the hook is attached to, where a gradient hook is attached to each of several
+    idle:    firings in which it found nothing to act on
+    changed: elements that its edits changed, out of `total`, while the clock was counting
+    """
+
+    def __init__(
+        self, hook: PlannedHook, path: str, module: nn.Module, clock: Clock, sink: Sink, seed: int
+    ) -> None:
+        self.spec = hook.spec
+        self.hook = hook.spec.name
+        self.point = hook.spec.hook
+        self.path = path
+        self.module = module
+        self.clock = clock
+        self.sink = sink
+        self.values = hook.values
+        self.args: tuple[Any, ...] = ()
+        self.within = ""
+        self.at = ""
+        self.calls: Calls | None = None
+        self.of_call: int | None = None
+        self.fired = 0
+        self.idle = 0
+        self.changed: Tensor | int = 0
+        self.total = 0
+        self.seed = derived_seed(seed, self.hook, path)
+        self._draws = 0
+        self._generators = dict[torch.device, Generator]()
+
+    @property
+    def where(self) -> str:
+        """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
+        return f"hook {self.hook!r} ({self.point}, {self.spec.action.name}) on {self.path or '(root)'}"
+
+    @property
+    def call(self) -> int:
+        """The number of the module's call within the forward, from 0; a gradient belongs to the call that it is of."""
+        if self.of_call is not None:
+            return self.of_call
+        return 0 if self.calls is None else self.calls.number
+
+    def constant(self, field: str) -> Callable[[Tensor], Tensor]:
+        """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
+        value = self.values.get(field)
+        source = value if value is not None else torch.tensor(getattr(self.spec.action, field), dtype=torch.float64)
+        made = dict[tuple[torch.dtype, torch.device], Tensor]()
+
+        def constant(like: Tensor) -> Tensor:
+            key = (like.dtype, like.device)
+            if (found := made.get(key)) is None:
+                found = made[key] = source.to(device=like.device, dtype=like.dtype)
+            return found
+
+        return constant
+
+    def trainable(self, field: str) -> nn.Parameter:
+        """The added parameter, as it is in the module; made on the first installation."""
+        name = self.spec.action.adds(self.hook)
+        if name is None:
+            raise HookError(f"{self.where}: the action adds no parameter")
+        existing = self.module._parameters.get(name)
+        if existing is not None:
+            return existing
+        like = next((p for p in self.module.parameters() if p.is_floating_point()), torch.empty(0))
+        parameter = nn.Parameter(self.constant(field)(like).clone())
+        parameter.hookrun_added = True  # type: ignore[attr-defined]
+        self.module.register_parameter(name, parameter)
+        return parameter
+
+    def generator(self, like: Tensor) -> Generator:
+        """Seeded anew for each draw, so that a draw depends on its number alone."""
+        device = like.device
+        if (found := self._generators.get(device)) is None:
+            found = self._generators[device] = Generator(device)
+        found.manual_seed(derived_seed(self.seed, self._draws))
+        self._draws += 1
+        return found
+
+    def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
+        """Every tensor and every None, with its path."""
+        return tensors.leaves(value)
+
+    def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
+        """Append a record."""
+        clock = self.clock
+        self.sink.emit(
+            {
+                "hook": self.hook,
+                "module": self.path,
+                "path": self.within + (self.at if path is None else path),
+                "action": self.spec.action.name,
+                "mode": clock.mode,
+                "epoch": clock.epoch,
+                "step": clock.step,
+                "call": self.call,
+                **data,
+            }
+        )
+
+    def keep(self) -> Callable[[Any], None]:
+        """Hand captured values to the sink."""
+        return self.sink.keeper(self)
+
+    def judge(self, ok: Tensor, message: str, policy: str) -> None:
+        """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
+        if policy != "error":
+            self.emit({"ok": ok, "message": message, "policy": policy})
+        elif not ok:
+            self.emit({"ok": False, "message": message, "policy": policy})
+            at = f" at {self.at}" if self.at else ""
+            raise CheckFailed(f"{self.where}{at}, epoch {self.clock.epoch}, step {self.clock.step}: {message}")

@@ -1,0 +1,223 @@
+"""Registers a plan's hooks on a model, through `Module.apply`, and takes them off again."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.utils.hooks import RemovableHandle
+
+from hookrun.compiler.plan import Plan, PlannedHook, Target
+from hookrun.errors import CompileError, HookrunError, Problem
+from hookrun.runtime.backward import Backward
+from hookrun.runtime.clock import Calls, Clock, derived_seed, gate
+from hookrun.runtime.ops import Op, compose
+from hookrun.runtime.optimizer import OptimizerSteps
+from hookrun.runtime.points import (
+    AccumulatedGrad,
+    CallCounter,
+    Firing,
+    Forward,
+    ForwardCounter,
+    ForwardPre,
+    ForwardWithArguments,
+    OutputGrad,
+    ParameterGrad,
+    Point,
+    unscaled,
+)
+from hookrun.runtime.saved import SavedTensors, Scopes
+from hookrun.runtime.sinks import Probe
+from hookrun.runtime.site import Site, Sink
+
+P = TypeVar("P", bound=Point)
+
+
+class Wiring:
+    """The registered hooks of one plan on one model.
+
+    sites: one for each hook and module or parameter, in the order of installation
+    """
+
+    def __init__(self, plan: Plan, model: nn.Module, clock: Clock, sink: Sink) -> None:
+        self.plan = plan
+        self.clock = clock
+        self.sink = sink
+        self.sites = list[Site]()
+        self._model = model
+        self._handles = list[RemovableHandle]()
+        self._points = list[Point]()
+        self._scopes: Scopes | None = None
+
+    def install(self) -> None:
+        """Register everything. Raises CompileError, before anything is registered, where the model is not the plan's."""
+        by_id = self._planned_by_identity()
+        seen = set[int]()
+
+        def visit(module: nn.Module) -> None:
+            if id(module) in by_id and id(module) not in seen:  # apply visits a shared module once per parent
+                seen.add(id(module))
+                self._install_on(module, by_id[id(module)])
+
+        for hook in self.plan.hooks:
+            if hook.spec.hook == "apply":
+                self._run_on_modules(hook)
+        self._count_forwards()
+        self._model.apply(visit)
+        self._install_on_parameters()
+
+    def _planned_by_identity(self) -> Mapping[int, list[tuple[PlannedHook, Target]]]:
+        """What is planned for each module; CompileError where the model is not the plan's."""
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        planned = defaultdict[int, list[tuple[PlannedHook, Target]]](list)
+        problems = []
+        for hook in self.plan.hooks:
+            for target in hook.targets:
+                owner = target.path.rpartition(".")[0] if hook.spec.on_parameters else target.path
+                module = modules.get(owner)
+                if module is None or type(module).__name__ != target.type:
+                    found = "nothing" if module is None else f"a {type(module).__name__}"
+                    text = f"the plan is for a {target.type} at {owner or '(root)'}, this model has {found} there"
+                    problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
+                elif not hook.spec.on_parameters and hook.spec.hook != "apply":
+                    planned[id(module)].append((hook, target))
+        if problems:
+            raise CompileError(problems)
+        return planned
+
+    def _run_on_modules(self, hook: PlannedHook) -> None:
+        """An `apply` hook: its action sees each module once, and what it does to it lasts."""
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        paths = {id(modules[target.path]): target.path for target in hook.targets}
+
+        def visit(module: nn.Module) -> None:
+            path = paths.pop(id(module), None)
+            if path is not None:
+                site = self._site(hook, path, module)
+                hook.spec.action.build(site)(module)
+                site.fired += 1
+
+        self._model.apply(visit)
+
+    def _site(self, hook: PlannedHook, path: str, module: nn.Module) -> Site:
+        site = Site(hook, path, module, self.clock, self.sink, self.plan.seed)
+        self.sites.append(site)
+        return site
+
+    def _firing(self, site: Site, *, targeted: bool = True, gradient: bool = False) -> Firing:
+        op = compose(site, targeted=targeted)
+        if gradient:
+            op = unscaled(op, self.clock)
+        if isinstance(self.sink, Probe):
+            op = self.sink.guard(site, op)
+        when = site.spec.keys.when
+        open_gate = gate(when, self.clock, lambda: site.call, derived_seed(when.seed, site.seed))
+        return Firing(site, op if open_gate is None else partial(_scheduled, op, open_gate))
+
+    def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Target]]) -> None:
+        """Every hook of one module, one callable for each type.
+
+        The order is the order of registration: edits first, then what watches gradients, on the final output.
+        """
+        sites = defaultdict[str, list[Site]](list)
+        calls = self._calls(module)
+        for hook, target in planned:
+            site = self._site(hook, target.path, module)
+            site.calls = calls
+            sites[site.point].append(site)
+        if found := sites["forward_pre"]:
+            self._pre(module, self._point(ForwardPre(list(map(self._firing, found)))).forward_pre)
+        backward = None
+        if found := sites["backward_pre"] + sites["backward"]:
+            backward = self._point(Backward([self._firing(site, gradient=True) for site in found]))
+            self._pre(module, backward.enter)
+        if found := sites["saved_tensors"]:
+            self._scopes = self._scopes or Scopes(self._model)
+            saved = self._point(SavedTensors(tuple(map(self._firing, found)), self._scopes))
+            self._handles.append(module.register_forward_pre_hook(saved.enter))
+            self._handles.append(module.register_forward_hook(saved.leave, always_call=True))
+        if found := sites["forward"]:
+            reads = any(site.spec.action.reads_arguments for site in found)
+            forward = (ForwardWithArguments if reads else Forward)(list(map(self._firing, found)))
+            self._handles.append(module.register_forward_hook(self._point(forward).forward))
+        if backward is not None:
+            self._handles.append(module.register_forward_hook(backward.leave, always_call=True))
+        if found := sites["output_grad"]:
+            firings = [self._firing(site, targeted=False, gradient=True) for site in found]
+            self._handles.append(module.register_forward_hook(self._point(OutputGrad(firings)).attach))
+
+    def _point(self, point: P) -> P:
+        self._points.append(point)
+        return point
+
+    def _pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+
+    @property
+    def _tracks_calls(self) -> bool:
+        scheduled = any(hook.spec.keys.when.call is not None for hook in self.plan.hooks)
+        return scheduled or self.sink.wants_calls
+
+    def _count_forwards(self) -> None:
+        if self._tracks_calls:
+            counter = self._point(ForwardCounter(self.clock))
+            self._handles.append(self._model.register_forward_pre_hook(counter.count, prepend=True))
+
+    def _calls(self, module: nn.Module) -> Calls | None:
+        if not self._tracks_calls:
+            return None
+        calls = Calls(self.clock)
+        self._handles.append(module.register_forward_pre_hook(self._point(CallCounter(calls)).count))
+        return calls
+
+    def _install_on_parameters(self) -> None:
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        modules = dict(self._model.named_modules(remove_duplicate=False))
+        grads = defaultdict[tuple[str, str], list[Site]](list)
+        steps = list[tuple[Firing, nn.Parameter]]()
+        for hook in self.plan.hooks:
+            if not hook.spec.on_parameters:
+                continue
+            for target in hook.targets:
+                site = self._site(hook, target.path, modules[target.path.rpartition(".")[0]])
+                if hook.spec.hook in ("grad", "post_accumulate_grad"):
+                    grads[target.path, hook.spec.hook].append(site)
+                else:
+                    steps.append((self._firing(site), parameters[target.path]))
+        for (path, kind), sites in grads.items():
+            self._install_on_gradient(parameters[path], kind, sites)
+        if steps:
+            point = self._point(OptimizerSteps(*zip(*steps, strict=True)))
+            self._handles.append(register_optimizer_step_pre_hook(point.pre))
+            self._handles.append(register_optimizer_step_post_hook(point.post))
+
+    def _install_on_gradient(self, parameter: nn.Parameter, kind: str, sites: Iterable[Site]) -> None:
+        firings = [self._firing(site, gradient=True) for site in sites]
+        if not parameter.requires_grad:
+            raise HookrunError(f"{firings[0].site.where}: the parameter requires no gradient")
+        if kind == "grad":
+            self._handles.append(parameter.register_hook(self._point(ParameterGrad(firings)).grad))
+        else:
+            accumulated = self._point(AccumulatedGrad(firings, self.clock)).accumulated
+            self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+
+    def remove(self) -> None:
+        """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""
+        while self._handles:
+            self._handles.pop().remove()
+        for point in self._points:
+            point.clear()
+        self._points.clear()
+        if self._scopes is not None:
+            self._scopes.close_all()
+
+
+def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:
+    return op(value) if is_open() else value

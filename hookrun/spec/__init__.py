@@ -1,0 +1,84 @@
+"""From a plain mapping to a validated experiment: every mistake at once, each with its key path. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from hookrun.errors import Problem, SpecError, nearest
+from hookrun.spec.experiment import Settings
+from hookrun.spec.hook import HookSpec, Spec, parse_hooks
+from hookrun.spec.problems import problems_of
+
+__all__ = ["Experiment", "HookSpec", "Settings", "Spec", "parse_experiment", "parse_spec"]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A whole experiment: its settings and its hooks."""
+
+    settings: Settings
+    hooks: Spec
+
+
+def parse_experiment(config: Mapping[str, Any]) -> Experiment:
+    """Validate the root mapping of a composed configuration.
+
+    Raises SpecError with every mistake in it.
+    """
+    problems = [_unknown_root(key) for key in config if key not in ROOT_KEYS]
+    hooks, wrong = parse_hooks(config.get("hooks"))
+    settings = None
+    try:
+        settings = Settings.model_validate({key: config[key] for key in config if key in Settings.model_fields})
+    except ValidationError as error:
+        problems += [_with_section_keys(problem) for problem in problems_of(error, "", ROOT_KEYS)]
+    problems += wrong
+    if problems or settings is None:
+        raise SpecError(problems)
+    return Experiment(settings, Spec(tuple(hooks), seed=settings.seed))
+
+
+def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
+    """Validate ``{"hooks": {...}}`` or the hooks mapping itself.
+
+    Raises SpecError with every mistake in it.
+    """
+    if not isinstance(config, Mapping):
+        raise SpecError([Problem("hooks", f"found {config!r}, expected a mapping from name to hook")])
+    wrapped = isinstance(config.get("hooks"), Mapping | None) and "hooks" in config
+    problems = [_unknown_root(key) for key in config if wrapped and key not in ROOT_KEYS]
+    hooks, wrong = parse_hooks(config["hooks"] if wrapped else config)
+    if problems or wrong:
+        raise SpecError([*problems, *wrong])
+    return Spec(tuple(hooks), seed=seed)
+
+
+ROOT_KEYS = (*Settings.model_fields, "hooks")
+
+
+def _unknown_root(key: Any) -> Problem:
+    if key == "experiment":
+        hint = "put `# @package _global_` on the first line of the experiment file"
+        return Problem("experiment", "unknown key: an experiment file forgot `# @package _global_`", hint)
+    if key == "defaults":
+        return Problem("defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)")
+    if key == "trust":
+        hint = "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment"
+        return Problem("trust", "is taken from the command line only, never from a file", hint)
+    return Problem(str(key), "unknown key", nearest(str(key), ROOT_KEYS))
+
+
+def _with_section_keys(problem: Problem) -> Problem:
+    """The nearest names for an unknown key inside a section."""
+    section, _, key = problem.where.rpartition(".")
+    fields: Any = Settings.model_fields
+    for part in section.split("."):
+        annotation = fields[part].annotation if part in fields else None
+        fields = getattr(annotation, "model_fields", None) or {}
+    if problem.what != "unknown key" or not fields:
+        return problem
+    return Problem(problem.where, problem.what, nearest(key, fields))

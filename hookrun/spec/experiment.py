@@ -1,0 +1,107 @@
+"""The experiment: every root key but `hooks`, as frozen pydantic models that import no torch."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Count = Field(default=None, ge=1)
+
+
+class Section(BaseModel):
+    """A frozen section of the configuration; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Task(Section):
+    """What to do. `split` is the part of the data that evaluate and predict read; `select` filters `modules`."""
+
+    name: Literal["train", "evaluate", "predict", "plan", "modules"] = "train"
+    split: Literal["train", "val"] = "val"
+    select: Any = None
+
+
+class Model(Section):
+    """Which network: a name of the closed registry, its arguments, and where its weights come from."""
+
+    name: str
+    args: dict[str, Any] = {}
+    weights: str | None = None
+    factory: str | None = None
+
+    @model_validator(mode="after")
+    def _factory_goes_with_python(self) -> Model:
+        if (self.name == "python") != (self.factory is not None):
+            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
+        return self
+
+
+class Data(Section):
+    """Which data: a name of the closed registry, where it lies, how it is transformed and batched.
+
+    transforms:       name -> arguments, applied in order
+    train_transforms: used instead of `transforms` on the train split; null: the same
+    """
+
+    name: str
+    root: str | None = None
+    args: dict[str, Any] = {}
+    transforms: dict[str, dict[str, Any] | None] = {}
+    train_transforms: dict[str, dict[str, Any] | None] | None = None
+    batch_size: int = Field(default=64, ge=1)
+    workers: int = Field(default=0, ge=0)
+
+
+class Named(Section):
+    """A class of torch by name; the other keys are its own arguments."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    name: str
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The keyword arguments of the class."""
+        return dict(self.model_extra or {})
+
+
+class Scheduler(Named):
+    """A learning-rate schedule of torch.optim.lr_scheduler, stepped once per `interval`."""
+
+    interval: Literal["step", "epoch"] = "epoch"
+
+
+class Train(Section):
+    """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass."""
+
+    epochs: int = Field(default=1, ge=0)
+    steps: int | None = Count
+    limit_batches: int | None = Count
+    loss: str = "cross_entropy"
+    optimizer: Named = Named(name="AdamW")
+    scheduler: Scheduler | None = None
+    accumulate: int = Field(default=1, ge=1)
+    log_every: int = Field(default=10, ge=1)
+    shuffle: bool = True
+
+
+class Compute(Section):
+    """Where and how it computes. `precision` other than fp32 is automatic mixed precision."""
+
+    device: str = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    threads: int | None = Count
+    deterministic: bool = True
+
+
+class Settings(Section):
+    """Every root key of an experiment but `hooks`."""
+
+    task: Task = Task()
+    model: Model
+    data: Data
+    train: Train = Train()
+    compute: Compute = Compute()
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    strict: bool = False

@@ -1,0 +1,162 @@
+"""One hook of the `hooks` mapping: which modules, when in PyTorch's life, what it does, on which schedule."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
+
+from hookrun.actions import HOOK_TYPES, ON_PARAMETERS, Action, actions
+from hookrun.errors import Problem, nearest
+from hookrun.spec.problems import join, problems_of, unknown_key
+from hookrun.spec.selector import Selector
+from hookrun.spec.target import Index, Target
+from hookrun.spec.when import Expect, When, parse_expect
+
+M = TypeVar("M", bound=BaseModel)
+_SELECT_SCHEMA = {
+    "description": "path, glob, re:PATTERN, type:CLASS, a list of these, or a mapping",
+    "anyOf": [
+        {"type": ["string", "integer"]},
+        {"type": "array", "items": {"type": ["string", "integer", "object"]}},
+        {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                "path": {},
+                "type": {},
+                "leaf": {"type": "boolean"},
+                "exclude": {},
+                "min_params": {"type": "integer"},
+            },
+        },
+    ],
+}
+
+
+class HookKeys(BaseModel):
+    """The keys that every hook may have beside `action` and the action's own parameters."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    select: Annotated[Selector, WithJsonSchema(_SELECT_SCHEMA)]
+    hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
+    target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
+    index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
+    when: When = When()
+    expect: Annotated[Expect, WithJsonSchema({"type": ["integer", "string"]})] = parse_expect(">=1")
+    enabled: bool = True
+    priority: int = 0
+
+
+class SavedTensorKeys(HookKeys):
+    """`saved_tensors` hooks see parameters only where they are asked for."""
+
+    parameters: bool = False
+
+
+@dataclass(frozen=True)
+class HookSpec:
+    """A validated hook; its action is the frozen params model."""
+
+    name: str
+    keys: HookKeys
+    action: Action
+
+    @property
+    def hook(self) -> str:
+        """The hook type."""
+        return self.keys.hook
+
+    @property
+    def on_parameters(self) -> bool:
+        """Whether the selector names parameters."""
+        return self.keys.hook in ON_PARAMETERS
+
+    @property
+    def where(self) -> str:
+        """The key path."""
+        return f"hooks.{self.name}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that says the same, ready for JSON."""
+        keys = self.keys
+        plain: dict[str, Any] = {
+            "select": str(keys.select),
+            "hook": keys.hook,
+            "action": self.action.name,
+            **self.action.model_dump(mode="json"),
+            "when": keys.when.model_dump(mode="json"),
+            "expect": str(keys.expect),
+            "priority": keys.priority,
+        }
+        plain |= {key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None}
+        if isinstance(keys, SavedTensorKeys):
+            plain["parameters"] = keys.parameters
+        return plain
+
+
+@dataclass(frozen=True)
+class Spec:
+    """All hooks in the order of their declaration, and the seed that their own generators derive from."""
+
+    hooks: tuple[HookSpec, ...]
+    seed: int = 0
+
+
+def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:
+    """The hooks of a mapping from name to hook, and every mistake in it."""
+    if raw is None:
+        return [], []
+    if not isinstance(raw, Mapping):
+        hint = "write each hook as `name: {select: ..., hook: ..., action: ...}`"
+        return [], [Problem(where, f"found a {type(raw).__name__}, expected a mapping from name to hook", hint)]
+    hooks, problems = [], list[Problem]()
+    for name, body in raw.items():
+        parsed = _parse_hook(name, body, join(where, str(name)))
+        if isinstance(parsed, HookSpec):
+            hooks.append(parsed)
+        else:
+            problems += parsed
+    return hooks, problems
+
+
+def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
+    if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
+        return [Problem(where, f"found the name {name!r}, expected a letter, then letters, digits, _ or -")]
+    if not isinstance(body, Mapping):
+        return [Problem(where, f"found {body!r}, expected a mapping with select, hook and action")]
+    given = dict(body)
+    action_name = given.pop("action", None)
+    model = HookKeys if given.get("hook") != "saved_tensors" else SavedTensorKeys
+    action = actions().get(action_name) if isinstance(action_name, str) else None
+    own = set(action.model_fields) if action else set()
+    common = set(model.model_fields) - (own if action and action.name == "fill" else set())
+    known = own | common | {"action"}
+    problems = [] if action else [_unknown_action(action_name, where)]
+    if action:  # without one, nobody knows which of the other keys are parameters of it
+        problems += [unknown_key(where, key, known) for key in given if key not in known]
+    keys = _validate(model, {key: given[key] for key in given if key in common}, where, problems)
+    if keys is not None and keys.hook not in HOOK_TYPES:
+        text = f"found {keys.hook!r}, which is no hook type"
+        problems.append(Problem(join(where, "hook"), text, nearest(keys.hook, HOOK_TYPES)))
+    params = _validate(action, {key: given[key] for key in given if key in own}, where, problems) if action else None
+    if problems or keys is None or params is None:
+        return problems
+    return HookSpec(name, keys, params)
+
+
+def _unknown_action(name: Any, where: str) -> Problem:
+    if name is None:
+        return Problem(join(where, "action"), "is missing", "it is one of: " + ", ".join(actions()))
+    return Problem(join(where, "action"), f"found {name!r}, which is no action", nearest(str(name), actions()))
+
+
+def _validate(model: type[M], given: dict[str, Any], where: str, problems: list[Problem]) -> M | None:
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        problems += problems_of(error, where, set(model.model_fields))
+        return None

@@ -1,0 +1,120 @@
+"""`when` and `expect`: the schedule on which a hook acts, and how many modules it must match."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, core_schema
+
+
+class Range(BaseModel):
+    """`start` included, `end` excluded, `every` counted from `start`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    start: int = Field(default=0, ge=0)
+    end: int | None = Field(default=None, ge=0)
+    every: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Range:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"start {self.start} is not before end {self.end} (end is excluded): it never fires")
+        return self
+
+    def __contains__(self, number: int) -> bool:
+        before_end = self.end is None or number < self.end
+        return number >= self.start and before_end and (number - self.start) % self.every == 0
+
+    def __str__(self) -> str:
+        end = "" if self.end is None else self.end
+        return f"{self.start}:{end}" + (f" every {self.every}" if self.every > 1 else "")
+
+
+def _counts(raw: Any) -> Any:
+    if isinstance(raw, bool):
+        raise ValueError(f"found {raw!r}, expected a number, a list of numbers, or start, end, every")
+    numbers = [raw] if isinstance(raw, int) else raw
+    if isinstance(numbers, list | tuple):
+        for number in numbers:
+            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+                raise ValueError(f"found {number!r}, expected a count from 0 on")
+        return frozenset(numbers)
+    if isinstance(raw, str):
+        raise ValueError(f"found {raw!r}; a range is written {{start: 0, end: 100, every: 10}}")
+    return Range.model_validate(raw)
+
+
+Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts)]
+
+
+class When(BaseModel):
+    """The schedule; every given key must hold. Steps, epochs and calls count from 0.
+
+    mode:        the model is in training or in evaluation mode
+    step, epoch: a number, a list of numbers, or ``{start, end, every}``
+    call:        the n-th call of a module that is used several times within one forward
+    probability: of each firing, from a generator of its own (`seed`)
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    mode: Literal["train", "eval", "any"] = "any"
+    step: Counts | None = None
+    epoch: Counts | None = None
+    call: Counts | None = None
+    probability: float = Field(default=1.0, ge=0, le=1)
+    seed: int = Field(default=0, ge=0)
+
+    @property
+    def always(self) -> bool:
+        """Whether it holds at every firing."""
+        return self == When(seed=self.seed)
+
+    def __str__(self) -> str:
+        parts = [] if self.mode == "any" else [self.mode]
+        for name in ("step", "epoch", "call"):
+            counts = getattr(self, name)
+            if counts is not None:
+                shown = ",".join(map(str, sorted(counts))) if isinstance(counts, frozenset) else str(counts)
+                parts.append(f"{name} {shown}")
+        if self.probability < 1:
+            parts.append(f"p={self.probability:g}")
+        return ", ".join(parts) or "always"
+
+
+@dataclass(frozen=True)
+class Expect:
+    """How many modules (for parameter hooks: parameters) must match."""
+
+    text: str
+    least: int
+    most: int | None
+
+    def __contains__(self, count: int) -> bool:
+        return count >= self.least and (self.most is None or count <= self.most)
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(parse_expect)
+
+
+def parse_expect(raw: Any) -> Expect:
+    """Parse ``3``, ``">=1"``, ``"<=4"`` or ``"0..2"``."""
+    if isinstance(raw, Expect):
+        return raw
+    text = str(raw).strip() if isinstance(raw, int | str) and not isinstance(raw, bool) else ""
+    if found := re.fullmatch(r"(>=|<=)?\s*(\d+)", text):
+        sign, number = found.group(1), int(found.group(2))
+        least, most = {">=": (number, None), "<=": (0, number)}.get(sign, (number, number))
+        return Expect(text, least, most)
+    if found := re.fullmatch(r"(\d+)\s*\.\.\s*(\d+)", text):
+        least, most = int(found.group(1)), int(found.group(2))
+        if least > most:
+            raise ValueError(f"found {text!r}: {least} is more than {most}")
+        return Expect(text, least, most)
+    raise ValueError(f'found {raw!r}, expected a count: 3, ">=1", "<=4" or "0..2"')

@@ -1,0 +1,1 @@
+"""The run directory: written while a run goes on, read afterwards."""

@@ -1,0 +1,271 @@
+"""Reading captures: a lazy tensor per hook, module and place in the value, found by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError, nearest
+from hookrun.store.files import StoreError, read_lines
+from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
+from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors
+
+V = TypeVar("V")
+
+_DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
+_ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
+_OPEN_SHARDS = 16
+
+
+class NoSuchCapture(HookrunError, KeyError):
+    """Nothing was captured under this name; the message says which names are near."""
+
+    __str__ = Exception.__str__  # KeyError's would show the message in quotes, with its line breaks escaped
+
+
+class Lookup(Mapping[str, V]):
+    """A mapping whose missing keys are explained.
+
+    kind:    what a key is: hook, module or tensor
+    where:   what the mapping is about
+    aliases: other name -> the key that it stands for
+    """
+
+    def __init__(
+        self, kind: str, where: str, items: Mapping[str, V], aliases: Mapping[str, str] | None = None
+    ) -> None:
+        self._kind = kind
+        self._where = where
+        self._items = items
+        self._aliases = aliases or {}
+
+    def __getitem__(self, key: str) -> V:
+        if not isinstance(key, str):  # rows are asked for where a name comes first
+            raise NoSuchCapture(f"{self._where} holds one {self._kind} per name; {nearest('', self._items)}")
+        found = key if key in self._items else self._aliases.get(key, key)
+        if found not in self._items:
+            raise NoSuchCapture(f"no {self._kind} {key!r} in {self._where}: {nearest(key, self._items)}")
+        return self._items[found]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        return f"<{self._where}: {', '.join(map(repr, self._items))}>"
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The rows of one capture in one shard, as the shard's file and the entry tell."""
+
+    shard: Shard
+    entry: Entry
+
+
+class Capture:
+    """The rows captured of one tensor, read from the shards when asked for.
+
+    Rows stand in data-set order where each sample was captured once, else in the order of recording. An int
+    as index gives one row, a slice, list or tensor of ints a [rows, ...] tensor: copies on the CPU, free to
+    change.
+    """
+
+    def __init__(self, label: str, parts: Sequence[_Part], open_shard: Callable[[str], Any]) -> None:
+        self.label = label
+        self._parts = parts
+        self._open = open_shard
+        rows = torch.tensor([part.entry.rows for part in parts], dtype=torch.int64, device="cpu")
+        self._ends = rows.cumsum(0)
+        self._starts = self._ends - rows
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, *shape of a row). HookrunError if the rows differ in shape."""
+        return (len(self), *self._common(self._parts)[1])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the rows. HookrunError if they differ."""
+        return self._common(self._parts)[0]
+
+    @property
+    def sample_ids(self) -> Tensor:
+        """[rows] int64: the sample of each row; -1 where a row is a whole firing."""
+        return self._column("sample")
+
+    @property
+    def epochs(self) -> Tensor:
+        """[rows] int64: the epoch of each row."""
+        return self._column("epoch")
+
+    @property
+    def steps(self) -> Tensor:
+        """[rows] int64: the step of each row."""
+        return self._column("step")
+
+    @property
+    def calls(self) -> Tensor:
+        """[rows] int64: the call of the module within one forward pass that each row is from."""
+        return self._column("call")
+
+    def where(
+        self,
+        *,
+        sample: int | None = None,
+        epoch: int | None = None,
+        step: int | None = None,
+        call: int | None = None,
+    ) -> Tensor:
+        """[n] int64: the positions of the rows where all of this holds, to index with."""
+        hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
+        for name, value in zip(COLUMNS, (sample, epoch, step, call), strict=True):
+            if value is not None:
+                hit &= self._column(name) == value
+        return hit.nonzero().squeeze(1)
+
+    def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
+        positions = self._positions(index)
+        return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[row] for row in range(len(self)))
+
+    def __repr__(self) -> str:
+        kinds = {(part.entry.dtype, part.entry.shape) for part in self._parts}
+        what = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds))
+        return f"<{self.label}: {len(self)} rows of {what}>"
+
+    @cached_property
+    def _table(self) -> tuple[Tensor, Tensor]:
+        """[rows, columns] in row order, and the place of each row in the order of recording."""
+        tables = []
+        for part in self._parts:
+            table = self._open(part.shard.file).get_tensor(f"{part.entry.key}.rows")
+            tables.append(table[:, [part.shard.columns.index(name) for name in COLUMNS]])
+        table = torch.cat(tables)
+        samples = table[:, 0]
+        ascending, order = samples.sort()
+        once = bool((ascending.diff() > 0).all()) and not (samples == FIRING).any()
+        order = order if once else torch.arange(len(samples), device="cpu")
+        return table[order], order
+
+    def _positions(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
+        """The index as non-negative row numbers, int64: [n], or [] for an int."""
+        if isinstance(index, slice):
+            chosen = range(*index.indices(len(self)))
+            return torch.arange(len(chosen), device="cpu") * chosen.step + chosen.start
+        positions = torch.as_tensor(index, device="cpu")
+        if positions.shape == (0,):
+            return positions.to(torch.int64)  # an empty list is a float tensor
+        if positions.dim() > 1 or dtype_name(positions.dtype) not in _ROW_NUMBERS:
+            raise IndexError(f"{self.label}: rows are chosen by an int, a slice, or a list or tensor of ints")
+        positions = positions.to(torch.int64)
+        outside = (positions < -len(self)) | (positions >= len(self))
+        if outside.any():
+            raise IndexError(f"{self.label}: no row {int(positions[outside][0])}, there are {len(self)}")
+        return torch.where(positions < 0, positions + len(self), positions)
+
+    def _column(self, name: str) -> Tensor:
+        return self._table[0][:, COLUMNS.index(name)].clone()
+
+    def _common(self, parts: Sequence[_Part]) -> tuple[torch.dtype, tuple[int, ...]]:
+        kinds = {(part.entry.dtype, part.entry.shape) for part in parts}
+        if len(kinds) > 1:
+            some = ", ".join(f"{dtype} {list(shape)}" for dtype, shape in sorted(kinds)[:4])
+            raise HookrunError(
+                f"{self.label}: rows of {len(kinds)} kinds ({some}{', …' if len(kinds) > 4 else ''}) "
+                "do not fit into one tensor. Read row by row: [row for row in capture]"
+            )
+        dtype, shape = kinds.pop()
+        if dtype not in _DTYPES:
+            raise StoreError(f"{self.label}: unknown dtype {dtype!r}, written by another version of hookrun")
+        return _DTYPES[dtype], shape
+
+    def _read(self, positions: Tensor) -> Tensor:
+        recorded, targets = self._table[1][positions].sort()
+        stops = torch.searchsorted(recorded, self._ends)
+        starts = torch.searchsorted(recorded, self._starts)
+        touched = (starts < stops).nonzero().squeeze(1).tolist()
+        dtype, shape = self._common([self._parts[number] for number in touched] or self._parts)
+        out = torch.empty((len(positions), *shape), dtype=dtype, device="cpu")
+        for number in touched:
+            here = slice(int(starts[number]), int(stops[number]))
+            rows = recorded[here] - self._starts[number]
+            self._fill(as_bytes(out), self._parts[number], rows, targets[here])
+        return out
+
+    def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
+        """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
+        stored = self._open(part.shard.file).get_slice(part.entry.key)
+        breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
+        for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
+            first, place = int(run[0]), int(places[0])
+            block = as_bytes(stored[first : int(run[-1]) + 1])
+            if len(block) == len(run) and bool((places.diff() == 1).all()):
+                out[place : place + len(block)] = block
+            else:
+                out[places] = block[run - first]
+
+
+Leaf = Capture | Lookup[Capture]
+"""What a hook captured at a module: one tensor, or the tensors of a container by their paths."""
+
+
+def read_index(folder: Path) -> tuple[list[Shard], str]:
+    """The shards that the index of a folder names, and a note on a last line that is cut off, or ``""``."""
+    path = folder / INDEX
+    records, note = read_lines(path)
+    shards = []
+    for number, record in enumerate(records, start=1):
+        try:
+            shards.append(Shard.of(record))
+        except ValueError as error:
+            raise StoreError(f"{path}, line {number}: {error}") from error
+    return shards, note
+
+
+def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str]) -> Lookup[Lookup[Leaf]]:
+    """Hook -> module -> what was captured there. No shard is opened before a row is asked for."""
+    found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
+    for shard in shards:
+        for entry in shard.entries:
+            paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
+            paths.setdefault(entry.path, []).append(_Part(shard, entry))
+
+    sizes = {shard.file: shard.bytes for shard in shards}
+
+    @lru_cache(maxsize=_OPEN_SHARDS)
+    def open_shard(name: str) -> Any:
+        path = folder / name
+        if path.is_file() and path.stat().st_size != sizes[name]:
+            raise StoreError(
+                f"{path} has {path.stat().st_size} bytes where its index says {sizes[name]}: "
+                "it was changed or cut off"
+            )
+        return open_tensors(path)
+
+    def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
+        label = f"{hook} at {module!r}"
+        captures = {
+            path: Capture(f"{label}, {path}" if path else label, parts, open_shard)
+            for path, parts in paths.items()
+        }
+        return captures[""] if list(captures) == [""] else Lookup("tensor", label, captures)
+
+    hooks = {}
+    for hook, modules in found.items():
+        leaves = {module: leaf(hook, module, paths) for module, paths in modules.items()}
+        hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
+    return Lookup("hook", f"the captures of {folder.parent}", hooks)

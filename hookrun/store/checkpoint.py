@@ -1,0 +1,62 @@
+"""Checkpoints: a model's state dict as one safetensors file, replaced atomically."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from hookrun.store.files import StoreError, make_folder, replacing
+from hookrun.store.tensor_file import open_tensors, unstorable, write_tensors
+
+_ALIASES = "aliases"
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Write the model's state dict; what `path` held before stays until the new file is whole.
+
+    Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
+    StoreError if the disk refuses or an entry is no tensor that a file can hold.
+    """
+    path = Path(path)
+    stored: dict[str, list[Tensor]] = {}
+    aliases: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for name, tensor in model.state_dict().items():
+        found = type(tensor).__name__
+        problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {found}, no tensor"
+        if problem:
+            raise StoreError(f"cannot save {name!r} of the model in {path}: {problem}")
+        same = first.setdefault(_identity(tensor), name)
+        if same == name:
+            stored[name] = [tensor]
+        else:
+            aliases[name] = same
+    make_folder(path.parent)
+    with replacing(path) as file:
+        write_tensors(file, stored, {_ALIASES: json.dumps(aliases)} if aliases else None)
+
+
+def read(path: str | Path) -> dict[str, Tensor]:
+    """The state dict in a checkpoint, on the CPU; names that shared one tensor share it again.
+
+    Any safetensors file does. StoreError if it is missing or broken.
+    """
+    path = Path(path).absolute()
+    if not path.is_file():
+        raise StoreError(f"there is no checkpoint {path}")
+    with open_tensors(path) as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        aliases = json.loads((file.metadata() or {}).get(_ALIASES, "{}"))
+    try:
+        return state | {name: state[same] for name, same in aliases.items()}
+    except KeyError as error:
+        raise StoreError(f"{path} names {error} as shared, but does not hold it") from error
+
+
+def _identity(tensor: Tensor) -> object:
+    """Equal for two names of one tensor. Views that overlap otherwise are stored each on its own."""
+    if not tensor.numel():
+        return object()  # nothing to share: all empty tensors lie at address 0
+    return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

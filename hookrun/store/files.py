@@ -1,0 +1,164 @@
+"""Files that are whole or not there: replaced atomically or appended to line by line, and read back."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from hookrun.errors import HookrunError
+from hookrun.store.format import decode, encode
+
+
+class StoreError(HookrunError):
+    """A file of a run could not be written or read; the message names it and says what was kept."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write, which takes the name `path` only once it is complete and on disk.
+
+    It is written aside in the same folder, flushed, renamed, and the folder is flushed. Whatever goes wrong
+    before the renaming leaves `path` as it was; an OSError becomes a StoreError.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(aside, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException as error:
+        with suppress(OSError):  # the first error is the one to report, and no reader looks at such a file
+            aside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            kept = "what it held before is kept" if path.is_file() else "nothing is left under that name"
+            raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` atomically as strict JSON, indented for people."""
+    text = encode(value, indent=2)
+    with replacing(path) as file:
+        file.write(f"{text}\n".encode("ascii"))
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder with its parents; it may be there already."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {path}: {os_reason(error)}") from error
+
+
+def sync_folder(path: Path) -> None:
+    """Flush a folder, so that a file renamed into it is still there after a power cut."""
+    try:
+        folder = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems cannot flush folders
+            raise StoreError(
+                f"cannot flush the folder {path}: {os_reason(error)}; "
+                "its files are written, but a power cut may undo that"
+            ) from error
+
+
+class Lines:
+    """A file of one JSON object per line that only grows, opened at the first line.
+
+    Each line reaches the operating system before `append` returns, and with `durable` the disk. A line that
+    cannot be written whole is taken back.
+    """
+
+    def __init__(self, path: Path, *, durable: bool = False) -> None:
+        self.path = path
+        self.count = 0
+        self._durable = durable
+        self._file: int | None = None
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add one line; StoreError if the file system refuses."""
+        line = memoryview(f"{encode(record)}\n".encode("ascii"))
+        try:
+            file = self._open()
+            end = os.fstat(file).st_size
+            try:
+                while line:  # the system may take less than it is given
+                    line = line[os.write(file, line) :]
+                if self._durable:
+                    os.fsync(file)
+            except BaseException:
+                with suppress(OSError):  # a reader leaves out a torn last line
+                    os.ftruncate(file, end)
+                raise
+        except OSError as error:
+            kept = f"its first {self.count} lines are kept" if self.count else "no line of it was written"
+            raise StoreError(f"cannot append to {self.path}: {os_reason(error)}; {kept}") from error
+        self.count += 1
+
+    def close(self) -> None:
+        """Close the file; a later line opens it again."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _open(self) -> int:
+        if self._file is None:
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            if self._durable:
+                sync_folder(self.path.parent)
+        return self._file
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file; StoreError if it cannot be read or is no JSON."""
+    data = _read(path)
+    try:
+        return decode(data)
+    except ValueError as error:
+        raise StoreError(f"{path} is no JSON: {error}") from error
+
+
+def read_lines(path: Path) -> tuple[list[Any], str]:
+    """The records of a file that `Lines` wrote, and a note on a last line that is cut off, or ``""``.
+
+    A process that is killed while it appends leaves such a line: it is left out. A broken line before the
+    last is no such accident: StoreError. A file that does not exist has no records.
+    """
+    if not path.exists():
+        return [], ""
+    *whole, last = _read(path).split(b"\n")
+    records: list[Any] = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            records.append(decode(line))
+        except ValueError as error:
+            raise StoreError(f"{path}, line {number}: no JSON: {error}") from error
+    if not last:
+        return records, ""
+    try:
+        records.append(decode(last))  # an object that parses is whole, though its end of line is missing
+    except ValueError:
+        return records, f"{path}: the last line is cut off and left out; {len(records)} before it are whole"
+    return records, ""
+
+
+def os_reason(error: OSError) -> str:
+    """What the operating system said, without number and path."""
+    return error.strerror or str(error)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error

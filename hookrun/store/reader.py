@@ -1,0 +1,143 @@
+"""`open_run`: a run directory as one lazy object."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hookrun.store.captures import Leaf, Lookup, read_captures, read_index
+from hookrun.store.files import StoreError, read_json, read_lines
+from hookrun.store.format import CAPTURES, ENV, INDEX, METRICS, PLAN, PREDICTED, PREDICTIONS, STATS, STATUS
+
+_SHOWN = 12
+
+
+class Run:
+    """A run directory, read when asked; what was read once stays as it was then.
+
+    path: the directory, links resolved
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `exit_code`."""
+        status: dict[str, Any] = read_json(self.path / STATUS)
+        return status
+
+    @cached_property
+    def plan(self) -> dict[str, Any]:
+        """plan.json; empty if the run ended before there was a plan."""
+        return self._json(PLAN)
+
+    @cached_property
+    def env(self) -> dict[str, Any]:
+        """env.json; empty if the run ended before it was written."""
+        return self._json(ENV)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl in order; NaN and infinities are floats."""
+        return read_lines(self.path / METRICS)[0]
+
+    @cached_property
+    def stats(self) -> list[dict[str, Any]]:
+        """The lines of stats.jsonl in order."""
+        return read_lines(self.path / STATS)[0]
+
+    @cached_property
+    def captures(self) -> Lookup[Lookup[Leaf]]:
+        """Hook -> module -> a Capture, or path -> Capture where the module's value was a container.
+
+        A module may be looked up by any of its names.
+        """
+        return self._captures(CAPTURES)
+
+    @cached_property
+    def predictions(self) -> Leaf | None:
+        """What the model predicted, as a capture; None if the run predicted nothing."""
+        hook, module = PREDICTED
+        found = self._captures(PREDICTIONS)
+        return found[hook][module] if found else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know of a run that was cut off: its process is not on this machine, a line is unfinished."""
+        paths = [self.path / name for name in (METRICS, STATS)]
+        paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
+        torn = [note for _, note in map(read_lines, paths) if note]
+        status = self.status
+        if status["status"] == "running" and not _alive(status["pid"]):
+            torn.insert(0, f"it says 'running', but there is no process {status['pid']} here: it was cut off")
+        return torn
+
+    def __repr__(self) -> str:
+        return f"<run {self.path}: {self.status['status']}>"
+
+    def _json(self, name: str) -> dict[str, Any]:
+        path = self.path / name
+        content: dict[str, Any] = read_json(path) if path.exists() else {}
+        return content
+
+    def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
+        folder = self.path / name
+        return read_captures(folder, read_index(folder)[0], _aliases(self.plan))
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open the run directory at `path`. StoreError if there is none, saying what is there and what to do."""
+    folder = Path(path).expanduser().resolve()  # the link `latest` may move on while the run is read
+    if (folder / STATUS).is_file():
+        return Run(folder)
+    raise StoreError(_not_a_run(folder))
+
+
+def _not_a_run(folder: Path) -> str:
+    if folder.is_file():
+        return f"{folder} is a file, not a run directory: open the directory that holds status.json"
+    if not folder.is_dir():
+        parent = next(parent for parent in folder.parents if parent.is_dir())
+        return f"there is no {folder}; the nearest directory is {parent}, {_content(parent)}"
+    jobs = sorted((entry.parent for entry in folder.glob(f"*/{STATUS}")), key=_by_number)
+    if not jobs:
+        return f"{folder} is no run directory: it has no {STATUS}; it is {_content(folder)}"
+    kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
+    names = ", ".join(job.name for job in jobs[:_SHOWN]) + (", …" if len(jobs) > _SHOWN else "")
+    return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"
+
+
+def _content(folder: Path) -> str:
+    names = sorted(entry.name for entry in folder.iterdir())
+    if not names:
+        return "empty"
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"with {', '.join(names[:_SHOWN])}{more}"
+
+
+def _by_number(job: Path) -> tuple[int, str]:
+    return (int(job.name), "") if job.name.isdigit() else (-1, job.name)
+
+
+def _aliases(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Other name of a module -> the name that its captures have, from the plan's targets."""
+    return {
+        name: target["path"]
+        for hook in plan.get("hooks", [])
+        for target in hook.get("targets", [])
+        for name in target.get("names", [])
+    }
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it is somebody else's
+    return True

@@ -1,0 +1,175 @@
+"""An open run directory: status, plan, metrics and captures, written so that a crash leaves them readable.
+
+Nothing at the top imports torch: a run has a status before the imports that may fail.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookrun.store.files import Lines, StoreError, make_folder, os_reason, write_json
+from hookrun.store.format import (
+    CAPTURES,
+    CHECKPOINTS,
+    ENV,
+    EXIT_CODES,
+    INDEX,
+    METRICS,
+    PLAN,
+    PREDICTIONS,
+    STATS,
+    STATUS,
+    State,
+)
+
+if TYPE_CHECKING:
+    from hookrun.store.writer import CaptureWriter
+
+
+class RunDir:
+    """The directory of one run under way; only the process that runs writes to it. `create` makes one.
+
+    path:        the directory
+    checkpoints: the folder for checkpoints, made by the first one
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = path / CHECKPOINTS
+        self._metrics = Lines(path / METRICS)
+        self._stats = Lines(path / STATS)
+        self._started = ""
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str]) -> RunDir:
+        """Make the directory, or take one that holds no run yet. StoreError if it holds one."""
+        folder = Path(path).absolute()
+        names = (STATUS, PLAN, METRICS, STATS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
+        found = [name for name in names if (folder / name).exists()]
+        if found:
+            raise StoreError(
+                f"{folder} already holds a run: it has {', '.join(found)}. "
+                "Choose another directory (hydra.run.dir)"
+            )
+        make_folder(folder)
+        return cls(folder)
+
+    def set_status(self, status: State, reason: str = "", exit_code: int | None = None) -> None:
+        """Replace status.json. Times are ISO 8601 in UTC; the exit code is the state's own unless given."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._started = self._started or now
+        code = EXIT_CODES[status] if exit_code is None else exit_code
+        record = {
+            "status": status,
+            "reason": reason,
+            "started": self._started,
+            "ended": None if status == "running" else now,
+            "pid": os.getpid(),
+            "exit_code": code,
+        }
+        write_json(self.path / STATUS, record)
+
+    def write_plan(self, plan: Mapping[str, Any]) -> None:
+        """Write plan.json."""
+        write_json(self.path / PLAN, plan)
+
+    def write_env(self, env: Mapping[str, Any]) -> None:
+        """Write env.json; `environment()` gives its content."""
+        write_json(self.path / ENV, env)
+
+    def log_metrics(self, **values: Any) -> None:
+        """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
+        for name, value in values.items():
+            if isinstance(value, Mapping | list | tuple | set):
+                raise TypeError(f"the metric {name!r} is a {type(value).__name__}; a line of metrics is flat")
+        self._metrics.append(values)
+
+    def log_stats(self, record: Mapping[str, Any]) -> None:
+        """Append one line to stats.jsonl."""
+        self._stats.append(record)
+
+    @cached_property
+    def captures(self) -> CaptureWriter:
+        """The writer of captures/."""
+        return self._writer(CAPTURES)
+
+    @cached_property
+    def predictions(self) -> CaptureWriter:
+        """The writer of predictions/."""
+        return self._writer(PREDICTIONS)
+
+    def close(self) -> None:
+        """Write what is buffered and close every file; the status stays as it was set."""
+        with ExitStack() as stack:  # each is closed, whichever of them fails
+            stack.callback(self._metrics.close)
+            stack.callback(self._stats.close)
+            for name in ("captures", "predictions"):
+                if name in self.__dict__:  # a writer that nobody asked for would import torch
+                    stack.callback(getattr(self, name).close)
+
+    def _writer(self, folder: str) -> CaptureWriter:
+        from hookrun.store.writer import CaptureWriter
+
+        return CaptureWriter(self.path / folder)
+
+
+def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
+    """What a run was made with: versions, machine and command line, and no value of an environment variable.
+
+    argv:   the command line; the process's own unless given
+    device: the device computed on; the machine's accelerator, else cpu, unless given
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    chosen = torch.device(device) if device is not None else accelerator or torch.device("cpu")
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": _version("torchvision"),
+        "hydra": _version("hydra-core"),
+        "hookrun": _version("hookrun"),
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": str(chosen),
+        "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "argv": list(sys.argv if argv is None else argv),
+    }
+
+
+def update_latest(path: str | os.PathLike[str]) -> str:
+    """Point the link `latest` beside the directory at it, atomically.
+
+    A link is a comfort, so nothing fails for want of one: returns ``""``, or a note that says why there is
+    none.
+    """
+    folder = Path(path).absolute()
+    link = folder.with_name("latest")
+    aside = folder.with_name(f".latest.{os.getpid()}.tmp")
+    if link.exists() and not link.is_symlink():
+        return f"{link} is no link: it is left alone and does not point to the newest run"
+    try:
+        aside.unlink(missing_ok=True)
+        os.symlink(folder.name, aside)  # relative: the link survives a move of its folder
+        os.replace(aside, link)
+    except OSError as error:
+        return f"{link} does not point to the newest run: {os_reason(error)}"
+    return ""
+
+
+def _version(package: str) -> str | None:
+    """The installed version; None where it is not installed, as hookrun itself run from a checkout."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

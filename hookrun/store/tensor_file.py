@@ -1,0 +1,116 @@
+"""Safetensors files: written as a stream and hashed on the way, opened for reading.
+
+The library's own writer wants each tensor in one piece and copies it once more; a shard is as large as the
+buffer that it empties, so its chunks are written one after the other where they lie. The format is the one it
+publishes: length of the header, header (JSON), bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from hookrun.store.files import StoreError, os_reason
+
+DTYPES: Mapping[torch.dtype, str] = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The dtypes that a file can hold, with their names there."""
+
+
+def unstorable(tensor: Tensor) -> str:
+    """Why a file cannot hold the tensor, or ``""``."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return "a sparse or nested tensor has no plain form on disk"
+    if tensor.is_meta:
+        return "a meta tensor has no values"
+    if tensor.dtype not in DTYPES:
+        return f"safetensors has no {dtype_name(tensor.dtype)}"
+    return ""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``bfloat16`` for torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")
+
+
+def as_bytes(tensor: Tensor) -> Tensor:
+    """The rows of a contiguous [n, ...] tensor as [n, bytes of a row] uint8, without a copy.
+
+    Many dtypes that can be stored cannot be indexed; their bytes can.
+    """
+    return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
+
+
+def write_tensors(
+    file: BinaryIO, tensors: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, str] | None = None
+) -> tuple[str, int]:
+    """Write a safetensors file and return its SHA-256 and its size in bytes.
+
+    Each tensor is given in chunks of one dtype and row shape, to be laid end to end along the first
+    dimension; a tensor of no dimensions is a single chunk. Chunks on other devices or not contiguous are
+    copied one at a time.
+    """
+    # The largest items first, after a header of a multiple of 8 bytes: so each tensor lies aligned to its
+    # item size.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1][0].dtype.itemsize)
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, chunks in ordered:
+        start, end = end, end + sum(chunk.numel() * chunk.dtype.itemsize for chunk in chunks)
+        shape = list(chunks[0].shape)
+        if len(chunks) > 1:
+            shape[0] = sum(len(chunk) for chunk in chunks)
+        header[name] = {"dtype": DTYPES[chunks[0].dtype], "shape": shape, "data_offsets": [start, end]}
+    head = json.dumps(header, separators=(",", ":")).encode("ascii")
+    head += b" " * (-len(head) % 8)
+
+    digest = hashlib.sha256()
+    size = 0
+    blocks = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
+    for data in chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks):
+        file.write(data)
+        digest.update(data)
+        size += data.nbytes
+    return digest.hexdigest(), size
+
+
+def open_tensors(path: Path) -> Any:
+    """The file as safetensors' lazy, memory-mapped reader; StoreError if it is missing or broken."""
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    except SafetensorError as error:
+        raise StoreError(f"{path} is no whole safetensors file: {error}") from error
+
+
+def _memory(tensor: Tensor) -> memoryview:
+    plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().data

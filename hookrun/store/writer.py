@@ -1,0 +1,191 @@
+"""Captured tensors to disk: buffered up to a bound, written as shards, and only then indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookrun.store.files import Lines, StoreError, make_folder, replacing
+from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
+from hookrun.store.leaves import leaves
+from hookrun.store.tensor_file import dtype_name, unstorable, write_tensors
+
+SHARD_BYTES = 64 * 2**20
+
+_TABLE_BYTES = 8 * len(COLUMNS)  # of a row
+_CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
+
+
+@dataclass(slots=True)
+class Count:
+    """What was recorded of one hook at one module: tensors, their bytes, and the rows they became."""
+
+    tensors: int = 0
+    bytes: int = 0
+    rows: int = 0
+
+
+class _Stream(NamedTuple):
+    hook: str
+    module: str
+    path: str
+
+
+@dataclass(slots=True)
+class _Run:
+    """Consecutive chunks of one stream that agree in all but their number of rows."""
+
+    stream: _Stream
+    dtype: torch.dtype
+    shape: torch.Size
+    by: str
+    chunks: list[Tensor] = field(default_factory=list)
+    tables: list[Tensor] = field(default_factory=list)
+
+    def takes(self, dtype: torch.dtype, shape: torch.Size, by: str) -> bool:
+        return (self.dtype, self.shape, self.by) == (dtype, shape, by)
+
+    @property
+    def rows(self) -> int:
+        return sum(len(chunk) for chunk in self.chunks)
+
+
+class CaptureWriter:
+    """Writes captured values below `folder`, which is made with the first shard and must hold no index yet.
+
+    counts: (hook, module) -> what was recorded there so far, the buffer included
+    shards: how many shards are written and indexed
+
+    The buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. A shard
+    is written aside, flushed, renamed, and only then named in the index: what the index names is whole.
+    """
+
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+        if (folder / INDEX).exists():
+            raise StoreError(f"{folder} already holds captures; write into another folder")
+        self.folder = folder
+        self.counts: dict[tuple[str, str], Count] = {}
+        self.shards = 0
+        self._index = Lines(folder / INDEX, durable=True)
+        self._shard_bytes = shard_bytes
+        self._buffered = 0
+        self._runs: list[_Run] = []
+        self._last: dict[_Stream, _Run] = {}
+        self._open = True
+
+    def add(
+        self,
+        hook: str,
+        module: str,
+        value: Any,
+        *,
+        sample_ids: Sequence[int] | Tensor | None,
+        epoch: int,
+        step: int,
+        call: int,
+    ) -> None:
+        """Record a copy of every tensor in `value`, which stays untouched.
+
+        value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
+        sample_ids: the samples of the batch, where the value has to do with a batch. A tensor whose first
+                    dimension is as long becomes one row per sample, any other one row per firing
+
+        StoreError if the disk refuses, or if a tensor has no form on disk.
+        """
+        if not self._open:
+            raise StoreError(f"{self.folder} is closed: nothing more can be captured")
+        samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
+        moment = torch.tensor((epoch, step, call), dtype=torch.int64, device="cpu")
+        count = self.counts.setdefault((hook, module), Count())
+        for path, leaf in leaves(value):
+            problem = unstorable(leaf)
+            if problem:
+                at = f"hook {hook!r} at module {module!r}" + (f", {path}" if path else "")
+                raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
+            tensor = leaf.detach()
+            by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
+            rows = tensor if by_sample else tensor.unsqueeze(0)
+            table = torch.empty((len(rows), len(COLUMNS)), dtype=torch.int64, device="cpu")
+            table[:, 0] = samples if by_sample and samples is not None else FIRING
+            table[:, 1:] = moment
+            self._put(_Stream(hook, module, path), rows, table, "sample" if by_sample else "firing")
+            count.tensors += 1
+            count.bytes += tensor.numel() * tensor.dtype.itemsize
+            count.rows += len(rows)
+
+    def flush(self) -> None:
+        """Write what is buffered as one shard and index it.
+
+        On a StoreError the buffer is lost and nothing more is taken.
+        """
+        if not self._runs:
+            return
+        name = f"{self.shards:06d}.safetensors"
+        try:
+            make_folder(self.folder)
+            with replacing(self.folder / name) as file:
+                sha256, size = write_tensors(file, self._tensors())
+            self._index.append(Shard(name, sha256, size, COLUMNS, self._entries()).record())
+        except StoreError as error:
+            lost = sum(run.rows for run in self._runs)
+            self._open = False
+            self._clear()
+            raise StoreError(
+                f"{error}\n{lost} captured rows are lost; "
+                f"the {self.shards} shards written to {self.folder} before are kept and indexed"
+            ) from error
+        self.shards += 1
+        self._clear()
+
+    def close(self) -> None:
+        """Write what is buffered and take no more."""
+        try:
+            self.flush()
+        finally:
+            self._open = False
+            self._index.close()
+
+    def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: str) -> None:
+        shape = rows.shape[1:]
+        row_bytes = shape.numel() * rows.dtype.itemsize + _TABLE_BYTES
+        start = 0
+        while True:
+            room = self._shard_bytes - self._buffered - _CHUNK_BYTES
+            if room < row_bytes and self._runs:
+                self.flush()
+                continue
+            stop = min(len(rows), start + max(1, room // row_bytes))
+            chunk = rows[start:stop].to("cpu", copy=True, memory_format=torch.contiguous_format)
+            run = self._last.get(stream)
+            if run is None or not run.takes(rows.dtype, shape, by):
+                run = self._last[stream] = _Run(stream, rows.dtype, shape, by)
+                self._runs.append(run)
+            run.chunks.append(chunk)
+            run.tables.append(table[start:stop])
+            self._buffered += _CHUNK_BYTES + row_bytes * len(chunk)
+            start = stop
+            if start >= len(rows):
+                return
+
+    def _tensors(self) -> dict[str, Sequence[Tensor]]:
+        tensors: dict[str, Sequence[Tensor]] = {}
+        for number, run in enumerate(self._runs):
+            tensors[f"{number}"] = run.chunks
+            tensors[f"{number}.rows"] = run.tables
+        return tensors
+
+    def _entries(self) -> tuple[Entry, ...]:
+        return tuple(
+            Entry(str(number), *run.stream, dtype_name(run.dtype), tuple(run.shape), run.rows, run.by)
+            for number, run in enumerate(self._runs)
+        )
+
+    def _clear(self) -> None:
+        self._runs = []
+        self._last = {}
+        self._buffered = 0

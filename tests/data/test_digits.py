@@ -1,0 +1,67 @@
+"""The digits: real, bundled, split once and for all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hookrun.data import Split, describe, load
+from hookrun.data.samples import Rows
+from hookrun.spec.experiment import Data
+
+DIGITS = Data(name="digits")
+
+
+def tensors(split: Split, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    samples = load(DIGITS, split, seed=seed)
+    assert isinstance(samples, Rows)
+    inputs, targets = zip(*(samples[i] for i in range(len(samples))), strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_what_is_described_is_what_is_loaded(split: Split) -> None:
+    info = describe(DIGITS, split)
+    inputs, targets = tensors(split)
+    assert (inputs.shape[1:], inputs.dtype) == (info.shape, info.dtype) == ((1, 8, 8), torch.float32)
+    assert (targets.shape[1:], targets.dtype) == (info.target_shape, info.target_dtype) == ((), torch.int64)
+    assert len(inputs) == info.sizes[split]
+    assert targets.unique().tolist() == list(range(info.num_classes or 0))
+
+
+def test_values_fill_zero_to_one() -> None:
+    inputs, _ = tensors("train")
+    assert (float(inputs.min()), float(inputs.max())) == (0, 1)
+
+
+def test_both_splits_together_are_the_whole_set() -> None:
+    from sklearn.datasets import load_digits
+
+    both = torch.cat([tensors("train")[0], tensors("val")[0]]).flatten(1).mul(16)
+    whole = torch.from_numpy(load_digits().data).float()
+    assert torch.equal(torch.tensor(sorted(both.tolist())), torch.tensor(sorted(whole.tolist())))
+
+
+def test_each_digit_is_validated_on_a_fifth_of_its_images() -> None:
+    train, val = (torch.bincount(tensors(split)[1]) for split in ("train", "val"))
+    assert torch.equal(val, torch.round((train + val) * 0.2).long())
+
+
+def test_the_split_does_not_follow_the_experiments_seed() -> None:
+    assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
+
+
+def test_to_describe_them_costs_no_import_but_torch() -> None:
+    program = (
+        "import sys\n"
+        "from hookrun.data import describe, names\n"
+        "assert 'digits' in names() and 'torch' not in sys.modules\n"
+        "from hookrun.spec.experiment import Data\n"
+        "describe(Data(name='digits'))\n"
+        "print(sorted({'torch', 'torchvision', 'sklearn', 'scipy', 'PIL'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("['torch']\n", "")

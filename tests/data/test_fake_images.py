@@ -1,0 +1,95 @@
+"""Generated images: item i is always the same item, whatever was asked for before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookrun.data import Split, describe, load
+from hookrun.errors import SpecError
+from hookrun.spec.experiment import Data
+
+
+def section(**args: Any) -> Data:
+    return Data(name="fake_images", args=args)
+
+
+def image(config: Data, index: int, split: Split = "train", seed: int = 0) -> list[Any]:
+    value, target = load(config, split, seed=seed)[index]
+    assert isinstance(value, torch.Tensor)
+    return [value.tolist(), int(target)]
+
+
+SMALL = section(shape=[1, 2, 2], train_size=20, val_size=10)
+
+
+def test_what_is_described_is_what_is_loaded() -> None:
+    info = describe(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val")
+    assert (info.shape, info.dtype, info.num_classes) == ((1, 4, 6), torch.float32, 4)
+    assert info.sizes == {"train": 5, "val": 3}
+    samples = load(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val", seed=0)
+    assert len(samples) == 3
+    for value, target in samples:  # type: ignore[attr-defined]
+        assert (value.shape, value.dtype) == ((1, 4, 6), torch.float32)
+        assert (target.shape, target.dtype) == ((), torch.int64)
+        assert 0 <= float(value.min()) <= float(value.max()) <= 1
+        assert 0 <= int(target) < 4
+
+
+@given(st.permutations(range(8)))
+def test_an_item_does_not_depend_on_the_order_in_which_items_are_read(order: list[int]) -> None:
+    in_order = [image(SMALL, i) for i in range(8)]
+    samples = load(SMALL, "train", seed=0)
+    assert {i: float(samples[i][0].sum()) for i in order} == {  # type: ignore[union-attr]
+        i: float(torch.tensor(in_order[i][0]).sum()) for i in range(8)
+    }
+
+
+def test_an_item_neither_reads_nor_advances_torchs_own_randomness() -> None:
+    before = torch.get_rng_state()
+    first = image(SMALL, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert image(SMALL, 3) == first
+    torch.set_rng_state(before)
+
+
+def test_items_differ_from_one_another_and_between_splits() -> None:
+    seen = {str(image(SMALL, i, split)[0]) for i in range(10) for split in ("train", "val")}
+    assert len(seen) == 20
+
+
+def test_the_experiments_seed_is_followed_only_where_asked() -> None:
+    assert image(SMALL, 0, seed=0) == image(SMALL, 0, seed=1)
+    own = section(shape=[1, 2, 2], seed=None)
+    assert image(own, 0, seed=0) != image(own, 0, seed=1)
+    assert image(own, 0, seed=0) == image(SMALL, 0)
+    assert image(section(shape=[1, 2, 2], seed=1), 0) == image(own, 0, seed=1)
+
+
+def test_items_are_counted_like_those_of_a_list() -> None:
+    assert image(SMALL, -1) == image(SMALL, 19)
+    with pytest.raises(IndexError):
+        image(SMALL, 20)
+
+
+def test_a_split_of_none_is_an_error_where_it_is_used() -> None:
+    assert describe(section(val_size=0), "train").sizes["val"] == 0
+    for use in (lambda: describe(section(val_size=0), "val"), lambda: load(section(val_size=0), "val", seed=0)):
+        with pytest.raises(SpecError) as caught:
+            use()
+        assert [problem.where for problem in caught.value.errors] == ["data.args.val_size"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("shape", [3, 8]), ("shape", [3, 0, 8]), ("num_classes", 0), ("train_size", -1), ("seed", -1)],
+)
+def test_impossible_images_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        describe(section(**{key: value}))
+    assert [problem.where for problem in caught.value.errors] == [f"data.args.{key}"]

@@ -1,0 +1,146 @@
+"""What every model of our own promises: built from the data set's shape alone, named in conf/, light to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from hookrun.models import build, names, own_names
+from hookrun.spec.experiment import Model
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+each_own = pytest.mark.parametrize("name", own_names())
+each_file = pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda p: p.stem)
+
+
+def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **args: object) -> nn.Module:
+    config = Model(name=name, args=args)
+    return build(config, sample_shape=shape, num_classes=classes, trust=frozenset())
+
+
+@each_own
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 10)], ids=str)
+def test_a_model_takes_the_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
+    output = built(name, shape)(torch.rand(4, *shape))
+    assert output.isfinite().all()
+
+
+@each_own
+def test_a_model_can_be_trained_by_the_mean_of_its_output(name: str) -> None:
+    model = built(name)
+    model(torch.rand(4, 1, 8, 8)).mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@each_own
+def test_no_submodule_takes_the_place_of_a_method_of_the_module(name: str) -> None:
+    shadowed = [child for module in built(name).modules() for child in module._modules if hasattr(nn.Module, child)]
+    assert shadowed == []
+
+
+@each_own
+def test_the_same_seed_gives_the_same_weights(name: str) -> None:
+    states = []
+    for _ in range(2):
+        torch.manual_seed(7)
+        states.append(built(name).state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@each_own
+def test_every_model_of_ours_has_its_file_in_conf(name: str) -> None:
+    assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
+
+
+@each_file
+def test_a_file_in_conf_holds_a_model_section_and_begins_with_a_comment(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    assert Model(**yaml.safe_load(text)).name in names()
+
+
+@each_file
+def test_a_file_in_conf_lists_only_arguments_that_the_model_takes(file: Path) -> None:
+    config = Model(**yaml.safe_load(file.read_text(encoding="utf-8")))
+    if config.name in own_names():
+        build(config, sample_shape=(3, 32, 32), num_classes=10, trust=frozenset())
+        assert set(config.args) <= set(signature(type(built(config.name))).parameters)
+    else:
+        assert set(config.args) <= {"num_classes"}
+
+
+def test_names_cost_no_torch_and_own_models_no_torchvision() -> None:
+    program = (
+        "import sys\n"
+        "from hookrun.models import build, own_names\n"
+        "from hookrun.spec.experiment import Model\n"
+        "assert 'cnn' in own_names()\n"
+        "early = 'torch' in sys.modules\n"
+        "build(Model(name='cnn'), sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())\n"
+        "print(early, 'torchvision' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=CONF.parents[1])
+    assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
+
+
+def test_mlp_has_linear_and_relu_in_turns_and_ends_in_fc() -> None:
+    model = built("mlp", hidden=[7, 5])
+    assert [(name, type(m).__name__) for name, m in model.named_modules() if not list(m.children())] == [
+        ("flatten", "Flatten"),
+        ("layers.0", "Linear"),
+        ("layers.1", "ReLU"),
+        ("layers.2", "Linear"),
+        ("layers.3", "ReLU"),
+        ("fc", "Linear"),
+    ]
+    assert model(torch.rand(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_mlp_without_hidden_layers_is_linear() -> None:
+    model = built("mlp", shape=(6,), hidden=[])
+    assert list(dict(model.named_parameters())) == ["fc.weight", "fc.bias"]
+    assert model(torch.rand(2, 6)).shape == (2, 10)
+
+
+def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> None:
+    model = built("cnn")
+    ran: list[str] = []
+    for name, module in model.named_children():
+        module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    model(torch.rand(2, 1, 8, 8))
+    assert ran == ["conv1", "relu1", "pool1", "conv2", "relu2", "pool2", "flatten", "fc"]
+    assert ran == [name for name, _ in model.named_children()]
+
+
+def test_no_relu_of_ours_works_in_place() -> None:
+    relus = [m for name in own_names() for m in built(name).modules() if isinstance(m, nn.ReLU)]
+    assert relus
+    assert not any(relu.inplace for relu in relus)
+
+
+def test_cnn_reads_97_of_100_digits_after_ten_epochs() -> None:
+    """Real images: 1,437 to learn from, 360 others to be read."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target)
+    torch.manual_seed(0)
+    train, val = torch.randperm(len(images)).split([1437, 360])
+    model = built("cnn")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(10):
+        for batch in train[torch.randperm(len(train))].split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images[batch]), labels[batch]).backward()
+            optimizer.step()
+    with torch.no_grad():
+        accuracy = (model(images[val]).argmax(1) == labels[val]).float().mean()
+    assert accuracy >= 0.97

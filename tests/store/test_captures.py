@@ -1,0 +1,288 @@
+"""Captures read back lazily: rows by number in data-set order, with their sample, epoch, step and call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.store.captures import Capture, Lookup, NoSuchCapture, read_captures, read_index
+from hookrun.store.files import StoreError
+from hookrun.store.tensor_file import DTYPES
+from hookrun.store.writer import CaptureWriter
+
+AT = {"epoch": 0, "step": 0, "call": 0}
+
+
+def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
+    return read_captures(folder, read_index(folder)[0], aliases or {})
+
+
+def recorded(folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None) -> Capture:
+    """What is read of `values`, captured one per step, two steps per epoch, in shards of a few rows."""
+    writer = CaptureWriter(folder, shard_bytes=2_500)
+    for step, value in enumerate(values):
+        samples = None if ids is None else ids[step]
+        writer.add("f", "m", value, sample_ids=samples, epoch=step // 2, step=step, call=0)
+    writer.close()
+    capture = read(folder)["f"]["m"]
+    assert isinstance(capture, Capture)
+    return capture
+
+
+def batches(order: Sequence[int], size: int) -> tuple[list[Tensor], list[list[int]]]:
+    """Batches whose rows hold their sample's number three times, and the samples of each batch."""
+    ids = [list(order[start : start + size]) for start in range(0, len(order), size)]
+    return [torch.tensor(batch, dtype=torch.float32)[:, None].repeat(1, 3) for batch in ids], ids
+
+
+@pytest.fixture(scope="module")
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+    """100 samples in a shuffled order, in several shards."""
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).tolist()
+    folder = tmp_path_factory.mktemp("shuffled")
+    capture = recorded(folder, *batches(order, 8))
+    assert len(read_index(folder)[0]) > 5
+    return capture
+
+
+ROWS = torch.arange(100.0)[:, None].expand(100, 3)
+
+
+def test_rows_stand_in_data_set_order_however_they_were_shuffled(shuffled: Capture) -> None:
+    assert len(shuffled) == 100
+    assert (shuffled.shape, shuffled.dtype) == ((100, 3), torch.float32)
+    assert torch.equal(shuffled[:], ROWS)
+    assert shuffled.sample_ids.tolist() == list(range(100))
+    assert torch.equal(torch.stack(list(shuffled)), ROWS)
+
+
+@given(st.slices(100))
+def test_a_slice_means_what_it_means_for_a_tensor(shuffled: Capture, index: slice) -> None:
+    expected = ROWS[torch.arange(100)[range(100)[index] if len(range(100)[index]) else []]]
+    assert torch.equal(shuffled[index], expected)
+
+
+@given(st.lists(st.integers(-100, 99), max_size=20))
+def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(
+    shuffled: Capture, index: list[int]
+) -> None:
+    expected = ROWS[torch.tensor(index, dtype=torch.int64)]
+    assert torch.equal(shuffled[index], expected)
+    assert torch.equal(shuffled[torch.tensor(index, dtype=torch.int32)], expected)
+
+
+@given(st.integers(-100, 99))
+def test_an_int_gives_one_row(shuffled: Capture, index: int) -> None:
+    assert torch.equal(shuffled[index], ROWS[index])
+    assert torch.equal(shuffled[torch.tensor(index)], ROWS[index])
+
+
+@pytest.mark.parametrize("index", [100, -101, [0, 100], torch.tensor([-101])])
+def test_a_row_that_is_not_there_is_an_index_error(shuffled: Capture, index: Any) -> None:
+    with pytest.raises(IndexError, match=r"no row -?10[01], there are 100"):
+        shuffled[index]
+
+
+@pytest.mark.parametrize("index", [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5]])
+def test_only_whole_numbers_choose_rows(shuffled: Capture, index: Any) -> None:
+    with pytest.raises(IndexError, match="rows are chosen by"):
+        shuffled[index]
+
+
+def test_what_was_read_is_the_reader_s_own(shuffled: Capture) -> None:
+    for index in (0, slice(0, 10), [3, 3]):
+        shuffled[index].fill_(-1)  # type: ignore[index]
+    shuffled.sample_ids.fill_(-1)
+    assert torch.equal(shuffled[:], ROWS)
+    assert shuffled.sample_ids.tolist() == list(range(100))
+
+
+def test_only_the_shards_of_the_wanted_rows_are_read(tmp_path: Path) -> None:
+    capture = recorded(tmp_path, *batches(range(100), 10))
+    assert len(capture.sample_ids) == 100
+    others = sorted(tmp_path.glob("*.safetensors"))[1:]
+    for path in others:
+        path.unlink()
+    fresh = read(tmp_path)["f"]["m"]
+    fresh._table = capture._table  # the tables of all shards are needed once, for the order
+    assert torch.equal(fresh[0:5], ROWS[0:5])
+    with pytest.raises(StoreError, match=f"cannot read {others[-1]}"):
+        fresh[99]
+
+
+def test_rows_stand_as_recorded_where_a_sample_came_twice(tmp_path: Path) -> None:
+    capture = recorded(tmp_path, *batches([3, 1, 2, 3, 1, 2], 3))
+    assert capture[:][:, 0].tolist() == [3, 1, 2, 3, 1, 2]
+    assert capture.sample_ids.tolist() == [3, 1, 2, 3, 1, 2]
+    assert capture.steps.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_rows_of_whole_firings_stand_as_recorded(tmp_path: Path) -> None:
+    capture = recorded(tmp_path, [torch.full((2, 2), float(step)) for step in range(5)])
+    assert capture.shape == (5, 2, 2)
+    assert capture.sample_ids.tolist() == [-1] * 5
+    assert capture.steps.tolist() == [0, 1, 2, 3, 4]
+    assert capture.epochs.tolist() == [0, 0, 1, 1, 2]
+    assert capture[3].tolist() == [[3, 3], [3, 3]]
+
+
+def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
+    capture = recorded(tmp_path, *batches([0, 1, 2, 3] * 4, 2))
+    assert capture.where(epoch=1).tolist() == [4, 5, 6, 7]
+    assert capture.where(epoch=1, sample=3).tolist() == [7]
+    assert capture.where(step=5, call=0).tolist() == [10, 11]
+    assert capture.where(call=1).tolist() == []
+    assert capture[capture.where(sample=2)].tolist() == [[2, 2, 2]] * 4
+
+
+def test_calls_of_a_reused_module_are_told_apart(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    for call in range(2):
+        writer.add("f", "m", torch.full((2, 1), float(call)), sample_ids=[0, 1], epoch=0, step=0, call=call)
+    writer.close()
+    capture = read(tmp_path)["f"]["m"]
+    assert capture.calls.tolist() == [0, 0, 1, 1]
+    assert capture[capture.where(call=1)].tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 0), (0, 3)])
+def test_every_dtype_and_shape_comes_back_bit_by_bit(
+    tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    size = torch.Size(shape).numel() * dtype.itemsize
+    value = torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
+    capture = recorded(tmp_path, [value], [list(range(shape[0]))[::-1]])
+    found = capture[:]
+    assert (found.dtype, found.shape, capture.shape, capture.dtype) == (dtype, shape, shape, dtype)
+    data = [
+        rows.reshape(-1).view(torch.uint8).reshape(shape[0], -1) for rows in (found, value) if rows.numel()
+    ]
+    assert not data or torch.equal(data[0], data[1].flip(0))
+    if shape[0]:
+        assert capture[0].shape == shape[1:]
+
+
+def test_rows_of_differing_shapes_are_read_one_by_one(tmp_path: Path) -> None:
+    values = [torch.full((length, 2), float(length)) for length in (3, 4, 4, 3)]
+    capture = recorded(tmp_path, values)
+    assert [tuple(row.shape) for row in capture] == [(3, 2), (4, 2), (4, 2), (3, 2)]
+    assert capture[1:3].shape == (2, 4, 2)
+    assert capture[[0, 3]].shape == (2, 3, 2)
+    for read_mixed in (lambda: capture[:], lambda: capture.shape, lambda: capture[[0, 1]]):
+        with pytest.raises(HookrunError) as caught:
+            read_mixed()
+        assert str(caught.value) == (
+            "f at 'm': rows of 2 kinds (float32 [3, 2], float32 [4, 2]) do not fit into one tensor. "
+            "Read row by row: [row for row in capture]"
+        )
+
+
+def test_rows_of_differing_dtypes_are_read_one_by_one(tmp_path: Path) -> None:
+    capture = recorded(tmp_path, [torch.ones(2), torch.ones(2).bfloat16()])
+    assert [row.dtype for row in capture] == [torch.float32, torch.bfloat16]
+    with pytest.raises(HookrunError, match=r"bfloat16 \[2\], float32 \[2\]"):
+        capture[:]
+
+
+def test_reading_does_not_depend_on_the_default_device(tmp_path: Path) -> None:
+    torch.set_default_device("meta")
+    try:
+        value = torch.arange(6.0, device="cpu").reshape(2, 3)
+        capture = recorded(tmp_path, [value], [[1, 0]])
+        assert torch.equal(capture[:], value[[1, 0]])
+        assert capture[[0]].device == capture.where(sample=1).device == torch.device("cpu")
+    finally:
+        torch.set_default_device(None)
+
+
+class TestNames:
+    @pytest.fixture
+    def found(self, tmp_path: Path) -> Lookup[Any]:
+        writer = CaptureWriter(tmp_path)
+        one = torch.ones(2, 1)
+        writer.add("features", "layer4", one, sample_ids=[0, 1], **AT)
+        writer.add("features", "lstm", (one, (one, 2 * one)), sample_ids=[0, 1], **AT)
+        writer.add("features", "head", {"logits": one}, sample_ids=[0, 1], **AT)
+        writer.close()
+        return read(tmp_path, {"layer4": "layer4", "shared": "layer4"})
+
+    def test_a_container_is_a_mapping_from_path_to_capture(self, found: Lookup[Any]) -> None:
+        assert list(found["features"]) == ["layer4", "lstm", "head"]
+        assert list(found["features"]["lstm"]) == ["[0]", "[1][0]", "[1][1]"]
+        assert found["features"]["lstm"]["[1][1]"][:].tolist() == [[2], [2]]
+        assert list(found["features"]["head"]) == ["logits"]
+
+    def test_a_module_is_found_by_each_of_its_names(self, found: Lookup[Any]) -> None:
+        assert found["features"]["shared"] is found["features"]["layer4"]
+        assert "shared" in found["features"]
+
+    @pytest.mark.parametrize(
+        ("keys", "said"),
+        [
+            (["featurs"], "no hook 'featurs' in the captures of"),
+            (["featurs"], "did you mean 'features'?"),
+            (
+                ["features", "layer3"],
+                "no module 'layer3' in the captures of 'features': did you mean 'layer4'?",
+            ),
+            (
+                ["features", "head", "logit"],
+                "no tensor 'logit' in features at 'head': did you mean 'logits'?",
+            ),
+            (["features", "lstm", "[2]"], "no tensor '[2]' in features at 'lstm': did you mean"),
+        ],
+    )
+    def test_an_unknown_name_is_answered_with_the_nearest(
+        self, found: Any, keys: list[str], said: str
+    ) -> None:
+        with pytest.raises(NoSuchCapture) as caught:
+            for key in keys:
+                found = found[key]
+        assert said in str(caught.value)
+        assert isinstance(caught.value, KeyError) and isinstance(caught.value, HookrunError)
+
+    def test_rows_of_a_container_need_a_tensor_s_name_first(self, found: Lookup[Any]) -> None:
+        for index in (0, slice(0, 2)):
+            with pytest.raises(NoSuchCapture) as caught:
+                found["features"]["lstm"][index]
+            assert str(caught.value) == (
+                "features at 'lstm' holds one tensor per name; there are: [0], [1][0], [1][1]"
+            )
+
+    def test_what_is_there_shows_itself(self, found: Lookup[Any]) -> None:
+        assert repr(found["features"]["lstm"]) == "<features at 'lstm': '[0]', '[1][0]', '[1][1]'>"
+        assert repr(found["features"]["layer4"]) == "<features at 'layer4': 2 rows of float32 [1]>"
+
+
+class TestDamage:
+    def test_a_shard_that_was_cut_off_is_named(self, tmp_path: Path) -> None:
+        recorded(tmp_path, [torch.ones(4)])
+        path = tmp_path / "000000.safetensors"
+        size = path.stat().st_size
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(StoreError) as caught:
+            read(tmp_path)["f"]["m"][0]
+        assert str(caught.value) == (
+            f"{path} has {size - 1} bytes where its index says {size}: it was changed or cut off"
+        )
+
+    def test_an_index_line_that_describes_no_shard_is_named(self, tmp_path: Path) -> None:
+        (tmp_path / "index.jsonl").write_text("{}\n")
+        with pytest.raises(StoreError, match=r"index\.jsonl, line 1: it describes no shard"):
+            read_index(tmp_path)
+
+    def test_a_dtype_of_another_version_is_told(self, tmp_path: Path) -> None:
+        recorded(tmp_path, [torch.ones(4)])
+        index = tmp_path / "index.jsonl"
+        index.write_text(index.read_text().replace("float32", "float4"))
+        with pytest.raises(StoreError, match="unknown dtype 'float4'"):
+            assert read(tmp_path)["f"]["m"].dtype

@@ -1,0 +1,143 @@
+"""Files are whole or not there, and a line that was cut off is left out and told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hookrun.store.files import Lines, StoreError, make_folder, read_json, read_lines, replacing, write_json
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_name_is_taken_only_when_the_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    with replacing(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert not path.exists()
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["plan.json"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_what_was_there_before_survives_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(b"old")
+    with pytest.raises(error), replacing(path) as file:
+        file.write(b"half of the n")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["plan.json"]
+
+
+def test_the_file_is_flushed_before_and_the_folder_after_the_renaming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    fsync, replace = os.fsync, os.replace
+
+    def record_fsync(file: int) -> None:
+        done.append("folder" if os.path.samestat(os.fstat(file), tmp_path.stat()) else "file")
+        fsync(file)
+
+    def record_replace(source: Path, target: Path) -> None:
+        done.append("rename")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_fsync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    write_json(tmp_path / "plan.json", {})
+    assert done == ["file", "rename", "folder"]
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("")
+    with pytest.raises(StoreError, match=f"cannot make the folder {tmp_path}/run/captures: Not a directory"):
+        make_folder(tmp_path / "run" / "captures")
+
+
+def test_each_line_is_readable_at_once(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "metrics.jsonl")
+    assert names(tmp_path) == []
+    for step in range(3):
+        lines.append({"step": step})
+        assert read_lines(lines.path) == ([{"step": number} for number in range(step + 1)], "")
+    lines.close()
+
+
+def test_lines_go_on_after_closing(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "metrics.jsonl")
+    for step in range(2):
+        lines.append({"step": step})
+        lines.close()
+    assert read_lines(lines.path)[0] == [{"step": 0}, {"step": 1}]
+
+
+def test_a_system_that_takes_less_than_it_is_given_gets_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
+    lines = Lines(tmp_path / "metrics.jsonl")
+    lines.append({"loss": 0.125})
+    lines.close()
+    assert lines.path.read_text() == '{"loss": 0.125}\n'
+
+
+def test_an_interrupted_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+
+    def interrupted(file: int, data: memoryview) -> int:
+        write(file, data[:5])
+        raise KeyboardInterrupt
+
+    lines = Lines(tmp_path / "metrics.jsonl")
+    lines.append({"step": 0})
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "write", interrupted)
+        lines.append({"step": 1})
+    lines.append({"step": 2})
+    lines.close()
+    assert read_lines(lines.path) == ([{"step": 0}, {"step": 2}], "")
+
+
+@pytest.mark.parametrize("cut", [1, 5, 11])
+def test_a_last_line_that_is_cut_off_is_left_out_and_told(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])
+    records, note = read_lines(path)
+    assert records == [{"step": 0}]
+    assert note == f"{path}: the last line is cut off and left out; 1 before it are whole"
+
+
+def test_a_last_line_without_its_end_is_whole_if_it_parses(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"step": 1}')
+    assert read_lines(path) == ([{"step": 0}, {"step": 1}], "")
+
+
+def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0}\n{"st\n{"step": 2}\n')
+    with pytest.raises(StoreError, match=r"metrics\.jsonl, line 2: no JSON"):
+        read_lines(path)
+
+
+def test_a_file_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
+    assert read_lines(tmp_path / "stats.jsonl") == ([], "")
+
+
+def test_broken_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{")
+    with pytest.raises(StoreError, match=r"plan\.json is no JSON"):
+        read_json(tmp_path / "plan.json")
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"cannot read {tmp_path}/plan\.json: No such file"):
+        read_json(tmp_path / "plan.json")

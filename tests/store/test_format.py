@@ -1,0 +1,93 @@
+"""JSON that any reader takes and that still shows a diverged loss; the lines of a shard index."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookrun.store.format import VERSION, Entry, Shard, decode, encode
+
+numbers = st.floats() | st.integers()
+words = st.sampled_from(["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\-Infinity", "nan"])
+texts = st.text() | words
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
+    max_leaves=12,
+)
+
+ENTRY = Entry("0", "features", "layer4\n\0", "[0].logits", "bfloat16", (4, 8), 32, "sample")
+SHARD = Shard("000000.safetensors", "ab" * 32, 4096, ("sample", "epoch", "step", "call"), (ENTRY,))
+
+
+def refuse(word: str) -> float:
+    raise AssertionError(f"{word} is no JSON")
+
+
+@given(values)
+def test_whatever_is_written_reads_back_equal(value: object) -> None:
+    assert repr(decode(encode(value).encode())) == repr(value)  # by repr: NaN is not equal to itself
+
+
+@given(values)
+def test_every_line_is_strict_json_in_ascii(value: object) -> None:
+    text = encode(value)
+    assert text.isascii() and "\n" not in text
+    json.loads(text, parse_constant=refuse)
+
+
+def test_a_diverged_loss_stays_visible() -> None:
+    assert encode({"loss": math.nan}) == '{"loss": "NaN"}'
+    assert math.isnan(decode(b'{"loss": "NaN"}')["loss"])
+
+
+def test_a_module_called_nan_stays_a_text() -> None:
+    assert decode(encode({"module": "NaN", "mean": math.inf}).encode()) == {"module": "NaN", "mean": math.inf}
+
+
+def test_numbers_of_torch_and_numpy_and_paths_are_taken() -> None:
+    found = {"loss": torch.tensor(0.5), "bad": torch.tensor(math.nan), "n": np.int64(3), "at": Path("a/b")}
+    assert encode(found) == '{"loss": 0.5, "bad": "NaN", "n": 3, "at": "a/b"}'
+
+
+@pytest.mark.parametrize("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
+def test_what_has_no_place_in_json_is_refused_by_type(value: object) -> None:
+    with pytest.raises(TypeError, match="in JSON"):
+        encode(value)
+
+
+def test_a_shard_reads_back_from_its_line() -> None:
+    assert Shard.of(decode(encode(SHARD.record()).encode())) == SHARD
+
+
+def test_keys_that_a_later_version_adds_are_left_out() -> None:
+    record = json.loads(encode(SHARD.record()))
+    record["rank"] = 3
+    record["entries"][0]["labels"] = "0.labels"
+    assert Shard.of(record) == SHARD
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": VERSION + 1}, "this hookrun reads up to"),
+        ({"shard": "../../other.safetensors"}, "outside of its folder"),
+        ({"entries": [{"key": "0"}]}, "describes no shard"),
+        ({"columns": None}, "describes no shard"),
+    ],
+)
+def test_a_line_that_cannot_be_trusted_is_refused(change: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Shard.of(SHARD.record() | change)
+
+
+def test_any_other_json_is_no_shard() -> None:
+    with pytest.raises(ValueError, match="describes no shard"):
+        Shard.of([1, 2])

@@ -1,0 +1,160 @@
+"""The open run directory: status, plan, metrics, environment, and the link to the newest run."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+
+from hookrun.store.files import StoreError
+from hookrun.store.format import EXIT_CODES, State
+from hookrun.store.run_dir import RunDir, environment, update_latest
+
+
+def status(run: RunDir) -> dict[str, object]:
+    found = json.loads((run.path / "status.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_run_directory_may_lie_where_hydra_already_wrote(tmp_path: Path) -> None:
+    (tmp_path / "run" / ".hydra").mkdir(parents=True)
+    run = RunDir.create(tmp_path / "run")
+    assert run.path == tmp_path / "run"
+    assert RunDir.create(tmp_path / "a" / "new" / "one").path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["status.json", "plan.json", "metrics.jsonl", "captures/index.jsonl"])
+def test_a_directory_that_holds_a_run_is_never_written_into(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(StoreError) as caught:
+        RunDir.create(tmp_path)
+    assert f"{tmp_path} already holds a run: it has {name}" in str(caught.value)
+
+
+def test_status_tells_state_reason_times_process_and_exit_code(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    before = datetime.now(UTC).replace(microsecond=0)
+    run.set_status("running")
+    started = status(run)["started"]
+    assert status(run) == {
+        "status": "running",
+        "reason": "",
+        "started": started,
+        "ended": None,
+        "pid": os.getpid(),
+        "exit_code": None,
+    }
+    run.set_status("failed", "loss is NaN at step 3")
+    assert status(run)["started"] == started
+    assert status(run)["reason"] == "loss is NaN at step 3"
+    times = [datetime.fromisoformat(str(status(run)[key])) for key in ("started", "ended")]
+    assert before <= times[0] <= times[1] <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("state", get_args(State))
+def test_each_state_has_its_exit_code_unless_another_is_given(tmp_path: Path, state: State) -> None:
+    run = RunDir.create(tmp_path)
+    run.set_status(state)
+    assert status(run)["exit_code"] == EXIT_CODES[state]
+    run.set_status(state, exit_code=3)
+    assert status(run)["exit_code"] == 3
+
+
+def test_metrics_are_flat_lines_in_order(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.log_metrics(step=0, split="train", loss=torch.tensor(0.5))
+    run.log_metrics(step=1, split="train", loss=math.nan)
+    run.close()
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert lines == [
+        '{"step": 0, "split": "train", "loss": 0.5}',
+        '{"step": 1, "split": "train", "loss": "NaN"}',
+    ]
+    with pytest.raises(TypeError, match="the metric 'losses' is a list"):
+        run.log_metrics(losses=[1.0, 2.0])
+
+
+def test_only_what_is_used_leaves_a_file(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    assert run.captures.folder == tmp_path / "captures"
+    run.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_plan_and_environment_are_json_for_people(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.write_plan({"hash": "ab", "hooks": [{"name": "clip", "max": math.inf}]})
+    run.write_env({"python": "3.11"})
+    assert json.loads((tmp_path / "plan.json").read_text())["hooks"] == [{"name": "clip", "max": "Infinity"}]
+    assert (tmp_path / "env.json").read_text() == '{\n  "python": "3.11"\n}\n'
+
+
+def test_closing_closes_every_file_although_one_fails(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.predictions.add("predictions", "output", torch.ones(2), sample_ids=[0, 1], epoch=0, step=0, call=0)
+    run.captures.add("features", "fc", torch.ones(2), sample_ids=[0, 1], epoch=0, step=0, call=0)
+    (tmp_path / "predictions").write_text("")  # no folder can be made there
+    with pytest.raises(StoreError, match="2 captured rows are lost"):
+        run.close()
+    assert (tmp_path / "captures" / "index.jsonl").exists()
+
+
+def test_the_environment_names_versions_and_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_SECRET", "0123456789abcdef")
+    found = environment(argv=["hookrun", "experiment=clip_fc"], device="cpu")
+    assert found["torch"] == torch.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert found["argv"] == ["hookrun", "experiment=clip_fc"]
+    assert (found["device"], found["threads"]) == ("cpu", torch.get_num_threads())
+    assert {"torchvision", "hydra", "hookrun", "platform", "cpu_count"} <= set(found)
+    assert "0123456789abcdef" not in json.dumps(found)
+
+
+def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        assert update_latest(tmp_path / name) == ""
+        assert os.readlink(tmp_path / "latest") == name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "latest", "second"]
+
+
+def test_a_link_to_a_run_that_is_gone_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "latest").symlink_to("deleted")
+    assert update_latest(tmp_path / "run") == ""
+    assert os.readlink(tmp_path / "latest") == "run"
+
+
+def test_somebodys_own_file_called_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("mine")
+    assert "it is left alone" in update_latest(tmp_path / "run")
+    assert (tmp_path / "latest").read_text() == "mine"
+
+
+def test_a_file_system_without_links_gives_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str, target: Path) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "symlink", refuse)
+    note = update_latest(tmp_path / "run")
+    assert note == f"{tmp_path}/latest does not point to the newest run: Operation not permitted"
+
+
+def test_a_status_can_be_written_before_torch_is_imported(tmp_path: Path) -> None:
+    program = (
+        "import sys; from hookrun.store.run_dir import RunDir;"
+        f"run = RunDir.create({str(tmp_path)!r}); run.set_status('running'); run.log_metrics(step=0); run.close();"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    root = Path(__file__).parents[2]
+    assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0
+    assert (tmp_path / "status.json").exists()

@@ -1,0 +1,124 @@
+"""What the streaming writer leaves is a plain safetensors file, and its hash and size are the file's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from torch import Tensor
+
+from hookrun.store.files import StoreError
+from hookrun.store.tensor_file import DTYPES, as_bytes, open_tensors, unstorable, write_tensors
+
+dtypes = st.sampled_from(sorted(DTYPES, key=str))
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+
+
+def some(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Bytes of 0 and 1 are values of every dtype."""
+    size = torch.Size(shape).numel() * dtype.itemsize
+    return torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def same(left: Tensor, right: Tensor) -> bool:
+    """Equal in dtype, shape and bytes: not every dtype can be compared, and NaN is not equal to itself."""
+    kinds = [(value.dtype, value.shape) for value in (left, right)]
+    data = [value.contiguous().reshape(-1).view(torch.uint8) for value in (left, right)]
+    return kinds[0] == kinds[1] and torch.equal(*data)
+
+
+def written(tensors: Mapping[str, Sequence[Tensor]]) -> dict[str, Tensor]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x.safetensors"
+        with path.open("wb") as file:
+            sha256, size = write_tensors(file, tensors)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+        assert path.stat().st_size == size
+        with safe_open(path, framework="pt") as opened:
+            return {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
+
+
+@given(st.lists(st.tuples(dtypes, shapes), min_size=1, max_size=5))
+def test_the_library_reads_every_dtype_and_shape(kinds: list[tuple[torch.dtype, tuple[int, ...]]]) -> None:
+    tensors = {str(number): some(*kind) for number, kind in enumerate(kinds)}
+    found = written({name: [value] for name, value in tensors.items()})
+    assert found.keys() == tensors.keys()
+    assert all(same(found[name], value) for name, value in tensors.items())
+
+
+@given(dtypes, st.lists(st.integers(0, 3), min_size=2, max_size=4), shapes)
+def test_chunks_are_laid_end_to_end(dtype: torch.dtype, rows: list[int], shape: tuple[int, ...]) -> None:
+    chunks = [some(dtype, (count, *shape)) for count in rows]
+    whole = torch.cat([chunk.reshape(-1).view(torch.uint8) for chunk in chunks])
+    assert same(written({"0": chunks})["0"], whole.view(dtype).reshape(sum(rows), *shape))
+
+
+def test_tensors_that_lie_otherwise_in_memory_are_written_as_they_read() -> None:
+    base = torch.randn(4, 3, dtype=torch.complex64)
+    views = {"t": base.t(), "step": base[::2], "expand": base[:1].expand(5, 3), "conj": base.conj()}
+    views |= {"negative": base.conj().imag, "leaf": torch.nn.Parameter(base.real.clone())}
+    found = written({name: [value] for name, value in views.items()})
+    assert all(torch.equal(found[name], value) for name, value in views.items())
+
+
+def test_every_tensor_lies_aligned_to_its_items() -> None:
+    file = BytesIO()
+    write_tensors(
+        file, {"b": [some(torch.bool, (3,))], "h": [some(torch.float16, (3,))], "d": [torch.zeros(1)]}
+    )
+    data = file.getvalue()
+    length = int.from_bytes(data[:8], "little")
+    assert length % 8 == 0
+    header = json.loads(data[8 : 8 + length])
+    assert {name: entry["data_offsets"] for name, entry in header.items()} == {
+        "d": [0, 4],
+        "h": [4, 10],
+        "b": [10, 13],
+    }
+
+
+@pytest.mark.parametrize(
+    ("tensor", "said"),
+    [
+        (torch.eye(2).to_sparse(), "sparse or nested"),
+        (
+            torch.nested.nested_tensor([torch.zeros(1), torch.zeros(2)], layout=torch.jagged),
+            "sparse or nested",
+        ),
+        (torch.empty(2, device="meta"), "a meta tensor has no values"),
+        (torch.zeros(2, dtype=torch.complex128), "safetensors has no complex128"),
+        (torch.zeros(2), ""),
+    ],
+)
+def test_what_has_no_form_on_disk_is_told_before_writing(tensor: Tensor, said: str) -> None:
+    assert said in unstorable(tensor)
+    assert bool(said) == bool(unstorable(tensor))
+
+
+@given(dtypes, st.integers(0, 3), shapes)
+def test_the_bytes_of_rows_are_a_view(dtype: torch.dtype, rows: int, shape: tuple[int, ...]) -> None:
+    value = some(dtype, (rows, *shape))
+    data = as_bytes(value)
+    assert data.shape == (rows, torch.Size(shape).numel() * dtype.itemsize)
+    data.zero_()
+    assert same(value, torch.zeros(data.numel(), dtype=torch.uint8).view(dtype).reshape(rows, *shape))
+
+
+def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    with pytest.raises(StoreError, match=f"cannot read {path}"):
+        open_tensors(path)
+    with path.open("wb") as file:
+        write_tensors(file, {"0": [torch.zeros(100)]})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StoreError, match=f"{path} is no whole safetensors file"):
+        open_tensors(path)

@@ -1,0 +1,220 @@
+"""Captured values become rows in bounded shards, and the index names a shard only when it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hookrun.store.files import StoreError
+from hookrun.store.writer import CaptureWriter, Count
+
+AT = {"epoch": 0, "step": 0, "call": 0}
+
+
+def index(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "index.jsonl").read_text().splitlines()]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_batch_becomes_one_row_per_sample_with_its_moment(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    batch = torch.randn(3, 2)
+    writer.add("features", "layer4", batch, sample_ids=[7, 5, 6], epoch=1, step=20, call=2)
+    writer.close()
+    [shard] = index(tmp_path)
+    assert shard["entries"] == [
+        {
+            "key": "0",
+            "hook": "features",
+            "module": "layer4",
+            "path": "",
+            "dtype": "float32",
+            "shape": [2],
+            "rows": 3,
+            "by": "sample",
+        }
+    ]
+    stored = load_file(tmp_path / shard["shard"])
+    assert torch.equal(stored["0"], batch)
+    assert shard["columns"] == ["sample", "epoch", "step", "call"]
+    assert stored["0.rows"].tolist() == [[7, 1, 20, 2], [5, 1, 20, 2], [6, 1, 20, 2]]
+
+
+@pytest.mark.parametrize("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
+def test_what_does_not_match_the_batch_becomes_one_row_per_firing(
+    tmp_path: Path, sample_ids: list[int] | None
+) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("g", "fc.weight", torch.ones(3, 2), sample_ids=sample_ids, epoch=0, step=4, call=0)
+    writer.add("g", "fc.weight", torch.tensor(2.0), sample_ids=sample_ids, epoch=0, step=5, call=0)
+    writer.close()
+    [shard] = index(tmp_path)
+    assert [(entry["by"], entry["shape"], entry["rows"]) for entry in shard["entries"]] == [
+        ("firing", [3, 2], 1),
+        ("firing", [], 1),
+    ]
+    stored = load_file(tmp_path / shard["shard"])
+    assert stored["0.rows"].tolist() == [[-1, 0, 4, 0]]
+    assert stored["1"].tolist() == [2.0]
+
+
+def test_consecutive_batches_of_one_stream_share_an_entry(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    for step, size in enumerate([4, 4, 1]):  # the last batch is smaller
+        for module in ("a", "b"):
+            writer.add(
+                "f", module, torch.full((size, 2), step), sample_ids=range(size), epoch=0, step=step, call=0
+            )
+    writer.add("f", "a", torch.zeros(2, 3), sample_ids=range(2), **AT)  # another row shape
+    writer.add("f", "a", torch.zeros(2, 3).half(), sample_ids=range(2), **AT)  # another dtype
+    writer.close()
+    [shard] = index(tmp_path)
+    assert [(entry["module"], entry["rows"], entry["shape"]) for entry in shard["entries"]] == [
+        ("a", 9, [2]),
+        ("b", 9, [2]),
+        ("a", 2, [3]),
+        ("a", 2, [3]),
+    ]
+
+
+def test_the_leaves_of_a_container_are_streams_of_their_own(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "m", {"logits": torch.ones(2, 3), "aux": (None, torch.ones(5))}, sample_ids=[0, 1], **AT)
+    writer.close()
+    [shard] = index(tmp_path)
+    assert [(entry["path"], entry["by"]) for entry in shard["entries"]] == [
+        ("logits", "sample"),
+        ("aux[1]", "firing"),
+    ]
+
+
+def test_shards_are_counted_hashed_and_bounded(tmp_path: Path) -> None:
+    bound = 20_000
+    writer = CaptureWriter(tmp_path, shard_bytes=bound)
+    for step in range(10):
+        writer.add("f", "a", torch.randn(16, 64), sample_ids=range(16), epoch=0, step=step, call=0)
+    writer.close()
+    shards = index(tmp_path)
+    assert [shard["shard"] for shard in shards] == [
+        f"{number:06d}.safetensors" for number in range(len(shards))
+    ]
+    assert len(shards) == writer.shards > 2
+    for shard in shards:
+        data = (tmp_path / shard["shard"]).read_bytes()
+        assert len(data) == shard["bytes"] <= bound
+        assert hashlib.sha256(data).hexdigest() == shard["sha256"]
+    assert sum(entry["rows"] for shard in shards for entry in shard["entries"]) == 160
+    assert names(tmp_path) == [*(shard["shard"] for shard in shards), "index.jsonl"]
+
+
+def test_a_batch_larger_than_a_shard_is_split_by_rows(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path, shard_bytes=10_000)
+    batch = torch.randn(10, 700)
+    writer.add("f", "a", batch, sample_ids=range(10), **AT)
+    writer.close()
+    rows = [load_file(tmp_path / shard["shard"])["0"] for shard in index(tmp_path)]
+    assert [len(part) for part in rows] == [3, 3, 3, 1]
+    assert torch.equal(torch.cat(rows), batch)
+
+
+def test_a_row_larger_than_a_shard_is_a_shard_of_its_own(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path, shard_bytes=1_000)
+    for _ in range(2):
+        writer.add("f", "a", torch.randn(1_000), sample_ids=None, **AT)
+    writer.close()
+    assert [shard["entries"][0]["rows"] for shard in index(tmp_path)] == [1, 1]
+
+
+def test_many_small_values_keep_to_the_bound_too(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path, shard_bytes=64_000)
+    for step in range(200):  # 0.8 kB of data in 200 tensor objects
+        writer.add("loss", "", torch.tensor(1.0), sample_ids=None, epoch=0, step=step, call=0)
+    assert writer.shards == 3
+
+
+def test_the_value_stays_untouched_and_later_changes_do_not_reach_the_copy(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    value = torch.arange(6.0).reshape(2, 3).t()
+    value.requires_grad_()
+    clone = torch._lazy_clone(value.detach())
+    writer.add("f", "a", value, sample_ids=None, **AT)
+    writer.add("f", "a", clone, sample_ids=None, **AT)
+    assert torch._C._is_cow_tensor(clone)  # it was read, not made a copy of its own
+    with torch.no_grad():
+        value.fill_(-1)
+    writer.close()
+    stored = load_file(tmp_path / "000000.safetensors")["0"]
+    assert torch.equal(stored, torch.arange(6.0).reshape(2, 3).t().expand(2, 3, 2))
+
+
+def test_counts_tell_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    for _ in range(2):
+        writer.add("f", "a", (torch.zeros(4, 2), torch.zeros(3).bfloat16()), sample_ids=range(4), **AT)
+    writer.add("f", "b", None, sample_ids=range(4), **AT)
+    assert writer.counts == {("f", "a"): Count(tensors=4, bytes=2 * (32 + 6), rows=10), ("f", "b"): Count()}
+
+
+def test_no_capture_leaves_no_folder(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path / "captures")
+    writer.add("f", "a", None, sample_ids=[0], **AT)
+    writer.close()
+    assert not (tmp_path / "captures").exists()
+
+
+def test_a_tensor_without_a_form_on_disk_names_hook_module_and_place(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    with pytest.raises(StoreError) as caught:
+        writer.add("f", "fft", (torch.zeros(2, dtype=torch.complex128),), sample_ids=None, **AT)
+    assert str(caught.value) == (
+        "cannot capture the torch.complex128 tensor of hook 'f' at module 'fft', [0]: safetensors has no complex128"
+    )
+
+
+def test_a_folder_with_captures_is_never_written_into(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
+    writer.close()
+    with pytest.raises(StoreError, match="already holds captures"):
+        CaptureWriter(tmp_path)
+
+
+def test_a_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.close()
+    with pytest.raises(StoreError, match="is closed"):
+        writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
+
+
+def test_names_on_disk_are_counters_whatever_the_module_is_called(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    for module in ("a/b", "../up", "line\nbreak", "nul\0", "x" * 300):
+        writer.add("f", module, torch.ones(1), sample_ids=None, **AT)
+    writer.close()
+    assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
+    assert [entry["module"] for entry in index(tmp_path)[0]["entries"]][:2] == ["a/b", "../up"]
+
+
+def test_an_interruption_while_a_shard_is_written_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "a", torch.ones(3), sample_ids=[0, 1, 2], **AT)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("os.replace", interrupted)
+        writer.flush()
+    writer.close()
+    assert [shard["entries"][0]["rows"] for shard in index(tmp_path)] == [3]
+    assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
