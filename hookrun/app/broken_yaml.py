@@ -10,10 +10,8 @@ from yaml.reader import ReaderError
 from hookrun.errors import Problem
 
 
-def problem_of_yaml(error: Exception) -> Problem | None:
-    """The problem that a YAML exception stands for; None for any other exception."""
-    if not isinstance(error, YAMLError):
-        return None
+def problem_of_yaml(error: YAMLError) -> Problem:
+    """The problem that a YAML exception stands for."""
     if isinstance(error, ReaderError):
         what = f"{error.reason}: character {error.character!r} at position {error.position}"
         return Problem(str(error.name), what)

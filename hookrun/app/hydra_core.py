@@ -16,7 +16,9 @@ from typing import Any, cast
 
 from hydra import version
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
@@ -24,11 +26,24 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import TaskFunction
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.app.config_files import reading
 
 VERSION_BASE = "1.3"
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+
+
+class ConfigFiles(FileConfigSource):
+    """Hydra's reader of config folders, with errors that name the file."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if not self.is_config(config_path):
+            return super().load_config(config_path)
+        with reading(Path(self.path, self._normalize_file_name(config_path)).resolve()):
+            return super().load_config(config_path)
 
 
 class App(Hydra):
@@ -79,10 +94,7 @@ class App(Hydra):
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
         with _missing_folder_is_an_error():
-            job = self.config_loader.load_sweep_config(cfg, list(overrides))
-        OmegaConf.update(job, "hydra.job.id", str(number), force_add=True)
-        OmegaConf.update(job, "hydra.job.num", number, force_add=True)
-        return job
+            return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
     def options(self, group: str) -> list[str]:
         """The names in a config group, those of its subgroups included."""
@@ -96,6 +108,13 @@ class App(Hydra):
     def folders(self) -> list[Path]:
         """The config folders on disk, in the order in which they are searched."""
         return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+def numbered(cfg: DictConfig, number: int) -> DictConfig:
+    """The configuration `cfg`, now of the job `number` of a sweep."""
+    with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
+        cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+    return cfg
 
 
 @contextmanager
@@ -136,12 +155,14 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
         path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
     state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
     outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")
-    outer_base = version.getbase()
+    outer_base, sources = version.getbase(), SourcesRegistry.instance().types
     try:
         state[0].clear()
         version.setbase(VERSION_BASE)
+        sources["file"] = ConfigFiles
         yield cast(App, App.create_main_hydra2("hookrun", path))
     finally:
         state[0].hydra, state[1].cfg = outer, outer_config
         state[2].conf["name"] = outer_name  # `set` would log it
         version.VersionBase.instance().version_base = outer_base
+        sources["file"] = FileConfigSource

@@ -48,7 +48,9 @@ def _without_unknown(
                 return unknown, groups
             rest.remove(found[1])
             key = found[1].partition("=")[0]
-            inside = str(getattr(error.__cause__, "full_key", ""))  # `key={…}` with an unknown key in the braces
+            inside = str(
+                getattr(error.__cause__, "full_key", "")
+            )  # `key={…}` with an unknown key in the braces
             unknown[found[1]] = inside if inside.startswith(f"{key}.") else key
 
 

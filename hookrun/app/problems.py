@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import yaml
 from hydra.errors import (
     ConfigCompositionException,
     HydraException,
@@ -23,7 +23,6 @@ from hookrun.app.hydra_core import App
 from hookrun.app.keys import undeletable_key, unknown_keys
 from hookrun.app.overrides import quoted
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
-
 
 _INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 
@@ -66,7 +65,11 @@ def _problems(error: Exception, asked: Asked | None) -> list[Problem]:
             return [_value(error)]
         case UserWarning():
             return [_missing_folder(error)]
-    return [problem_of_yaml(error) or _other(error)]
+        case yaml.YAMLError():
+            return [problem_of_yaml(error)]
+        case ValueError() if asked and "Config group override must be" in str(error):
+            return _nameless_choices(asked)
+    return [_other(error)]
 
 
 def _broken_override(error: OverrideParseException, asked: Asked | None) -> Problem:
@@ -95,7 +98,10 @@ def _missing_config(error: MissingConfigException, asked: Asked | None) -> Probl
     if misnamed is not None:
         return Problem(str(misnamed), "configuration files end in .yaml", f"rename it to {name}.yaml")
     if "Could not load" in str(error):
-        return Problem(path, _first_lines(error), nearest(name, options))
+        parent = re.match(r"In '([^']+)': ", str(error))
+        what = _first_lines(error).removeprefix(parent[0] if parent else "")
+        hint = "a defaults list holds items like `- override /model: resnet18`"
+        return Problem(_file(parent[1], asked) if parent else path, what, hint)
     if not group:
         options = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
     near = nearest(name, options)
@@ -119,7 +125,9 @@ def _composition(error: ConfigCompositionException, asked: Asked | None) -> list
         key = re.search(r"full_key: (\S+)", text)
         return [Problem(_file(found[1], asked), found[2] + (f" (at {key[1]})" if key else ""))]
     if (found := re.match(r"In '([^']+)': (.*)", text)) is not None:
-        return [Problem(_file(found[1], asked), _first_lines(error).removeprefix(f"In '{found[1]}': "))]
+        group = re.match(r"Could not override '([^']+)'\. No match", found[2])
+        hint = nearest(group[1], asked.app.config_loader.list_groups("")) if group and asked else ""
+        return [Problem(_file(found[1], asked), _first_lines(error).removeprefix(f"In '{found[1]}': "), hint)]
     if isinstance(error.__cause__, OmegaConfBaseException):
         return [Problem("", f"{_first_lines(error)}: {str(error.__cause__).splitlines()[0]}")]
     return [Problem("", _first_lines(error))]
@@ -146,6 +154,17 @@ def _value(error: OmegaConfBaseException) -> Problem:
     return Problem(str(error.full_key or ""), what, hint)
 
 
+def _nameless_choices(asked: Asked) -> list[Problem]:
+    """Overrides like ``train=3``: Hydra's message does not say which of them it means."""
+    groups = asked.app.config_loader.list_groups("")
+    pairs = [text.partition("=")[::2] for text in asked.overrides]
+    return [
+        Problem(key, f"found {value!r}, expected a name", nearest(value, asked.app.options(key)))
+        for key, value in pairs
+        if key in groups and value not in asked.app.options(key) and value[:1] not in ("{", "[")
+    ]
+
+
 def _missing_folder(error: UserWarning) -> Problem:
     found = re.search(r"path=(.*) is not available", str(error))
     folder = found[1] if found else str(error)
@@ -153,25 +172,15 @@ def _missing_folder(error: UserWarning) -> Problem:
 
 
 def _other(error: Exception) -> Problem:
-    where = _file_being_read(error) or ""
-    if isinstance(error, UnicodeDecodeError):
-        byte = error.object[error.start]
-        return Problem(where, f"is not UTF-8 text: byte {byte:#04x} at position {error.start}")
+    if isinstance(error, RecursionError):
+        return Problem(
+            "", "something contains itself, through a YAML alias or an interpolation", "break the cycle"
+        )
     if isinstance(error, OSError) and error.filename:
         return Problem(str(error.filename), error.strerror or str(error))
-    if isinstance(error, RecursionError):
-        return Problem(where, "contains itself, through a YAML alias or an interpolation", "break the cycle")
     if isinstance(error, ValueError | OSError):
-        return Problem(where, str(error))
-    return Problem(where, f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
-
-
-def _file_being_read(error: Exception) -> str | None:
-    """The config file whose reading failed: these exceptions do not name it, Hydra's frame does."""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "load_config" and "full_path" in frame.f_locals:
-            return str(frame.f_locals["full_path"])
-    return None
+        return Problem("", str(error))
+    return Problem("", f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
 
 
 def _file(config: str, asked: Asked | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hookrun.app.compose import plain_job, unused_run_dir
-from hookrun.app.hydra_core import App
+from hookrun.app.hydra_core import App, numbered
 from hookrun.app.jobs import DONE, FAILED, READ_ONLY, Job, most_serious, release_memory
 from hookrun.app.problems import Asked, explained
 from hookrun.errors import Problem, SpecError
@@ -33,7 +34,7 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         sweep_dir = Path(str(cfg.hydra.sweep.dir)).absolute()
         jobs = app.jobs(cfg)
     if jobs is None:
-        experiments = [parse_experiment(plain_job(cfg))]
+        experiments = [parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))]
         names = [""]
     else:
         names = [" ".join(filter_overrides(overrides)) for overrides in jobs]

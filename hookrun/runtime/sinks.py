@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError, nearest
 from hookrun.runtime.site import Site
-from hookrun.compiler.tensors import snapshot
+from hookrun.compiler.tensors import children, snapshot, tensors
 
 
 class ByModule(Mapping[str, Any]):
@@ -38,45 +39,67 @@ class ByModule(Mapping[str, Any]):
         return f"{type(self).__name__}({dict(self._data)!r})"
 
 
-class Memory:
-    """Keeps captures and records for as long as the installation is referred to."""
+class Records(ABC):
+    """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
+
+    stop: why a check with policy `stop` asks for the end of the run, or None
+    """
 
     wants_calls = False
 
     def __init__(self) -> None:
-        self.captures = dict[str, dict[str, list[Any]]]()
-        self._pending = list[dict[str, Any]]()
-        self._records = list[dict[str, Any]]()
         self.stop: str | None = None
-
-    def keeper(self, site: Site) -> Callable[[Any], None]:
-        """Append to the live list of the site's module."""
-        append = self.captures.setdefault(site.hook, {}).setdefault(site.path, []).append
-        return lambda value: append(snapshot(value))
+        self._pending = list[dict[str, Any]]()
 
     def emit(self, record: dict[str, Any]) -> None:
         """Take a record; `print` shows it at once."""
         if record["action"] == "print":
             record = read(record)
-            print(line(record))
+            self.show(line(record))
         self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
-
-    @property
-    def records(self) -> list[dict[str, Any]]:
-        """Every record so far, in order, with its tensors read."""
-        self.settle()
-        return self._records
 
     def settle(self) -> None:
         """Read the tensors of the pending records; the verdict of a passed check is no record."""
         pending, self._pending = self._pending, []
         for record in map(read, pending):
             if record.get("ok") is not True:
-                self._records.append(record)
+                self.store(record)
                 if record.get("policy") == "stop" and self.stop is None:
                     self.stop = f"hook {record['hook']!r} on {record['module'] or '(root)'}: {record['message']}"
+
+    def show(self, text: str) -> None:
+        """Print the line of a `print` action."""
+        print(text)
+
+    @abstractmethod
+    def store(self, record: dict[str, Any]) -> None:
+        """Keep a record that has been read."""
+
+
+class Memory(Records):
+    """Keeps captures and records for as long as the installation is referred to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captures = dict[str, dict[str, list[Any]]]()
+        self._records = list[dict[str, Any]]()
+
+    def keeper(self, site: Site) -> Callable[[Any], None]:
+        """Append to the live list of the site's module."""
+        append = self.captures.setdefault(site.hook, {}).setdefault(site.path, []).append
+        return lambda value: append(snapshot(value))
+
+    def store(self, record: dict[str, Any]) -> None:
+        """Keep a record."""
+        self._records.append(record)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Every record so far, in order, with its tensors read."""
+        self.settle()
+        return self._records
 
 
 MOST_PENDING = 4096
@@ -107,6 +130,7 @@ class Probe:
     """Collects what goes wrong in each hook, and how much each capture would hold, while shapes are checked."""
 
     wants_calls = False
+    stop: str | None = None
 
     def __init__(self) -> None:
         self.problems = list[tuple[str, str, str]]()  # hook, path, what
@@ -114,12 +138,13 @@ class Probe:
 
     def keeper(self, site: Site) -> Callable[[Any], None]:
         """Remember the tensors of the first firing."""
-        from hookrun.compiler.tensors import tensors
-
         return lambda value: self.captured.setdefault((site.hook, site.path), list(tensors(value))) and None
 
     def emit(self, record: dict[str, Any]) -> None:
         """Nothing is recorded: the values are not real."""
+
+    def settle(self) -> None:
+        """Nothing is pending."""
 
     def guard(self, site: Site, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op; its failure becomes a problem, and its value passes unchanged."""
@@ -155,8 +180,6 @@ def _differs(old: Any, new: Any) -> str | None:
         return None
     if type(old) is not type(new):
         return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
-    from hookrun.compiler.tensors import children
-
     pairs = zip(children(old), children(new), strict=True)
     return next((text for (_, a), (_, b) in pairs if (text := _differs(a, b)) is not None), None)
 

@@ -17,15 +17,20 @@ class Sink(Protocol):
     """Where what the actions see goes. The store has one, memory has one, the shape check has one.
 
     wants_calls: it reads which call of a module within one forward a value is of
+    stop:        why a check with policy `stop` asks for the end of the run, or None
     """
 
     wants_calls: bool
+    stop: str | None
 
     def keeper(self, site: Site) -> Callable[[Any], None]:
         """A function that stores a value that the site captured."""
 
     def emit(self, record: dict[str, Any]) -> None:
         """Take a record; tensors in it are not read yet."""
+
+    def settle(self) -> None:
+        """Read what is pending."""
 
 
 class Site:

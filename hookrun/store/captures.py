@@ -14,7 +14,7 @@ from torch import Tensor
 from hookrun.errors import HookrunError, nearest
 from hookrun.store.files import StoreError, read_lines
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
-from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors
+from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors, read_rows, read_tensor
 
 V = TypeVar("V")
 
@@ -152,7 +152,7 @@ class Capture:
         """[rows, columns] in row order, and the place of each row in the order of recording."""
         tables = []
         for part in self._parts:
-            table = self._open(part.shard.file).get_tensor(f"{part.entry.key}.rows")
+            table = read_tensor(self._open(part.shard.file), f"{part.entry.key}.rows")
             tables.append(table[:, [part.shard.columns.index(name) for name in COLUMNS]])
         table = torch.cat(tables)
         samples = table[:, 0]
@@ -208,11 +208,11 @@ class Capture:
 
     def _fill(self, out: Tensor, part: _Part, rows: Tensor, targets: Tensor) -> None:
         """Copy rows of a part, ascending with repetitions, to their targets: one read per run of neighbours."""
-        stored = self._open(part.shard.file).get_slice(part.entry.key)
+        file = self._open(part.shard.file)
         breaks = (rows.diff() > 1).nonzero().squeeze(1) + 1
         for run, places in zip(rows.tensor_split(breaks), targets.tensor_split(breaks), strict=True):
             first, place = int(run[0]), int(places[0])
-            block = as_bytes(stored[first : int(run[-1]) + 1])
+            block = as_bytes(read_rows(file, part.entry.key, first, int(run[-1]) + 1))
             if len(block) == len(run) and bool((places.diff() == 1).all()):
                 out[place : place + len(block)] = block
             else:

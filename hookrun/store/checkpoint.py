@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from hookrun.store.files import StoreError, make_folder, replacing
-from hookrun.store.tensor_file import open_tensors, unstorable, write_tensors
+from hookrun.store.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
 
 _ALIASES = "aliases"
 
@@ -47,7 +47,7 @@ def read(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise StoreError(f"there is no checkpoint {path}")
     with open_tensors(path) as file:
-        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (no mapping)
         aliases = json.loads((file.metadata() or {}).get(_ALIASES, "{}"))
     try:
         return state | {name: state[same] for name, same in aliases.items()}

@@ -111,6 +111,20 @@ def open_tensors(path: Path) -> Any:
         raise StoreError(f"{path} is no whole safetensors file: {error}") from error
 
 
+def read_tensor(file: Any, name: str) -> Tensor:
+    """One tensor of an open file, on the CPU: the library alone would follow torch's default device."""
+    with torch.device("cpu"):
+        tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+
+def read_rows(file: Any, name: str, start: int, stop: int) -> Tensor:
+    """Rows `start` to `stop` of one tensor of an open file, on the CPU; the others are not read."""
+    with torch.device("cpu"):
+        rows: Tensor = file.get_slice(name)[start:stop]
+        return rows
+
+
 def _memory(tensor: Tensor) -> memoryview:
     plain = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     return plain.reshape(-1).view(torch.uint8).numpy().data

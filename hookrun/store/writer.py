@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hookrun.compiler.tensors import leaves
 from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
-from hookrun.store.leaves import leaves
 from hookrun.store.tensor_file import dtype_name, unstorable, write_tensors
 
 SHARD_BYTES = 64 * 2**20
@@ -103,6 +103,8 @@ class CaptureWriter:
         moment = torch.tensor((epoch, step, call), dtype=torch.int64, device="cpu")
         count = self.counts.setdefault((hook, module), Count())
         for path, leaf in leaves(value):
+            if leaf is None:
+                continue
             problem = unstorable(leaf)
             if problem:
                 at = f"hook {hook!r} at module {module!r}" + (f", {path}" if path else "")

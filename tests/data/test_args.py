@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import Field, ValidationError, model_validator
@@ -17,6 +17,7 @@ class Example(Args):
     size: int | list[int] = 1
     rate: float = Field(default=0.5, ge=0)
     mode: Literal["fast", "slow"] = "fast"
+    few: int | Annotated[list[int], Field(max_length=2)] = 1
     needed: str
 
     @model_validator(mode="after")
@@ -54,17 +55,18 @@ def test_a_missing_key_is_named() -> None:
     ("given", "what"),
     [
         ({"rate": -1}, "found -1: expected greater than or equal to 0"),
-        ({"rate": float("nan")}, "found nan: expected a finite number; expected"),
+        ({"rate": float("nan")}, "found nan: expected a finite number"),
         ({"mode": "fats"}, "found 'fats': expected 'fast' or 'slow'"),
         ({"size": True}, "found True: expected a valid integer or a valid list"),
         ({"size": [1, "a", 2.5]}, "found [1, 'a', 2.5]: expected a valid integer"),
+        ({"few": [1, 2, 3]}, "found [1, 2, 3]: expected a valid integer; list should have at most 2 items, not 3"),
         ({"size": None}, "found None: expected a valid integer or a valid list"),
     ],
 )
 def test_a_wrong_value_is_one_problem_that_shows_it(given: dict[str, Any], what: str) -> None:
     (problem,) = problems(needed="x", **given)
     assert problem.where == f"data.args.{next(iter(given))}"
-    assert problem.what.startswith(what.split("; expected")[0])
+    assert problem.what == what
 
 
 def test_values_are_not_converted() -> None:

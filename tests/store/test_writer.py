@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from hookrun.compiler.tensors import get
+from hookrun.spec.target import parse_target
 from hookrun.store.files import StoreError
 from hookrun.store.writer import CaptureWriter, Count
 
 AT = {"epoch": 0, "step": 0, "call": 0}
+ONE, TWO = torch.ones(1), torch.full((2,), 2.0)
 
 
 def index(folder: Path) -> list[dict[str, Any]]:
@@ -95,6 +100,39 @@ def test_the_leaves_of_a_container_are_streams_of_their_own(tmp_path: Path) -> N
         ("logits", "sample"),
         ("aux[1]", "firing"),
     ]
+
+
+@dataclass
+class Output:
+    loss: Tensor | None
+    states: Any
+    cached: bool = True
+
+
+class Pair(NamedTuple):
+    logits: Tensor
+    hidden: Any
+
+
+@pytest.mark.parametrize(
+    ("value", "paths"),
+    [
+        ((ONE, [TWO, ONE]), ["[0]", "[1][0]", "[1][1]"]),
+        ({"logits": ONE, "a key": (TWO,), 3: ONE}, ["logits", "['a key'][0]", "[3]"]),
+        ({0: ONE, "0": TWO}, ["[0]", "['0']"]),
+        ((Pair(ONE, {"last": TWO}), 3, "text"), ["[0].logits", "[0].hidden.last"]),
+        (Output(None, (None, TWO)), ["states[1]"]),
+    ],
+)
+def test_the_path_of_a_leaf_is_the_target_that_names_it(tmp_path: Path, value: Any, paths: list[str]) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "m", value, sample_ids=None, **AT)
+    writer.close()
+    [shard] = index(tmp_path)
+    assert [entry["path"] for entry in shard["entries"]] == paths
+    stored = load_file(tmp_path / shard["shard"])
+    for entry in shard["entries"]:
+        assert torch.equal(stored[entry["key"]][0], get(value, parse_target(entry["path"]).keys))
 
 
 def test_shards_are_counted_hashed_and_bounded(tmp_path: Path) -> None:

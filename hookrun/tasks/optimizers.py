@@ -1,0 +1,103 @@
+"""torch's optimizers and learning-rate schedules by name: closed registries read from torch itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+from torch.optim.lr_scheduler import LRScheduler
+
+from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.spec.experiment import Named, Scheduler
+
+_NEED_CODE = frozenset({"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler"})
+_NEED_CLOSURE = frozenset({"LBFGS"})
+
+
+@cache
+def optimizers() -> Mapping[str, type[Optimizer]]:
+    """Every optimizer of torch.optim that steps without a closure."""
+    found = {name: item for name, item in vars(torch.optim).items() if isinstance(item, type)}
+    return {
+        name: item
+        for name, item in found.items()
+        if issubclass(item, Optimizer) and item is not Optimizer and name not in _NEED_CLOSURE
+    }
+
+
+@cache
+def schedulers() -> Mapping[str, type[LRScheduler]]:
+    """Every schedule of torch.optim.lr_scheduler whose arguments are plain values."""
+    found = {name: item for name, item in vars(lr_scheduler).items() if isinstance(item, type)}
+    return {
+        name: item
+        for name, item in found.items()
+        if issubclass(item, LRScheduler) and not name.startswith("_") and name not in _NEED_CODE
+    }
+
+
+def check_named(named: Named, where: str, registry: Mapping[str, type], fills: Iterable[str] = ()) -> list[Problem]:
+    """What is wrong with a name and its arguments.
+
+    fills: arguments that are found by themselves where they are left out
+    """
+    cls = _found(named.name, registry)
+    if cls is None:
+        return [Problem(f"{where}.name", f"found {named.name!r}, which torch does not have", nearest(named.name, registry))]
+    parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
+    problems = [
+        Problem(f"{where}.{key}", f"is no argument of {cls.__name__}", nearest(key, parameters))
+        for key in named.args
+        if key not in parameters
+    ]
+    needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
+    missing = [key for key in needed if key not in named.args and key not in fills]
+    return problems + [Problem(f"{where}.{key}", f"is missing: {cls.__name__} needs it") for key in missing]
+
+
+def _found(name: str, registry: Mapping[str, type]) -> type | None:
+    by_lower = {key.lower(): item for key, item in registry.items()}
+    return by_lower.get(name.lower().replace("_", ""))
+
+
+def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
+    """The optimizer of the parameters that require a gradient.
+
+    Raises SpecError for arguments that it refuses, HookrunError where there is nothing to train.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise HookrunError("nothing to train: no parameter of the model requires a gradient; task=evaluate needs none")
+    return _made(named, "train.optimizer", optimizers(), parameters, named.args)  # type: ignore[no-any-return]
+
+
+FILLED = ("T_max", "total_steps", "total_iters")
+
+
+def make_scheduler(named: Scheduler | None, optimizer: Optimizer, intervals: int) -> LRScheduler | None:
+    """The schedule; its length is that of the run where it is left out.
+
+    intervals: how many times the run will step it
+    """
+    if named is None:
+        return None
+    cls = _found(named.name, schedulers())
+    takes = inspect.signature(cls).parameters if cls else {}
+    length = {"T_max": intervals, "total_steps": intervals} if "total_iters" not in takes else {}
+    filled = {key: value for key, value in length.items() if key in takes}
+    return _made(named, "train.scheduler", schedulers(), optimizer, filled | named.args)  # type: ignore[no-any-return]
+
+
+def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, args: Mapping[str, Any]) -> Any:
+    cls = _found(named.name, registry)
+    if cls is None:
+        raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
+    try:
+        return cls(first, **args)
+    except (TypeError, ValueError) as error:
+        raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error

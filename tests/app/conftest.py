@@ -1,0 +1,87 @@
+"""What the tests of the command line share: a folder of one's own configurations, and tasks that only take notes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from hookrun import tasks
+from hookrun.errors import CheckFailed, CompileError, Problem
+from hookrun.spec import Experiment
+from hookrun.store.run_dir import RunDir
+
+
+@dataclass
+class Notes:
+    """Tasks that compute nothing. The seed of an experiment says how its run ends.
+
+    1 fails; 2 does not compile; 3 is stopped by a check, 4 ended by one; 130 is interrupted; any other is done.
+    """
+
+    prepared: list[tuple[Experiment, frozenset[str]]] = field(default_factory=list)
+    shown: list[Experiment] = field(default_factory=list)
+    ran: list[tuple[int, Path]] = field(default_factory=list)
+
+    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Experiment:
+        self.prepared.append((experiment, trust))
+        if experiment.settings.seed == 2:
+            raise CompileError([Problem("hooks.clip_fc.select", "nothing matches")])
+        return experiment
+
+    def show(self, prepared: Experiment) -> None:
+        self.shown.append(prepared)
+        print(f"the plan of seed {prepared.settings.seed}")
+
+    def run(self, prepared: Experiment, run_dir: Path) -> int:
+        seed = prepared.settings.seed
+        self.ran.append((seed, run_dir))
+        run = RunDir.create(run_dir)
+        if seed == 1:
+            run.set_status("failed", "out of luck")
+            raise RuntimeError("out of luck")
+        if seed == 4:
+            run.set_status("failed", "found inf", 3)
+            raise CheckFailed("hook nan_hunt at conv1: found inf")
+        if seed == 130:
+            run.set_status("interrupted")
+            raise KeyboardInterrupt
+        run.set_status("stopped" if seed == 3 else "done")
+        return 3 if seed == 3 else 0
+
+    def objective(self, run_dir: Path) -> float:
+        return next(seed for seed, ran in self.ran if ran == run_dir) / 10
+
+
+@pytest.fixture
+def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+    """The tasks, replaced by notes of how they were called."""
+    taken = Notes()
+    for name in ("prepare", "show", "run", "objective"):
+        monkeypatch.setattr(tasks, name, getattr(taken, name), raising=False)
+    return taken
+
+
+@pytest.fixture(autouse=True)
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Callable[..., str]:
+    """Write files into a config folder of one's own: ``conf(**{"experiment/mine": text})`` gives its path."""
+
+    def write(**files: str) -> str:
+        for name, text in files.items():
+            file = tmp_path / "my_conf" / (name if "." in name else f"{name}.yaml")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        return str(tmp_path / "my_conf")
+
+    return write

@@ -1,0 +1,163 @@
+"""A disk that refuses is one clear error: the path, what the system said, what was kept; never half a file."""
+
+from __future__ import annotations
+
+import os
+import resource
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hookrun.store import checkpoint
+from hookrun.store.files import Lines, StoreError, read_lines
+from hookrun.store.reader import open_run
+from hookrun.store.run_dir import RunDir
+from hookrun.store.writer import CaptureWriter
+
+AT = {"epoch": 0, "step": 0, "call": 0}
+NOBODY = 65534
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: a write that would is cut short and then refused, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def read_only() -> Iterator[Path]:
+    """A run directory that may be read but not written to; root, who may do everything, becomes nobody for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        (path / "checkpoints").mkdir()
+        os.chmod(path / "checkpoints", 0o555)
+        os.chmod(path, 0o555)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(NOBODY)
+        try:
+            yield path
+        finally:
+            if root:
+                os.seteuid(0)
+            os.chmod(path, 0o755)
+            os.chmod(path / "checkpoints", 0o755)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_full_disk_keeps_every_shard_before_it(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.set_status("running")
+    writer = run.captures
+    writer.add("f", "m", torch.zeros(2, 10), sample_ids=[0, 1], **AT)
+    writer.flush()
+    writer.add("f", "m", torch.ones(3, 10_000), sample_ids=[2, 3, 4], **AT)
+    with files_limited_to(50_000), pytest.raises(StoreError) as caught:
+        writer.flush()
+    path = tmp_path / "captures" / "000001.safetensors"
+    assert str(caught.value) == (
+        f"cannot write {path}: File too large; nothing is left under that name\n"
+        f"3 captured rows are lost; the 1 shards written to {path.parent} before are kept and indexed"
+    )
+    run.close()  # says nothing a second time
+    run.set_status("failed", str(caught.value))
+    assert names(path.parent) == ["000000.safetensors", "index.jsonl"]
+    assert torch.equal(open_run(tmp_path).captures["f"]["m"][:], torch.zeros(2, 10))
+
+
+def test_after_a_refused_shard_nothing_more_is_taken(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "m", torch.ones(10_000), sample_ids=None, **AT)
+    with files_limited_to(1_000), pytest.raises(StoreError):
+        writer.flush()
+    with pytest.raises(StoreError, match="is closed"):
+        writer.add("f", "m", torch.ones(1), sample_ids=None, **AT)
+    assert names(tmp_path) == []
+
+
+def test_an_index_that_cannot_grow_leaves_no_half_line(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "m", torch.zeros(1), sample_ids=None, **AT)
+    writer.flush()
+    size = (tmp_path / "index.jsonl").stat().st_size
+    writer.add("f", "m" * 2 * size, torch.ones(1), sample_ids=None, **AT)  # a line longer than the shard
+    with (
+        files_limited_to(size + 100),
+        pytest.raises(StoreError, match=r"index\.jsonl: File too large; its first 1"),
+    ):
+        writer.flush()
+    assert (tmp_path / "index.jsonl").stat().st_size == size
+
+
+def test_a_refused_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
+    path, model = tmp_path / "last.safetensors", nn.Linear(100, 100)
+    checkpoint.save(model, path)
+    before = path.read_bytes()
+    with files_limited_to(10_000), pytest.raises(StoreError) as caught:
+        checkpoint.save(model, path)
+    assert str(caught.value) == f"cannot write {path}: File too large; what it held before is kept"
+    assert path.read_bytes() == before
+    assert names(tmp_path) == ["last.safetensors"]
+
+
+def test_a_refused_status_keeps_the_one_before(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.set_status("running")
+    with files_limited_to(10), pytest.raises(StoreError, match="what it held before is kept"):
+        run.set_status("done")
+    assert open_run(tmp_path).status["status"] == "running"
+
+
+def test_a_refused_line_is_taken_back(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.log_metrics(step=0)
+    with files_limited_to(20), pytest.raises(StoreError) as caught:
+        run.log_metrics(step=1, loss=0.5)
+    path = tmp_path / "metrics.jsonl"
+    assert str(caught.value) == f"cannot append to {path}: File too large; its first 1 lines are kept"
+    run.log_metrics(step=2)
+    run.close()
+    assert read_lines(path) == ([{"step": 0}, {"step": 2}], "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_no_space_left_is_said_as_the_system_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.symlink_to("/dev/full")
+    lines = Lines(path)
+    with pytest.raises(StoreError) as caught:
+        lines.append({"step": 0})
+    lines.close()
+    assert str(caught.value) == f"cannot append to {path}: No space left on device; no line of it was written"
+
+
+def test_a_read_only_folder_is_named(read_only: Path) -> None:
+    run = RunDir.create(read_only)
+    run.captures.add("f", "m", torch.ones(1), sample_ids=None, **AT)
+    cases = {
+        f"cannot write {read_only}/status.json: ": lambda: run.set_status("running"),
+        f"cannot append to {read_only}/metrics.jsonl: ": lambda: run.log_metrics(step=0),
+        f"cannot make the folder {read_only}/captures: ": run.captures.flush,
+        f"cannot write {read_only}/checkpoints/last.safetensors: ": lambda: checkpoint.save(
+            nn.Linear(1, 1), run.checkpoints / "last.safetensors"
+        ),
+    }
+    for said, write in cases.items():
+        with pytest.raises(StoreError) as caught:
+            write()
+        assert str(caught.value).startswith(f"{said}Permission denied")
+    run.close()
+    assert names(read_only) == ["checkpoints"] and names(read_only / "checkpoints") == []

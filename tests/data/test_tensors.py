@@ -1,0 +1,247 @@
+"""One's own tensors: any names, one input or several, with a target or without, from one file or two."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.utils.data import default_collate
+
+from hookrun.data import Split, describe, load
+from hookrun.errors import SpecError
+from hookrun.spec.experiment import Data
+
+ROWS = 10
+
+
+def section(root: Path, transforms: dict[str, Any] | None = None, **args: Any) -> Data:
+    return Data(name="tensors", root=str(root), args=args, transforms=transforms or {})
+
+
+def problems(config: Data, split: Split = "train") -> list[tuple[str, str]]:
+    with pytest.raises(SpecError) as caught:
+        describe(config, split)
+    with pytest.raises(SpecError):
+        load(config, split, seed=0)
+    return [(problem.where, problem.what) for problem in caught.value.errors]
+
+
+def wheres(config: Data, split: Split = "train") -> list[str]:
+    return [where for where, _ in problems(config, split)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """x.safetensors and x.npz: row i of `input` is [i, i], its `target` i mod 3; and tensors of other kinds."""
+    number = torch.arange(ROWS)
+    tensors = {
+        "input": torch.stack([number, number], 1).float(),
+        "target": number % 3,
+        "double": number.double(),
+        "half": number.half(),
+        "bytes": (number % 3).to(torch.uint8),
+        "flags": number > 4,
+        "images": torch.zeros(ROWS, 1, 8, 8),
+        "short": torch.zeros(3),
+        "number": torch.tensor(1.0),
+        "none": torch.zeros(0, 2),
+    }
+    save_file(tensors, tmp_path / "x.safetensors")
+    np.savez(tmp_path / "x.npz", **{name: tensor.numpy() for name, tensor in tensors.items()})  # type: ignore[arg-type]
+    return tmp_path
+
+
+def first_values(config: Data, split: Split) -> list[int]:
+    samples = load(config, split, seed=0)
+    return [int(samples[i][0][0]) for i in range(len(samples))]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("file", ["x.safetensors", "x.npz"])
+def test_row_i_of_the_file_is_a_sample(root: Path, file: str) -> None:
+    config = section(root, file=file, val_fraction=1.0)
+    samples = load(config, "val", seed=0)
+    assert [(x.tolist(), int(y)) for x, y in samples] == [([i, i], i % 3) for i in range(ROWS)]  # type: ignore[attr-defined]
+    info = describe(config, "val")
+    assert (info.shape, info.dtype) == ((2,), torch.float32)
+    assert (info.target_shape, info.target_dtype) == ((), torch.int64)
+    assert info.sizes == {"train": 0, "val": ROWS}
+
+
+def test_a_fraction_of_one_file_is_for_validation_in_the_files_order(root: Path) -> None:
+    config = section(root, file="x.npz", val_fraction=0.3)
+    train, val = first_values(config, "train"), first_values(config, "val")
+    assert sorted(train + val) == list(range(ROWS))
+    assert (train, val) == (sorted(train), sorted(val))
+    assert describe(config).sizes == {"train": len(train), "val": len(val)} == {"train": 7, "val": 3}
+
+
+def test_two_files_are_the_two_splits(root: Path) -> None:
+    save_file({"input": torch.full((2, 2), 7.0), "target": torch.zeros(2, dtype=torch.int64)}, root / "val.safetensors")
+    config = section(root, train_file="x.npz", val_file="val.safetensors")
+    assert first_values(config, "train") == list(range(ROWS))
+    assert first_values(config, "val") == [7, 7]
+    assert describe(config).sizes == {"train": ROWS, "val": 2}
+
+
+def test_one_of_two_files_will_do_where_only_it_is_used(root: Path) -> None:
+    config = section(root, val_file="x.npz")
+    assert describe(config, "val").sizes == {"train": 0, "val": ROWS}
+    assert wheres(config, "train") == ["data.args.train_file"]
+
+
+def test_file_names_start_at_the_root_or_the_working_directory(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    for config in (
+        Data(name="tensors", args={"file": "x.npz"}),
+        Data(name="tensors", args={"file": str(root / "x.npz")}),
+        Data(name="tensors", root=str(root / "elsewhere"), args={"file": str(root / "x.npz")}),
+    ):
+        assert describe(config).sizes["train"] == 8
+
+
+@pytest.mark.parametrize("name", ["input", "double", "half"])
+def test_floating_point_becomes_the_models_usual_dtype(root: Path, name: str) -> None:
+    config = section(root, file="x.npz", input=name, target="double")
+    info = describe(config)
+    value, target = load(config, "train", seed=0)[0]
+    assert isinstance(value, torch.Tensor)
+    assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.float32, torch.float32)
+
+
+def test_floating_point_stays_what_it_is_where_asked(root: Path) -> None:
+    config = section(root, file="x.npz", input="half", target="double", dtype=None)
+    info = describe(config)
+    value, target = load(config, "train", seed=0)[0]
+    assert isinstance(value, torch.Tensor)
+    assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.float16, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "target_dtype"), [("target", torch.int64), ("bytes", torch.int64), ("flags", torch.bool)]
+)
+def test_integer_targets_become_labels_and_inputs_stay(
+    root: Path, name: str, target_dtype: torch.dtype
+) -> None:
+    config = section(root, file="x.npz", input="bytes", target=name)
+    info = describe(config)
+    value, target = load(config, "train", seed=0)[0]
+    assert isinstance(value, torch.Tensor)
+    assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.uint8, target_dtype)
+
+
+def test_several_inputs_come_by_name(root: Path) -> None:
+    config = section(root, file="x.npz", input=["input", "images"])
+    info = describe(config)
+    batch, _ = default_collate([load(config, "train", seed=0)[i] for i in range(4)])
+    example = info.example(4)
+    assert isinstance(example, dict)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in batch.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in example.items()
+    }
+
+
+def test_a_list_of_one_name_still_gives_a_keyword(root: Path) -> None:
+    value, _ = load(section(root, file="x.npz", input=["input"]), "train", seed=0)[0]
+    assert isinstance(value, dict)
+    assert list(value) == ["input"]
+
+
+def test_without_a_target_the_batch_of_targets_is_empty(root: Path) -> None:
+    config = section(root, file="x.npz", target=None)
+    info = describe(config)
+    assert info.target is None
+    _, targets = default_collate([load(config, "train", seed=0)[i] for i in range(4)])
+    assert torch.equal(targets, info.example_target(4))
+
+
+def test_an_input_can_be_its_own_target(root: Path) -> None:
+    value, target = load(section(root, file="x.npz", target="input"), "train", seed=0)[3]
+    assert isinstance(value, torch.Tensor)
+    assert torch.equal(value, target)
+
+
+def test_images_take_transforms(root: Path) -> None:
+    config = section(root, {"resize": {"size": [4, 4]}}, file="x.npz", input="images")
+    assert describe(config).shape == (1, 4, 4)
+    value, _ = load(config, "train", seed=0)[0]
+    assert isinstance(value, torch.Tensor)
+    assert value.shape == (1, 4, 4)
+
+
+def test_the_number_of_labels_is_what_one_says(root: Path) -> None:
+    assert describe(section(root, file="x.npz")).num_classes is None
+    assert describe(section(root, file="x.npz", num_classes=3)).num_classes == 3
+
+
+def test_samples_pickle_for_worker_processes(root: Path) -> None:
+    samples = load(section(root, file="x.npz"), "train", seed=0)
+    again = pickle.loads(pickle.dumps(samples))
+    assert torch.equal(again[3][0], samples[3][0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {},
+        {"file": "x.npz", "val_file": "x.npz"},
+        {"file": "x.npz", "input": []},
+        {"file": "x.npz", "input": ["a", "a"]},
+    ],
+)
+def test_arguments_that_say_nothing_or_two_things_are_refused(root: Path, args: dict[str, Any]) -> None:
+    assert wheres(section(root, **args)) == ["data.args"]
+
+
+def test_a_missing_tensor_comes_with_the_nearest_names(root: Path) -> None:
+    config = section(root, file="x.npz", input="inputs", target="labels")
+    first, second = problems(config)
+    assert first[0] == "data.args.input"
+    assert "did you mean 'input'" in first[1]
+    assert second[0] == "data.args.target"
+    assert str(root / "x.npz") in second[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "where", "what"),
+    [
+        ({"input": "number"}, "data.args.input", "is a single number"),
+        ({"input": "short"}, "data.args.file", "differ in their number of rows: short [3] float32, target [10] int64"),
+        ({"input": "none", "target": None}, "data.args.val_fraction", "has 0 rows"),
+        ({"val_fraction": 1.0}, "data.args.val_fraction", "none is for the split 'train'"),
+        ({"input": "words"}, "data.args.input", "of a type that is not supported"),
+    ],
+)
+def test_tensors_that_are_no_rows_of_samples(root: Path, args: dict[str, Any], where: str, what: str) -> None:
+    with np.load(root / "x.npz") as arrays:
+        np.savez(root / "y.npz", words=np.asarray(["a"] * ROWS), **arrays)
+    (found,) = problems(section(root, file="y.npz", **args))
+    assert found[0] == where
+    assert what in found[1]
+
+
+def test_an_empty_file_of_one_split(root: Path) -> None:
+    config = section(root, train_file="x.npz", input="none", target=None)
+    ((where, what),) = problems(config)
+    assert (where, what) == ("data.args.train_file", f"{root / 'x.npz'} has no rows")
+
+
+def test_two_files_hold_the_same_kind_of_rows(root: Path) -> None:
+    np.savez(root / "val.npz", input=np.zeros((4, 5)), target=np.zeros(4))
+    ((where, what),) = problems(section(root, train_file="x.npz", val_file="val.npz"))
+    assert where == "data.args.val_file"
+    assert "input [2] float32" in what
+    assert "input [5] float64" in what
+
+
+def test_mistakes_in_both_files_are_found_at_once(root: Path) -> None:
+    assert wheres(section(root, train_file="a.npz", val_file="b.npz")) == [
+        "data.args.train_file",
+        "data.args.val_file",
+    ]
