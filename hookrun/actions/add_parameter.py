@@ -45,7 +45,7 @@ class AddParameter(Action):
 
     hooks = frozenset({"apply"})
     scope = "module"
-    name: Annotated[str, AfterValidator(_identifier)]  # type: ignore[misc]  # see below
+    name: Annotated[str, AfterValidator(_identifier)]  # type: ignore[misc]  # see _ActionName
     shape: Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], BeforeValidator(_sizes)]
     value: Value = 0.0
 
@@ -55,26 +55,36 @@ class AddParameter(Action):
             raise ValueError(misfit(shape_of(self.value), self.shape))
         return self
 
+    @property
+    def parameter(self) -> str:
+        """The name of the parameter: what the key `name` says."""
+        name: str = self.__dict__["name"]
+        return name
+
     def adds(self, hook_name: str) -> str | None:
         """The new parameter."""
-        return self.name
+        return self.parameter
+
+    def summary(self) -> str:
+        """The parameters that were set, as the plan shows them."""
+        return super().summary().replace(f"name={self.name}", f"name={self.parameter}", 1)
 
     def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
-        present = getattr(module, self.name, None)
+        present = getattr(module, self.parameter, None)
         if getattr(present, MARK, False):
             return self._misshapen(present)
-        if hasattr(module, self.name):
-            return f"the module has an attribute {self.name!r} already: choose another name"
-        if self.name in parameters:
-            return f"an earlier hook adds a parameter {self.name!r} already: choose another name"
+        if hasattr(module, self.parameter):
+            return f"the module has an attribute {self.parameter!r} already: choose another name"
+        if self.parameter in parameters:
+            return f"an earlier hook adds a parameter {self.parameter!r} already: choose another name"
         return None
 
     def _misshapen(self, present: Any) -> str | None:
         if tuple(present.shape) == self.shape:
             return None
         return (
-            f"parameter {self.name!r} was added before with shape {list(present.shape)}, not {list(self.shape)}: "
+            f"parameter {self.parameter!r} was added before with shape {list(present.shape)}, not {list(self.shape)}: "
             "uninstall it or choose another name"
         )
 
@@ -83,21 +93,22 @@ class AddParameter(Action):
         import torch
 
         def add(module: Module) -> None:
-            present = dict(module.named_parameters(recurse=False)).get(self.name)
+            present = dict(module.named_parameters(recurse=False)).get(self.parameter)
             if present is not None:
                 if problem := self._misshapen(present):
                     raise ValueError(problem)
                 return
             parameter = torch.nn.Parameter(self._start(module, site))
             setattr(parameter, MARK, True)
-            module.register_parameter(self.name, parameter)
+            module.register_parameter(self.parameter, parameter)
 
         return add
 
     def _start(self, module: Module, site: Site) -> Tensor:
         import torch
+        from torch.nn.parameter import is_lazy
 
-        tensors = chain(module.parameters(), module.buffers())
+        tensors = (tensor for tensor in chain(module.parameters(), module.buffers()) if not is_lazy(tensor))
         like = next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
         new = torch.empty(self.shape, dtype=like.dtype, device=like.device)
         value = site.constant("value")(new)
@@ -105,6 +116,18 @@ class AddParameter(Action):
         return new.copy_(value)
 
 
-# `name` is the public key of the parameter's name, and the class attribute by which every action is found. The class
-# holds the action's, each instance the parameter's.
-AddParameter.name = "add_parameter"
+class _ActionName:
+    """`AddParameter.name`, on the class and on its instances.
+
+    `name` is the public key of the parameter's name, and the attribute that holds the name of every action. A data
+    descriptor wins over an instance's own dict, where pydantic keeps the field.
+    """
+
+    def __get__(self, instance: AddParameter | None, owner: type[AddParameter]) -> str:
+        return "add_parameter"
+
+    def __set__(self, instance: AddParameter, value: str) -> None:
+        raise AttributeError("actions are frozen")
+
+
+AddParameter.name = _ActionName()  # type: ignore[assignment]

@@ -23,7 +23,8 @@ class Check(Action):
     max:    the largest value allowed
     policy: `error` fails at the module; `stop` finishes the step, saves and ends the run; `warn` only records
 
-    NaN is within no bounds: it fails `min` and `max` also where `finite` is false. An empty tensor passes.
+    NaN is within no bounds: it fails `min` and `max` also where `finite` is false. Complex tensors count by their
+    absolute value. An empty tensor passes.
     """
 
     name = "check"
@@ -50,7 +51,8 @@ class Check(Action):
 
         def check(x: Tensor) -> None:
             if x.numel():
-                least, largest = x.detach().aminmax()
+                x = x.detach()
+                least, largest = (x.abs() if x.is_complex() else x).aminmax()
                 judge(above(least) & below(largest), message, policy)
 
         return check

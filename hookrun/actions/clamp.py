@@ -64,4 +64,4 @@ def _wide(low: float | None, high: float | None) -> Callable[[Tensor], Tensor]:
         return tuple(None if bound is None else max(-top, min(bound, top)) for bound in (low, high))  # type: ignore[return-value]
 
     bounds = {dtype: within(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
-    return lambda x: x.clamp(*bounds[x.dtype])
+    return lambda x: x.clamp(*bounds.get(x.dtype, (low, high)))

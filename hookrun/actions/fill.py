@@ -12,7 +12,7 @@ from hookrun.actions.values import Value, shape_of
 from hookrun.errors import nearest
 
 if TYPE_CHECKING:
-    from torch.nn import Module
+    from torch.nn import Module, Parameter
 
 
 class Fill(Action):
@@ -35,11 +35,18 @@ class Fill(Action):
         for name in self.parameters or ():
             if name not in parameters:
                 return f"the module has no parameter {name!r}: {nearest(name, parameters)}"
-        if isinstance(self.value, tuple):
-            shape = shape_of(self.value)
-            for name, parameter in module.named_parameters(recurse=False):
-                if self._chosen(name) and not broadcasts(shape, parameter.shape):
-                    return f"parameter {name!r}: {misfit(shape, parameter.shape)}"
+        for name, parameter in module.named_parameters(recurse=False):
+            if self._chosen(name) and (problem := self._misfit(parameter)) is not None:
+                return f"parameter {name!r}: {problem}"
+        return None
+
+    def _misfit(self, parameter: Parameter) -> str | None:
+        from torch.nn.parameter import is_lazy
+
+        if is_lazy(parameter):
+            return "it has no shape yet: a lazy module gets it at its first call"
+        if isinstance(self.value, tuple) and not broadcasts(shape := shape_of(self.value), parameter.shape):
+            return misfit(shape, parameter.shape)
         return None
 
     def build(self, site: Site) -> Callable[[Any], Any]:

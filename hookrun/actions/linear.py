@@ -25,6 +25,7 @@ class Linear(Action):
 
     name = "linear"
     hooks = frozenset({"forward"})
+    reads_arguments = True
     weight: OwnName = "weight"
     bias: OwnName | None = "bias"
 

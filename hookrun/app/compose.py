@@ -13,12 +13,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.app.hydra_core import conf_dir, opened
-from hookrun.app.problems import Asked, explained
+from hookrun.app.problems import Asked, explained, without_header
 from hookrun.errors import Problem, SpecError
 from hookrun.store.format import STATUS
 
 
-def compose(
+def compose_dict(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, config_name: str = "config"
 ) -> dict[str, Any]:
     """What ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
@@ -91,8 +91,7 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
     folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
     path = next((str(folder / file) for folder in folders if (folder / file).is_file()), file)
     if chosen is not None and "experiment" in users:
-        what = "its keys landed under `experiment`, where nothing reads them"
-        raise SpecError([Problem(path, what, "make `# @package _global_` its first line")])
+        raise SpecError([without_header(path)])
     overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
     typed = [text for text in overrides if text.startswith("task=")]
     task = OmegaConf.select(users, "task.name")

@@ -38,7 +38,10 @@ def reading(path: Path) -> Iterator[None]:
 def refuse_bomb(text: str) -> None:
     """Raise ValueError for YAML whose aliases stand for far more than is written."""
     if "&" in text and "*" in text:
-        root = yaml.compose(text, yaml.SafeLoader)
+        try:
+            root = yaml.compose(text, yaml.SafeLoader)
+        except yaml.YAMLError:
+            return  # whoever reads the file next says where it is broken
         if root is not None and _size(root, {}) > MAX_VALUES:
             raise ValueError(
                 f"its aliases stand for more than {MAX_VALUES:,} values: write out what is needed"

@@ -125,6 +125,8 @@ def _composition(error: ConfigCompositionException, asked: Asked | None) -> list
         key = re.search(r"full_key: (\S+)", text)
         return [Problem(_file(found[1], asked), found[2] + (f" (at {key[1]})" if key else ""))]
     if (found := re.match(r"In '([^']+)': (.*)", text)) is not None:
+        if re.match(r"Could not override '[^'@]+@experiment\.", found[2]):
+            return [without_header(_file(found[1], asked))]
         group = re.match(r"Could not override '([^']+)'\. No match", found[2])
         hint = nearest(group[1], asked.app.config_loader.list_groups("")) if group and asked else ""
         return [Problem(_file(found[1], asked), _first_lines(error).removeprefix(f"In '{found[1]}': "), hint)]
@@ -181,6 +183,12 @@ def _other(error: Exception) -> Problem:
     if isinstance(error, ValueError | OSError):
         return Problem("", str(error))
     return Problem("", f"{type(error).__name__}: {error}", "HYDRA_FULL_ERROR=1 shows the traceback")
+
+
+def without_header(file: str) -> Problem:
+    """The problem of an experiment file that does not say where its keys belong."""
+    what = "its keys land under `experiment`, where nothing reads them"
+    return Problem(file, what, "make `# @package _global_` its first line")
 
 
 def _file(config: str, asked: Asked | None) -> str:

@@ -53,7 +53,7 @@ class ModelNames:
             aliases[id(parameter)].append(name)
         return aliases
 
-    def _parameter_tree(self) -> Tree:
+    def parameter_tree(self) -> Tree:
         """The parameters, under every name, those that planned hooks will add included."""
         names = dict.fromkeys(self._parameters) | dict.fromkeys(self._added_names())
         nodes = {}
@@ -70,14 +70,18 @@ class ModelNames:
         """The modules or parameters that the hook's selector matches: first names, once per object, in order."""
         selector = spec.keys.select
         if not spec.on_parameters:
-            return list(dict.fromkeys(self._aliases[id(self.modules[path])][0] for path in selector.select(self.tree)))
-        parameters = self._parameter_tree()
+            return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
+        parameters = self.parameter_tree()
         found = selector.select_parameters(self.tree, parameters)
         return list(dict.fromkeys(self._first_parameter_name(name) for name in parameters.nodes if name in found))
 
     def _first_parameter_name(self, name: str) -> str:
         parameter = self._parameters.get(name)
         return name if parameter is None else self._parameter_aliases[id(parameter)][0]
+
+    def first_name(self, path: str) -> str:
+        """The first of the names under which a module is reachable."""
+        return self._aliases[id(self.modules[path])][0]
 
     def target(self, path: str, on_parameters: bool) -> Target:
         """The noun for a first name."""

@@ -10,6 +10,7 @@ from hookrun.compiler.plan import Plan, PlannedHook, Target
 from hookrun.spec.hook import HookSpec
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 SHOWN = 4
@@ -21,24 +22,43 @@ def table(plan: Plan) -> Table:
     from rich import box
     from rich.table import Table
 
-    drawn = Table(box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
-        drawn.add_column(name, justify="right" if name == "#" else "left", overflow="fold")
+        drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
     for order, hook in enumerate(plan.hooks):
         drawn.add_row(str(order), *_cells(hook))
     return drawn
 
 
-def text(plan: Plan, width: int = 160) -> str:
-    """The plan as plain text."""
+def text(plan: Plan) -> str:
+    """The plan as plain text, as wide as it needs to be."""
     from rich.console import Console
 
-    console = Console(file=io.StringIO(), width=width, no_color=True, force_terminal=False, emoji=False)
-    console.print(table(plan), markup=False)
+    file = io.StringIO()
+    show(plan, Console(file=file, no_color=True, highlight=False, emoji=False, markup=False))
+    return "\n".join(line.rstrip() for line in file.getvalue().strip("\n").splitlines())
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print the plan. A terminal too narrow for the table gets a few lines for each hook instead."""
+    drawn = table(plan)
+    width = console.measure(drawn, options=console.options.update(width=10_000)).maximum
+    if plan.hooks and (not console.is_terminal or width <= console.width):
+        narrow, console.width = console.width, max(width, console.width)
+        console.print(drawn)
+        console.width = narrow
+    else:
+        for order, hook in enumerate(plan.hooks):
+            console.print("\n".join(_card(order, hook)), soft_wrap=True)
     for line in notes(plan):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    file = console.file
-    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()) if isinstance(file, io.StringIO) else ""
+        console.print(line, soft_wrap=True)
+
+
+def _card(order: int, hook: PlannedHook) -> list[str]:
+    spec = hook.spec
+    parts = [spec.hook, spec.action.name, _parameters(spec), str(spec.keys.when)]
+    targets = [f"   {shown_name(target)}  {target.type}  {target.shape or '-'}" for target in hook.targets]
+    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(targets)]
 
 
 def notes(plan: Plan) -> list[str]:
@@ -80,7 +100,7 @@ def _parameters(spec: HookSpec) -> str:
 def _limited(items: Sequence[str]) -> list[str]:
     if len(items) <= SHOWN:
         return list(items)
-    return [*items[: SHOWN - 1], f"and {len(items) - SHOWN + 1} more"]
+    return [*items[: SHOWN - 1], f"   and {len(items) - SHOWN + 1} more".removeprefix("" if items[0][:1] == " " else "   ")]
 
 
 def _unique(items: Iterable[str]) -> list[str]:

@@ -30,7 +30,7 @@ class Clock:
 
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
-        self.scaler = scaler
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.step = 0
         self.epoch = 0
         self.forwards = 0

@@ -88,12 +88,14 @@ class CaptureWriter:
         epoch: int,
         step: int,
         call: int,
+        path: str = "",
     ) -> None:
         """Record a copy of every tensor in `value`, which stays untouched.
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
         sample_ids: the samples of the batch, where the value has to do with a batch. A tensor whose first
                     dimension is as long becomes one row per sample, any other one row per firing
+        path:       where `value` itself lies in a larger container
 
         StoreError if the disk refuses, or if a tensor has no form on disk.
         """
@@ -102,12 +104,13 @@ class CaptureWriter:
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
         moment = torch.tensor((epoch, step, call), dtype=torch.int64, device="cpu")
         count = self.counts.setdefault((hook, module), Count())
-        for path, leaf in leaves(value):
+        for inside, leaf in leaves(value):
             if leaf is None:
                 continue
+            place = f"{path}.{inside}" if path and inside and not inside.startswith("[") else path + inside
             problem = unstorable(leaf)
             if problem:
-                at = f"hook {hook!r} at module {module!r}" + (f", {path}" if path else "")
+                at = f"hook {hook!r} at module {module!r}" + (f", {place}" if place else "")
                 raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
             tensor = leaf.detach()
             by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
@@ -115,7 +118,7 @@ class CaptureWriter:
             table = torch.empty((len(rows), len(COLUMNS)), dtype=torch.int64, device="cpu")
             table[:, 0] = samples if by_sample and samples is not None else FIRING
             table[:, 1:] = moment
-            self._put(_Stream(hook, module, path), rows, table, "sample" if by_sample else "firing")
+            self._put(_Stream(hook, module, place), rows, table, "sample" if by_sample else "firing")
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
             count.rows += len(rows)

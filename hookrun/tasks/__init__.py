@@ -1,0 +1,31 @@
+"""Experiment -> Prepared -> run directory: train, evaluate, predict; plan and modules are shown and leave nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hookrun.compiler.table import show as show_plan
+from hookrun.store.reader import open_run
+from hookrun.tasks.modules import show_modules
+from hookrun.tasks.prepare import Prepared, prepare
+from hookrun.tasks.progress import Screen
+from hookrun.tasks.run import run
+
+__all__ = ["Prepared", "objective", "prepare", "run", "show"]
+
+
+def show(prepared: Prepared) -> None:
+    """Print what the tasks `plan` and `modules` show."""
+    screen = Screen()
+    if prepared.settings.task.name == "modules":
+        show_modules(prepared, screen)
+    else:
+        show_plan(prepared.plan, screen.console)
+
+
+def objective(run_dir: Path) -> float:
+    """What an optimizing sweeper optimizes: the best validation accuracy, else the last loss."""
+    metrics = open_run(run_dir).metrics
+    accuracies = [line["accuracy"] for line in metrics if line.get("split") == "val" and "accuracy" in line]
+    losses = [line["loss"] for line in metrics if "loss" in line]
+    return float(max(accuracies) if accuracies else losses[-1])

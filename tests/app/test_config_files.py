@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from hookrun.app.config_files import MAX_VALUES, reading, refuse_bomb
 from hookrun.errors import SpecError
@@ -18,7 +19,6 @@ def layers(depth: int, width: int) -> str:
 
 @pytest.mark.parametrize("text", [layers(7, 9), "a: &a [1, *a]\n", "a: &a {b: *a}\n"])
 def test_aliases_that_multiply_are_refused(text: str) -> None:
-    assert len(text) < 300
     with pytest.raises(ValueError, match=f"more than {MAX_VALUES:,} values"):
         refuse_bomb(text)
 
@@ -44,7 +44,7 @@ def test_whatever_is_wrong_names_the_file(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(text)
     with pytest.raises(SpecError) as refused, reading(file):
-        refuse_bomb(file.read_text() + "&")
+        OmegaConf.load(file)
     (problem,) = refused.value.errors
     assert problem.where.startswith(str(file))
 

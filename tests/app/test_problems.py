@@ -12,11 +12,11 @@ Conf = Callable[..., str]
 
 
 @pytest.fixture
-def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def said(capsys: pytest.CaptureFixture[str], notes) -> Callable[..., str]:
     """What a refused command line prints to stderr."""
 
     def run(*arguments: str) -> str:
-        assert main(["--cfg", "job", "--resolve", *arguments]) == 2
+        assert main(arguments) == 2
         printed = capsys.readouterr()
         assert printed.out == ""
         return printed.err
@@ -163,12 +163,14 @@ class TestFiles:
         assert f"CONF/experiment/mine.yaml:{number}:" in printed
         assert help_ in printed
 
-    @pytest.mark.parametrize("body", ["hooks: {}\n", "seed: 1\n", "- a\n", "hello\n"])
+    @pytest.mark.parametrize(
+        "body", ["hooks: {}\n", "defaults: [{override /model: mlp}]\n", "- a\n", "hello\n"]
+    )
     def test_a_forgotten_package_header(self, body: str, conf: Conf, notes, capsys) -> None:
         folder = conf(**{"experiment/mine": body})
         assert main(["--config-dir", folder, "experiment=mine"]) == 2
         printed = capsys.readouterr().err
-        assert f"{folder}/experiment/mine.yaml: its keys landed under `experiment`" in printed
+        assert f"{folder}/experiment/mine.yaml: its keys land under `experiment`" in printed
         assert "make `# @package _global_` its first line" in printed
 
     def test_a_task_that_no_command_line_could_change(self, conf: Conf, notes, capsys) -> None:
@@ -191,9 +193,15 @@ class TestFiles:
             ("# @package\n", "CONF/experiment/mine.yaml: Expected header format"),
             ("# @package _global_\nseed: ${\n", "seed: no viable alternative at input '${'"),
             ("# @package _global_\nx: \x01\n", "CONF/experiment/mine.yaml: special characters"),
-            ("defaults: [{override /modl: cnn}]\n", "CONF/experiment/mine.yaml: Could not override 'modl'"),
-            ("defaults: [{override /modl: cnn}]\n", "did you mean 'model'?"),
-            ("defaults: [{override /model: cn}]\n", "model: there is no 'cn'; did you mean 'cnn'?"),
+            (
+                "# @package _global_\ndefaults: [{override /modl: cnn}]\n",
+                "CONF/experiment/mine.yaml: Could not override 'modl'",
+            ),
+            ("# @package _global_\ndefaults: [{override /modl: cnn}]\n", "did you mean 'model'?"),
+            (
+                "# @package _global_\ndefaults: [{override /model: cn}]\n",
+                "model: there is no 'cn'; did you mean 'cnn'?",
+            ),
             ("defaults: [override /model]\n", "CONF/experiment/mine.yaml: Could not load"),
             ("defaults: {a: b}\n", "defaults must be a list"),
             ("defaults: [{a: b, c: d}]\n", "Too many keys in default item"),
@@ -215,8 +223,8 @@ class TestFiles:
         assert "rename it to mine.yaml" in printed
 
     def test_a_value_that_was_left_open(self, conf: Conf, notes, capsys) -> None:
-        folder = conf(**{"experiment/mine": "# @package _global_\ndata: {root: ???}\n"})
+        folder = conf(**{"experiment/mine": "# @package _global_\nmodel:\n  args:\n    width: ???\n"})
         assert main(["--config-dir", folder, "experiment=mine"]) == 2
         printed = capsys.readouterr().err
-        assert "data.root: has no value yet (???)" in printed
-        assert "data.root=VALUE" in printed
+        assert "model.args.width: has no value yet (???)" in printed
+        assert "model.args.width=VALUE" in printed

@@ -134,6 +134,13 @@ def test_rows_of_whole_firings_stand_as_recorded(tmp_path: Path) -> None:
     assert capture[3].tolist() == [[3, 3], [3, 3]]
 
 
+def test_samples_and_whole_firings_together_stand_as_recorded(tmp_path: Path) -> None:
+    values = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
+    capture = recorded(tmp_path, values, [[6, 5], [4], [1, 0]])
+    assert capture.sample_ids.tolist() == [6, 5, -1, 1, 0]
+    assert capture[:].tolist() == [5, 5, 9, 1, 1]
+
+
 def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
     capture = recorded(tmp_path, *batches([0, 1, 2, 3] * 4, 2))
     assert capture.where(epoch=1).tolist() == [4, 5, 6, 7]

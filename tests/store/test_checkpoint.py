@@ -35,7 +35,7 @@ class Odd(nn.Module):
         self.register_buffer("first", base[:4])
         self.register_buffer("last", base[2:])
         self.register_buffer("empty", torch.empty(0, 3))
-        self.register_buffer("also_empty", torch.empty(0))
+        self.register_buffer("also_empty", torch.empty(0, 3))
         self.register_buffer("low", torch.randn(3).bfloat16())
 
 

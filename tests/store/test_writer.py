@@ -135,6 +135,24 @@ def test_the_path_of_a_leaf_is_the_target_that_names_it(tmp_path: Path, value: A
         assert torch.equal(stored[entry["key"]][0], get(value, parse_target(entry["path"]).keys))
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "place"),
+    [
+        ("", ONE, ""),
+        ("[0].logits", ONE, "[0].logits"),
+        ("states", (ONE,), "states[0]"),
+        ("[1]", {"last": ONE}, "[1].last"),
+    ],
+)
+def test_a_part_of_a_container_is_recorded_under_its_place_there(
+    tmp_path: Path, path: str, value: Any, place: str
+) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "m", value, sample_ids=None, **AT, path=path)
+    writer.close()
+    assert [entry["path"] for entry in index(tmp_path)[0]["entries"]] == [place]
+
+
 def test_shards_are_counted_hashed_and_bounded(tmp_path: Path) -> None:
     bound = 20_000
     writer = CaptureWriter(tmp_path, shard_bytes=bound)

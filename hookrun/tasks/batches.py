@@ -1,0 +1,78 @@
+"""Batches of a split in a repeatable order, each with the ids of its samples, on the device of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from hookrun import data
+from hookrun.data import Split
+from hookrun.tasks.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """ids: [B] int64 on the CPU; inputs: a tensor [B, ...] or several by name; target: [B, ...]."""
+
+    ids: Tensor
+    inputs: Tensor | dict[str, Tensor]
+    target: Tensor
+
+
+class _Numbered(Dataset[tuple[int, Any, Tensor]]):
+    """Samples with their ids."""
+
+    def __init__(self, samples: Dataset[tuple[Any, Tensor]]) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
+        inputs, target = self._samples[index]
+        return index, inputs, target
+
+
+class Batches:
+    """One pass over a split after the other; `len` is the number of batches of a pass.
+
+    shuffle: a new order in each epoch, decided by the seed and the epoch alone
+    """
+
+    def __init__(self, prepared: Prepared, split: Split, *, shuffle: bool = False) -> None:
+        settings = prepared.settings
+        self._device = prepared.device
+        self._seed = settings.seed
+        self._generator = torch.Generator()
+        samples = data.load(settings.data, split, seed=settings.seed)
+        self.samples = len(samples)
+        self._loader: DataLoader[Any] = DataLoader(
+            _Numbered(samples),
+            batch_size=settings.data.batch_size,
+            shuffle=shuffle,
+            num_workers=settings.data.workers,
+            generator=self._generator,
+            pin_memory=prepared.device.type == "cuda",
+        )
+        limit = settings.train.limit_batches
+        self._length = len(self._loader) if limit is None else min(limit, len(self._loader))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one pass."""
+        self._generator.manual_seed(self._seed + number)
+        for ids, inputs, target in islice(self._loader, self._length):
+            yield Batch(ids, self._placed(inputs), self._placed(target))
+
+    def _placed(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {name: self._placed(member) for name, member in value.items()}
+        return value.to(self._device, non_blocking=True)

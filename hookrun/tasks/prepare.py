@@ -1,0 +1,149 @@
+"""Everything that can go wrong before a run, gone through before it: settings, data, model, plan, optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hookrun import data, models
+from hookrun.compiler import Plan, check, resolve
+from hookrun.data import DataInfo
+from hookrun.errors import Problem, SpecError
+from hookrun.runtime import checking
+from hookrun.spec import Experiment, Settings, Spec, parse_spec
+from hookrun.tasks.losses import NEED_TARGET, loss_named
+from hookrun.tasks.optimizers import check_named, optimizers, schedulers
+from hookrun.tasks.session import device_named, session
+from hookrun.tasks.values import read_run_value
+
+EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An experiment that compiles: what a task starts from.
+
+    leftover: tensors of the weights file that belong to parameters which hooks will add
+    """
+
+    experiment: Experiment
+    data: DataInfo
+    model: nn.Module
+    plan: Plan
+    device: torch.device
+    leftover: Mapping[str, Tensor]
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the experiment."""
+        return self.experiment.settings
+
+
+def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Prepared:
+    """Build the model and compile the hooks against it; nothing is read from the data and nothing written.
+
+    trust: packages that a user's own model may come from
+
+    Raises SpecError and CompileError with every mistake found.
+    """
+    settings = experiment.settings
+    problems = list[Problem]()
+    device = _collected(problems, lambda: device_named(settings.compute.device))
+    info = _collected(problems, lambda: data.describe(settings.data))
+    problems += _training_problems(settings, info)
+    with session(settings.compute, settings.seed):
+        model = _collected(problems, lambda: _model(settings, info, trust))
+        if problems or model is None or info is None or device is None:
+            raise SpecError(problems)
+        leftover = models.load_weights(model, settings.model)
+    hooks = _every_module(settings) if settings.task.name == "modules" else experiment.hooks
+    plan = resolve(hooks, model, read_run_value)
+    _check_leftover(leftover, plan)
+    example, reason = _example(info)
+    training = settings.task.name in ("train", "plan", "modules")
+    plan = check(plan, model, example, checking, training=training) if example else replace(plan, unchecked=reason)
+    return Prepared(experiment, info, model, replace(plan, samples=_samples(settings, info)), device, leftover)
+
+
+def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
+    try:
+        return make()
+    except SpecError as error:
+        problems += error.errors
+        return None
+
+
+def _model(settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> nn.Module:
+    inputs = info.inputs if info else None
+    shape = inputs.shape if isinstance(inputs, data.TensorInfo) else None
+    return models.build(
+        settings.model, sample_shape=shape, num_classes=info.num_classes if info else None, trust=trust
+    )
+
+
+def _training_problems(settings: Settings, info: DataInfo | None) -> list[Problem]:
+    train = settings.train
+    problems = list[Problem]()
+    _collected(problems, lambda: loss_named(train.loss))
+    if settings.task.name in ("train", "plan"):
+        problems += check_named(train.optimizer, "train.optimizer", optimizers())
+        if train.scheduler is not None:
+            filled = ("optimizer", "T_max", "total_steps")
+            problems += check_named(train.scheduler, "train.scheduler", schedulers(), filled)
+    if info and info.target is None and train.loss in NEED_TARGET and settings.task.name in ("train", "evaluate"):
+        text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
+        problems.append(Problem("train.loss", text, "use output, output_mean or output_sum, or name a target"))
+    return problems
+
+
+def _every_module(settings: Settings) -> Spec:
+    """Hooks that stand for a look at the model: every module, and what `task.select` matches."""
+    seen = {"select": "**", "hook": "forward", "action": "capture"}
+    return parse_spec({"every": seen})
+
+
+def _check_leftover(leftover: Mapping[str, Tensor], plan: Plan) -> None:
+    unknown = sorted(set(leftover) - set(added_names(plan)))
+    if unknown:
+        shown = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
+        text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {shown}"
+        raise SpecError([Problem("model.weights", text, "use the model and the hooks that the file was saved with")])
+
+
+def added_names(plan: Plan) -> list[str]:
+    """The names in the model of the parameters that the plan's hooks add."""
+    return [
+        f"{target.path}.{name}" if target.path else name
+        for hook in plan.hooks
+        if (name := hook.spec.action.adds(hook.spec.name)) is not None
+        for target in hook.targets
+    ]
+
+
+def _example(info: DataInfo) -> tuple[tuple[tuple[Any, ...], dict[str, Any]] | None, str]:
+    inputs = [info.inputs] if isinstance(info.inputs, data.TensorInfo) else list(info.inputs.values())
+    if any(-1 in each.shape for each in inputs):
+        return None, "the samples of the data differ in shape"
+    return as_call(info.example(EXAMPLE_BATCH)), ""
+
+
+def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for a batch: named inputs are keyword arguments."""
+    return ((batch,), {}) if isinstance(batch, Tensor) else ((), dict(batch))
+
+
+def _samples(settings: Settings, info: DataInfo) -> int | None:
+    """How many samples a run passes through the hooks, as far as it is known beforehand."""
+    limit = settings.train.limit_batches
+    bound = limit * settings.data.batch_size if limit else None
+    sizes = {split: size if bound is None or size is None else min(size, bound) for split, size in info.sizes.items()}
+    if settings.task.name in ("evaluate", "predict"):
+        return sizes[settings.task.split]
+    train, val = sizes["train"], sizes["val"]
+    return None if train is None or val is None or settings.train.steps else (train + val) * settings.train.epochs

@@ -1,0 +1,47 @@
+"""What a person sees while a run goes on: a bar with loss, accuracy and rate, and one line for each epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+T = TypeVar("T")
+
+
+class Screen:
+    """Writes to stdout. The bar is drawn on terminals only and gone when a pass is over."""
+
+    def __init__(self) -> None:
+        self.console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """One line, above the bar if there is one."""
+        self.console.print(text)
+
+    def track(self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float]) -> Iterator[T]:
+        """Go through batches under a bar. `shown` is read at every update: put the latest numbers there."""
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
+            task = progress.add_task(label, total=total, numbers="", rate="")
+            for batch in batches:
+                yield batch
+                speed = progress.tasks[0].speed
+                rate = f"{speed:.1f} batches/s" if speed else ""
+                progress.update(task, advance=1, numbers=numbers(shown), rate=rate)
+
+
+def numbers(values: Mapping[str, float]) -> str:
+    """``loss 0.1234  accuracy 96.5 %``."""
+    return "  ".join(
+        f"{name} {value * 100:.1f} %" if name == "accuracy" else f"{name} {value:.4g}" for name, value in values.items()
+    )

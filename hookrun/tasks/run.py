@@ -1,0 +1,90 @@
+"""Runs a prepared experiment in a directory, and leaves there how it ended."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from torch.amp import GradScaler
+
+from hookrun.compiler.table import show as show_plan
+from hookrun.errors import CheckFailed, HookrunError
+from hookrun.runtime import Installation
+from hookrun.store.run_dir import RunDir, environment
+from hookrun.tasks.predict import evaluate, predict
+from hookrun.tasks.prepare import Prepared
+from hookrun.tasks.progress import Screen
+from hookrun.tasks.running import Running
+from hookrun.tasks.session import session
+from hookrun.tasks.sink import RunSink
+from hookrun.tasks.summary import summary, unheard_lines
+from hookrun.tasks.train import train
+
+STOPPED = 3
+
+
+def run(prepared: Prepared, path: Path) -> int:
+    """Run train, evaluate or predict in the directory `path`.
+
+    Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
+    """
+    run_dir = RunDir.create(path)
+    run_dir.set_status("running")
+    try:
+        try:
+            run_dir.write_plan(prepared.plan.to_dict())
+            run_dir.write_env(environment(device=str(prepared.device)))
+            stopped = _run(prepared, run_dir)
+        finally:
+            run_dir.close()
+    except KeyboardInterrupt:
+        run_dir.set_status("interrupted", "interrupted from the keyboard")
+        raise
+    except CheckFailed as error:
+        run_dir.set_status("failed", str(error), STOPPED)
+        raise
+    except BaseException as error:
+        run_dir.set_status("failed", f"{type(error).__name__}: {error}")
+        raise
+    if stopped is not None:
+        run_dir.set_status("stopped", stopped)
+        print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
+        return STOPPED
+    run_dir.set_status("done")
+    return 0
+
+
+def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
+    """Run the task under its hooks; returns why a check stopped it, or None."""
+    settings = prepared.settings
+    screen = Screen()
+    show_plan(prepared.plan, screen.console)
+    sink = RunSink(run_dir, screen.say)
+    model = prepared.model.to(prepared.device)
+    scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
+    with session(settings.compute, settings.seed), Installation(prepared.plan, model, sink=sink, scaler=scaler) as hooks:
+        _load_leftover(prepared, hooks)
+        running = Running(prepared, hooks, sink, run_dir, screen)
+        match settings.task.name:
+            case "train":
+                train(running, scaler)
+            case "evaluate":
+                evaluate(running)
+            case "predict":
+                predict(running)
+            case other:
+                raise HookrunError(f"task {other!r} is shown, not run")
+        stopped = hooks.stopped
+        for line in summary(running):
+            screen.say(line)
+        silent = unheard_lines(hooks)
+        if silent and settings.strict and stopped is None:
+            raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(silent))
+    return stopped
+
+
+def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
+    """The values of added parameters that came with `model.weights`."""
+    added = dict(hooks.named_parameters())
+    for name, tensor in prepared.leftover.items():
+        added[name].data.copy_(tensor)

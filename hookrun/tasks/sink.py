@@ -1,0 +1,55 @@
+"""Where a run's records go: captures and statistics into the run directory, printed lines onto the screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.actions import ON_PARAMETERS
+from hookrun.runtime.sinks import Records
+from hookrun.runtime.site import Site
+from hookrun.store.run_dir import RunDir
+
+
+class RunSink(Records):
+    """Streams captures to disk, keyed by the samples of the batch under way.
+
+    sample_ids: of that batch, [B] int64
+    """
+
+    wants_calls = True
+
+    def __init__(self, run_dir: RunDir, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self.sample_ids: Tensor | None = None
+        self._run_dir = run_dir
+        self._show = show
+
+    def keeper(self, site: Site) -> Callable[[Any], None]:
+        """Write each value at once; the writer takes a copy."""
+        writer, clock = self._run_dir.captures, site.clock
+        of_samples = site.point not in ON_PARAMETERS  # a bias of 64 elements is no batch of 64 samples
+
+        def keep(value: Any) -> None:
+            writer.add(
+                site.hook,
+                site.path,
+                value,
+                sample_ids=self.sample_ids if of_samples else None,
+                epoch=clock.epoch,
+                step=clock.step,
+                call=site.call,
+                path=site.within,
+            )
+
+        return keep
+
+    def show(self, text: str) -> None:
+        """Print the line of a `print` action without tearing the progress bar."""
+        self._show(text)
+
+    def store(self, record: dict[str, Any]) -> None:
+        """Append to stats.jsonl."""
+        self._run_dir.log_stats(record)

@@ -1,0 +1,53 @@
+"""What a run says at its end: metrics, how often each hook fired, what each action did, what stayed silent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from hookrun.compiler.table import SHOWN, size
+from hookrun.runtime import Installation
+from hookrun.runtime.site import Site
+from hookrun.tasks.progress import numbers
+from hookrun.tasks.running import Running
+
+
+def summary(running: Running) -> list[str]:
+    """The lines of the summary."""
+    lines = [f"{split:8} {numbers(values)}" for split, values in running.metrics.items() if values]
+    lines += hook_lines(running)
+    lines += unheard_lines(running.hooks)
+    return [*lines, f"run directory: {running.run_dir.path}"]
+
+
+def hook_lines(running: Running) -> Iterator[str]:
+    """Each hook: on which module it fired how often, and what came of it."""
+    by_hook = defaultdict[str, list[Site]](list)
+    for site in running.hooks.sites:
+        by_hook[site.hook].append(site)
+    for planned in running.hooks.plan.hooks:
+        sites = by_hook[planned.spec.name]
+        counts = [f"{site.path or '(root)'} x{site.fired}" for site in sites]
+        yield f"{planned.spec.name} ({planned.spec.hook}, {planned.spec.action.name}) fired: {_limited(counts)}"
+        total = sum(site.total for site in sites)
+        if total:
+            changed = int(sum(int(site.changed) for site in sites))
+            steps = "on the logged steps"
+            yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) {steps}"
+        if planned.spec.action.name == "capture":
+            kept = [count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name]
+            tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
+            yield f"    captured {tensors:,} tensors, {size(count)}"
+
+
+def unheard_lines(hooks: Installation) -> list[str]:
+    """Every (hook, module) that matched and did nothing, loudly."""
+    by_reason = defaultdict[tuple[str, str], list[str]](list)
+    for hook, path, why in hooks.unheard:
+        by_reason[hook, why].append(path or "(root)")
+    return [f"WARNING: {hook} {why} on {_limited(paths)}" for (hook, why), paths in by_reason.items()]
+
+
+def _limited(items: Sequence[str]) -> str:
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return ", ".join(items[:SHOWN]) + more
