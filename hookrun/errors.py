@@ -34,7 +34,9 @@ class _Problems(HookrunError):
 
     def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = list(errors)
-        super().__init__(self.errors)  # the arguments that rebuild it: a failed job crosses processes by pickle
+        super().__init__(
+            self.errors
+        )  # the arguments that rebuild it: a failed job crosses processes by pickle
 
     def __str__(self) -> str:
         count = len(self.errors)

@@ -20,7 +20,7 @@ def actions() -> Mapping[str, type[Action]]:
     for info in pkgutil.iter_modules(__path__):
         module = importlib.import_module(f"{__name__}.{info.name}")
         for item in vars(module).values():
-            if isinstance(item, type) and issubclass(item, Action) and item.__module__ == module.__name__:
-                if "name" in vars(item):
-                    found[item.name] = item
+            own = isinstance(item, type) and issubclass(item, Action) and item.__module__ == module.__name__
+            if own and "name" in vars(item):
+                found[item.name] = item
     return MappingProxyType(dict(sorted(found.items())))

@@ -45,11 +45,12 @@ class ClipNorm(Action):
         max_norm, order = self.max_norm, self.norm_type
 
         def clip(tensors: list[Tensor]) -> list[Tensor]:
+            full = [x for x in tensors if x.numel()]  # an empty tensor has no largest element
+            if not full:
+                return tensors
             if len(tensors) == 1:
                 return [tensors[0] * (max_norm / (vector_norm(tensors[0], order) + EPSILON)).clamp_max(1)]
-            if not tensors:
-                return []
-            norms = torch._foreach_norm(tensors, order)
+            norms = torch._foreach_norm(full, order)
             device = norms[0].device
             total = vector_norm(torch.stack([norm.to(device) for norm in norms]), order)
             factor = (max_norm / (total + EPSILON)).clamp_max(1)

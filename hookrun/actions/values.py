@@ -33,7 +33,9 @@ class RunValue(BaseModel):
 
 def _value(raw: Any) -> Any:
     if isinstance(raw, bool) or raw is None:
-        raise ValueError(f"found {raw!r}, expected a number, a list of numbers, or a mapping with `file` or `run`")
+        raise ValueError(
+            f"found {raw!r}, expected a number, a list of numbers, or a mapping with `file` or `run`"
+        )
     if isinstance(raw, int | float):
         return float(raw)
     if isinstance(raw, list | tuple):
@@ -43,7 +45,11 @@ def _value(raw: Any) -> Any:
         return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
     if isinstance(raw, FileValue | RunValue):
         return raw
-    hint = " (YAML writes infinity and not-a-number as .inf and .nan)" if str(raw) in {"inf", "-inf", "nan"} else ""
+    hint = (
+        " (YAML writes infinity and not-a-number as .inf and .nan)"
+        if str(raw) in {"inf", "-inf", "nan"}
+        else ""
+    )
     raise ValueError(
         f"found {raw!r}, expected a number, a list of numbers, or a mapping with `file` or `run`{hint}"
     )

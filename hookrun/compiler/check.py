@@ -77,13 +77,17 @@ def _hooked(
     unchecked = None
     with install(plan, fake) as findings:
         modules = dict(fake.named_modules(remove_duplicate=False))
-        for path in {target.path for hook in plan.hooks if not hook.spec.on_parameters for target in hook.targets}:
+        for path in {
+            target.path for hook in plan.hooks if not hook.spec.on_parameters for target in hook.targets
+        }:
             modules[path].register_forward_hook(
                 lambda module, args, output, path=path: shapes.setdefault(path, describe(output)) and None
             )
         try:
             output = fake(*args, **kwargs)
-            if any(hook.spec.hook in NEEDS_GRADIENT | ON_PARAMETERS | {"saved_tensors"} for hook in plan.hooks):
+            if any(
+                hook.spec.hook in NEEDS_GRADIENT | ON_PARAMETERS | {"saved_tensors"} for hook in plan.hooks
+            ):
                 _backward_and_step(fake, output)
         except Exception as error:
             unchecked = _reason(error)
@@ -115,7 +119,9 @@ def _backward_and_step(fake: nn.Module, output: Any) -> None:
     torch.optim.SGD(fake.parameters(), lr=0.0).step()
 
 
-def _with_shape(target: Target, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int) -> Target:
+def _with_shape(
+    target: Target, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int
+) -> Target:
     target = replace(target, shape=shapes.get(target.path), called=target.path in shapes)
     if captured is None:
         return target

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from hookrun.compiler.plan import Target
 from hookrun.errors import nearest
@@ -38,7 +38,8 @@ class ModelNames:
             for path, module in self.modules.items()
         }
         numbered = {
-            path: [name for name in module._modules if name.isdecimal()] for path, module in self.modules.items()
+            path: [name for name in module._modules if name.isdecimal()]
+            for path, module in self.modules.items()
         }
         return Tree(nodes, {path: names for path, names in numbered.items() if names})
 
@@ -73,7 +74,9 @@ class ModelNames:
             return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
         parameters = self.parameter_tree()
         found = selector.select_parameters(self.tree, parameters)
-        return list(dict.fromkeys(self._first_parameter_name(name) for name in parameters.nodes if name in found))
+        return list(
+            dict.fromkeys(self._first_parameter_name(name) for name in parameters.nodes if name in found)
+        )
 
     def _first_parameter_name(self, name: str) -> str:
         parameter = self._parameters.get(name)
@@ -93,7 +96,7 @@ class ModelNames:
         parameter = self._parameters.get(path)
         if parameter is None:
             return Target(path, (path,), owner, 0)
-        shape = None if isinstance(parameter, UninitializedTensorMixin) else str(list(parameter.shape))
+        shape = None if is_lazy(parameter) else str(list(parameter.shape))
         return Target(path, tuple(self._parameter_aliases[id(parameter)]), owner, _numel(parameter), shape)
 
     def trains(self, name: str) -> bool:
@@ -114,7 +117,9 @@ class ModelNames:
                 self.added[target.path].append(name)
             if spec.action.freezes:
                 frozen = {id(parameter) for parameter in self.modules[target.path].parameters()}
-                self.frozen |= {name for name, parameter in self._parameters.items() if id(parameter) in frozen}
+                self.frozen |= {
+                    name for name, parameter in self._parameters.items() if id(parameter) in frozen
+                }
 
     def nearest(self, spec: HookSpec) -> str:
         """The names closest to what the hook's selector asked for."""
@@ -122,7 +127,9 @@ class ModelNames:
         if text.startswith("type:"):
             classes = {type(module).__name__ for module in self.model.modules()}
             return nearest(text[5:], classes)
-        paths = [path for path in self.modules if path] + (list(self._parameters) if spec.on_parameters else [])
+        paths = [path for path in self.modules if path] + (
+            list(self._parameters) if spec.on_parameters else []
+        )
         if difflib.get_close_matches(text, paths, n=1):
             return nearest(text, paths)
         last = text.rpartition(".")[2].strip("*?")
@@ -132,8 +139,10 @@ class ModelNames:
 
 def _type_names(cls: type) -> frozenset[str]:
     bases = [base for base in cls.__mro__ if base is not object]
-    return frozenset([base.__name__ for base in bases] + [f"{base.__module__}.{base.__qualname__}" for base in bases])
+    return frozenset(
+        [base.__name__ for base in bases] + [f"{base.__module__}.{base.__qualname__}" for base in bases]
+    )
 
 
 def _numel(parameter: nn.Parameter) -> int:
-    return 0 if isinstance(parameter, UninitializedTensorMixin) else parameter.numel()
+    return 0 if is_lazy(parameter) else parameter.numel()

@@ -62,7 +62,9 @@ class PlannedHook:
 
     spec: HookSpec
     targets: tuple[Target, ...]
-    values: Mapping[str, Tensor] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
+    values: Mapping[str, Tensor] = field(
+        default_factory=lambda: MappingProxyType({}), compare=False, repr=False
+    )
 
     @cached_property
     def digest(self) -> dict[str, str]:

@@ -54,9 +54,7 @@ def _refused(model: nn.Module) -> tuple[str, str] | None:
     return None
 
 
-def _resolve_hook(
-    spec: HookSpec, names: ModelNames, read_run: ReadRun
-) -> tuple[PlannedHook, list[Problem]]:
+def _resolve_hook(spec: HookSpec, names: ModelNames, read_run: ReadRun) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec)]
     paths = names.select(spec)
     if len(paths) not in spec.keys.expect:
@@ -125,11 +123,12 @@ def _read_file(value: FileValue) -> Tensor:
             keys = list(file.keys())
             key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
             if key is None:
-                raise HookrunError(f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}")
+                raise HookrunError(
+                    f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}"
+                )
             if key not in keys:
                 raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
             tensor: Tensor = file.get_tensor(key)
             return tensor
     except (SafetensorError, OSError) as error:
         raise HookrunError(f"{path} is no readable safetensors file: {error}") from error
-

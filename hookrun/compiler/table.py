@@ -100,7 +100,10 @@ def _parameters(spec: HookSpec) -> str:
 def _limited(items: Sequence[str]) -> list[str]:
     if len(items) <= SHOWN:
         return list(items)
-    return [*items[: SHOWN - 1], f"   and {len(items) - SHOWN + 1} more".removeprefix("" if items[0][:1] == " " else "   ")]
+    return [
+        *items[: SHOWN - 1],
+        f"   and {len(items) - SHOWN + 1} more".removeprefix("" if items[0][:1] == " " else "   "),
+    ]
 
 
 def _unique(items: Iterable[str]) -> list[str]:

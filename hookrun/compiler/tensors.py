@@ -77,7 +77,7 @@ def replaced(value: Any, changed: dict[Any, Any]) -> Any:
             return new_list
         if hasattr(value, "_make"):
             return value._make(items)
-        return items if type(value) is list else type(value)(items)
+        return type(value)(items)
     new = copy.copy(value)
     for key, member in changed.items():
         object.__setattr__(new, key, member)  # also where the dataclass is frozen

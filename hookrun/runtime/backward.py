@@ -1,8 +1,8 @@
 """`backward_pre` and `backward`: autograd nodes around a module's call.
 
 torch's full backward hooks raise where the output is written in place, and see neither dict outputs nor keyword
-inputs. These nodes hand copy-on-write clones on instead of views, so in-place operations on either side are allowed, and
-take every tensor of the arguments and the output, wherever it sits.
+inputs. These nodes hand copy-on-write clones on instead of views, so in-place operations on either side are allowed,
+and take every tensor of the arguments and the output, wherever it sits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.compiler.tensors import arguments, call_with, members, rebuild
 from hookrun.errors import HookError
 from hookrun.runtime.points import Firing, Point, no_gradient
-from hookrun.compiler.tensors import arguments, call_with, members, rebuild
 
 Grads = Sequence[Tensor | None]
 
@@ -95,7 +95,7 @@ class Crossing:
 
 
 def _numbered(value: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of a value that carry a gradient, and the value with their numbers in their places, None elsewhere."""
+    """The tensors of a value that carry a gradient, and the value with their numbers in their places, else None."""
     found = list[Tensor]()
 
     def number(leaf: Any) -> int | None:
@@ -161,4 +161,6 @@ class Backward(Point):
 
 def _exchanged(value: Any, news: Sequence[Tensor]) -> Any:
     left = iter(news)
-    return rebuild(value, lambda leaf: next(left) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf)
+    return rebuild(
+        value, lambda leaf: next(left) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
+    )

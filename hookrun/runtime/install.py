@@ -12,7 +12,7 @@ from hookrun.compiler.plan import Plan, PlannedHook
 from hookrun.errors import HookrunError
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.sinks import ByModule, Memory
-from hookrun.runtime.site import Site, Sink
+from hookrun.runtime.site import Sink, Site
 from hookrun.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -44,7 +44,9 @@ class Installation:
 
     def __enter__(self) -> Installation:
         if self._wiring.sites:
-            raise HookrunError("these hooks were installed already: call plan.install(model) for a new installation")
+            raise HookrunError(
+                "these hooks were installed already: call plan.install(model) for a new installation"
+            )
         try:
             self._wiring.install()
         except BaseException:
@@ -67,7 +69,9 @@ class Installation:
         """What `capture` kept, where it was kept in memory."""
         kept = self.sink.captures if isinstance(self.sink, Memory) else {}
         return {
-            hook.spec.name: ByModule(kept.get(hook.spec.name, {}), _aliases(hook), f"capture {hook.spec.name!r}")
+            hook.spec.name: ByModule(
+                kept.get(hook.spec.name, {}), _aliases(hook), f"capture {hook.spec.name!r}"
+            )
             for hook in self.plan.hooks
             if hook.spec.action.name == "capture"
         }
@@ -104,7 +108,7 @@ class Installation:
 
     @property
     def accumulating(self) -> bool:
-        """Set it while more micro-batches follow before `optimizer.step()`: `post_accumulate_grad` waits for the last."""
+        """Set it while more micro-batches follow before a step: `post_accumulate_grad` waits for the last."""
         return self.clock.accumulating
 
     @accumulating.setter

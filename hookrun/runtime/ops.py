@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from hookrun.errors import HookError, HookrunError
 from hookrun.compiler import tensors
+from hookrun.errors import HookError, HookrunError
 from hookrun.runtime.site import Site
 from hookrun.spec.target import Item, Key
 
@@ -65,7 +65,9 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
             member = value if path is None else tensors.get(value, path)
             changed = tensors.rebuild(member, edit_leaf)
             site.idle += not acted
-            return value if changed is member else changed if path is None else tensors.put(value, path, changed)
+            return (
+                value if changed is member else changed if path is None else tensors.put(value, path, changed)
+            )
         except HookrunError:
             raise
         except Exception as error:
@@ -127,7 +129,9 @@ def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: boo
 
 def _named(site: Site, error: Exception) -> HookError:
     target = f"target {site.spec.keys.target}: " if isinstance(error, tensors.TargetError) else ""
-    index = f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
+    index = (
+        f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
+    )
     return HookError(f"{site.where}: {target}{index}{error}")
 
 

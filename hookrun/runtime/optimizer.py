@@ -16,9 +16,7 @@ from hookrun.runtime.points import Firing, Point, write
 class OptimizerSteps(Point):
     """Every optimizer hook of an installation, in order; each firing's parameter beside it."""
 
-    def __init__(
-        self, firings: Iterable[Firing] = (), parameters: Iterable[nn.Parameter] = ()
-    ) -> None:
+    def __init__(self, firings: Iterable[Firing] = (), parameters: Iterable[nn.Parameter] = ()) -> None:
         super().__init__(tuple(firings))
         self.parameters = tuple(parameters)
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hookrun.compiler.tensors import arguments, call_with, get, leaves, rebuild, tensors
 from hookrun.errors import HookError
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.ops import Op
 from hookrun.runtime.site import Site
-from hookrun.compiler.tensors import arguments, call_with, get, leaves, rebuild, tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,9 @@ def _apart_from(args: tuple[Any, ...], output: Any) -> Any:
     given = {id(tensor) for tensor in tensors(args)}
     if not given:
         return output
-    return rebuild(output, lambda leaf: leaf.view_as(leaf) if isinstance(leaf, Tensor) and id(leaf) in given else leaf)
+    return rebuild(
+        output, lambda leaf: leaf.view_as(leaf) if isinstance(leaf, Tensor) and id(leaf) in given else leaf
+    )
 
 
 def no_gradient(output: Any) -> str:
@@ -218,8 +220,10 @@ def unscaled(op: Op, clock: Clock) -> Op:
             return op(value)
         plain = rebuild(value, lambda leaf: leaf / scale if isinstance(leaf, Tensor) else leaf)
         new = op(plain)
-        return value if new is plain else rebuild(new, lambda leaf: leaf * scale if isinstance(leaf, Tensor) else leaf)
+        return (
+            value
+            if new is plain
+            else rebuild(new, lambda leaf: leaf * scale if isinstance(leaf, Tensor) else leaf)
+        )
 
     return run
-
-

@@ -80,7 +80,9 @@ class Scopes:
         for point, _ in self._open:
             for firing in point.firings:
                 keys = firing.site.spec.keys
-                if tensor is None or (is_parameter and not (isinstance(keys, SavedTensorKeys) and keys.parameters)):
+                if tensor is None or (
+                    is_parameter and not (isinstance(keys, SavedTensorKeys) and keys.parameters)
+                ):
                     continue
                 packed = firing.op(tensor)
                 if isinstance(packed, Packed):
@@ -92,7 +94,7 @@ class Scopes:
 
 
 def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 class SavedTensors(Point):

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from hookrun.compiler.tensors import children, snapshot, tensors
 from hookrun.errors import HookrunError, nearest
 from hookrun.runtime.site import Site
-from hookrun.compiler.tensors import children, snapshot, tensors
 
 
 class ByModule(Mapping[str, Any]):
@@ -67,7 +67,9 @@ class Records(ABC):
             if record.get("ok") is not True:
                 self.store(record)
                 if record.get("policy") == "stop" and self.stop is None:
-                    self.stop = f"hook {record['hook']!r} on {record['module'] or '(root)'}: {record['message']}"
+                    self.stop = (
+                        f"hook {record['hook']!r} on {record['module'] or '(root)'}: {record['message']}"
+                    )
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""
@@ -138,7 +140,11 @@ class Probe:
 
     def keeper(self, site: Site) -> Callable[[Any], None]:
         """Remember the tensors of the first firing."""
-        return lambda value: self.captured.setdefault((site.hook, site.path), list(tensors(value))) and None
+
+        def keep(value: Any) -> None:
+            self.captured.setdefault((site.hook, site.path), list(tensors(value)))
+
+        return keep
 
     def emit(self, record: dict[str, Any]) -> None:
         """Nothing is recorded: the values are not real."""

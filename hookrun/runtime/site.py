@@ -8,10 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.compiler.plan import PlannedHook
-from hookrun.errors import CheckFailed, HookError, HookrunError
 from hookrun.compiler import tensors
+from hookrun.compiler.plan import PlannedHook
+from hookrun.errors import CheckFailed, HookError
 from hookrun.runtime.clock import Calls, Clock, derived_seed
+
 
 class Sink(Protocol):
     """Where what the actions see goes. The store has one, memory has one, the shape check has one.
@@ -81,7 +82,11 @@ class Site:
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
         value = self.values.get(field)
-        source = value if value is not None else torch.tensor(getattr(self.spec.action, field), dtype=torch.float64)
+        source = (
+            value
+            if value is not None
+            else torch.tensor(getattr(self.spec.action, field), dtype=torch.float64)
+        )
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
@@ -147,4 +152,6 @@ class Site:
         elif not ok:
             self.emit({"ok": False, "message": message, "policy": policy})
             at = f" at {self.at}" if self.at else ""
-            raise CheckFailed(f"{self.where}{at}, epoch {self.clock.epoch}, step {self.clock.step}: {message}")
+            raise CheckFailed(
+                f"{self.where}{at}, epoch {self.clock.epoch}, step {self.clock.step}: {message}"
+            )

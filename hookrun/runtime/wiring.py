@@ -35,7 +35,7 @@ from hookrun.runtime.points import (
 )
 from hookrun.runtime.saved import SavedTensors, Scopes
 from hookrun.runtime.sinks import Probe
-from hookrun.runtime.site import Site, Sink
+from hookrun.runtime.site import Sink, Site
 
 P = TypeVar("P", bound=Point)
 
@@ -57,7 +57,7 @@ class Wiring:
         self._scopes: Scopes | None = None
 
     def install(self) -> None:
-        """Register everything. Raises CompileError, before anything is registered, where the model is not the plan's."""
+        """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""
         by_id = self._planned_by_identity()
         seen = set[int]()
 

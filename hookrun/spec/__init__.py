@@ -33,7 +33,9 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
     hooks, wrong = parse_hooks(config.get("hooks"))
     settings = None
     try:
-        settings = Settings.model_validate({key: config[key] for key in config if key in Settings.model_fields})
+        settings = Settings.model_validate(
+            {key: config[key] for key in config if key in Settings.model_fields}
+        )
     except ValidationError as error:
         problems += [_with_section_keys(problem) for problem in problems_of(error, "", ROOT_KEYS)]
     problems += wrong
@@ -65,7 +67,9 @@ def _unknown_root(key: Any) -> Problem:
         hint = "put `# @package _global_` on the first line of the experiment file"
         return Problem("experiment", "unknown key: an experiment file forgot `# @package _global_`", hint)
     if key == "defaults":
-        return Problem("defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)")
+        return Problem(
+            "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
+        )
     if key == "trust":
         hint = "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment"
         return Problem("trust", "is taken from the command line only, never from a file", hint)

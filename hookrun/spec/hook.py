@@ -112,7 +112,9 @@ def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Pr
         return [], []
     if not isinstance(raw, Mapping):
         hint = "write each hook as `name: {select: ..., hook: ..., action: ...}`"
-        return [], [Problem(where, f"found a {type(raw).__name__}, expected a mapping from name to hook", hint)]
+        return [], [
+            Problem(where, f"found a {type(raw).__name__}, expected a mapping from name to hook", hint)
+        ]
     hooks, problems = [], list[Problem]()
     for name, body in raw.items():
         parsed = _parse_hook(name, body, join(where, str(name)))
@@ -142,7 +144,11 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     if keys is not None and keys.hook not in HOOK_TYPES:
         text = f"found {keys.hook!r}, which is no hook type"
         problems.append(Problem(join(where, "hook"), text, nearest(keys.hook, HOOK_TYPES)))
-    params = _validate(action, {key: given[key] for key in given if key in own}, where, problems) if action else None
+    params = (
+        _validate(action, {key: given[key] for key in given if key in own}, where, problems)
+        if action
+        else None
+    )
     if problems or keys is None or params is None:
         return problems
     return HookSpec(name, keys, params)
@@ -151,7 +157,9 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
 def _unknown_action(name: Any, where: str) -> Problem:
     if name is None:
         return Problem(join(where, "action"), "is missing", "it is one of: " + ", ".join(actions()))
-    return Problem(join(where, "action"), f"found {name!r}, which is no action", nearest(str(name), actions()))
+    return Problem(
+        join(where, "action"), f"found {name!r}, which is no action", nearest(str(name), actions())
+    )
 
 
 def _validate(model: type[M], given: dict[str, Any], where: str, problems: list[Problem]) -> M | None:

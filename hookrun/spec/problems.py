@@ -29,8 +29,12 @@ def _problem(detail: ErrorDetails, where: str, keys: Collection[str]) -> Problem
         case "value_error":
             return Problem(path, detail["msg"].removeprefix("Value error, "))
         case "literal_error":
-            options = [part.strip("' ") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(",")]
-            return Problem(path, f"found {found!r}, expected one of {', '.join(options)}", _close(str(found), options))
+            options = [
+                part.strip("' ") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(",")
+            ]
+            return Problem(
+                path, f"found {found!r}, expected one of {', '.join(options)}", _close(str(found), options)
+            )
     return Problem(path, f"found {found!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
 
 

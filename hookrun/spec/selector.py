@@ -14,7 +14,6 @@ from pydantic_core import CoreSchema, core_schema
 
 from hookrun.errors import nearest
 
-
 _Pick = Callable[[Sequence[str]], Sequence[str]]
 
 
@@ -109,7 +108,9 @@ class Type(Selector):
     def matches(self, node: Node, tree: Tree) -> bool:
         if self.glob in node.types:
             return True
-        return any(char in self.glob for char in "*?[") and any(fnmatchcase(name, self.glob) for name in node.types)
+        return any(char in self.glob for char in "*?[") and any(
+            fnmatchcase(name, self.glob) for name in node.types
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,9 @@ def parse_selector(raw: Any) -> Selector:
         case Selector():
             return raw
         case bool() | None:
-            raise ValueError(f"found {_yaml(raw)}, expected a path, a list or a mapping; quote a name that is a YAML word")
+            raise ValueError(
+                f"found {_yaml(raw)}, expected a path, a list or a mapping; quote a name that is a YAML word"
+            )
         case int():
             return parse_selector(str(raw))
         case float():
@@ -270,7 +273,9 @@ def _expand(text: str) -> Iterator[str]:
         if depth == 0:
             break
     else:
-        raise ValueError(f"found {text!r}: a {{ without its }} (on the command line braces need quotes inside quotes)")
+        raise ValueError(
+            f"found {text!r}: a {{ without its }} (on the command line braces need quotes inside quotes)"
+        )
     for part in parts:
         yield from _expand(text[:start] + part + text[last:])
 

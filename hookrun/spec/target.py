@@ -40,7 +40,9 @@ def parse_target(raw: Any) -> Target:
         return raw
     text = f"[{raw}]" if isinstance(raw, int) and not isinstance(raw, bool) else raw
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"found {raw!r}, expected a path like [0], logits, hidden_states[-1] or ['a key'][1]")
+        raise ValueError(
+            f"found {raw!r}, expected a path like [0], logits, hidden_states[-1] or ['a key'][1]"
+        )
     text, at, keys = text.strip(), 0, list[Key]()
     while at < len(text):
         step = _STEP.match(text, at)
@@ -52,7 +54,9 @@ def parse_target(raw: Any) -> Target:
         number, single, double, name = step.group("number", "single", "double", "name")
         if name is not None and at > 0 and not step.group().startswith("."):
             raise ValueError(f"found {text!r}: a dot is missing before {name!r}")
-        keys.append(int(number) if number is not None else next(k for k in (single, double, name) if k is not None))
+        keys.append(
+            int(number) if number is not None else next(k for k in (single, double, name) if k is not None)
+        )
         at = step.end()
     return Target(text, tuple(keys))
 
@@ -63,7 +67,7 @@ def path_text(keys: tuple[Key, ...]) -> str:
     for key in keys:
         if isinstance(key, int):
             text += f"[{key}]"
-        elif key.isidentifier():
+        elif isinstance(key, str) and key.isidentifier():
             text += f".{key}" if text else key
         else:
             text += f"[{key!r}]"

@@ -21,7 +21,9 @@ class Range(BaseModel):
     @model_validator(mode="after")
     def _not_empty(self) -> Range:
         if self.end is not None and self.end <= self.start:
-            raise ValueError(f"start {self.start} is not before end {self.end} (end is excluded): it never fires")
+            raise ValueError(
+                f"start {self.start} is not before end {self.end} (end is excluded): it never fires"
+            )
         return self
 
     def __contains__(self, number: int) -> bool:
@@ -73,7 +75,7 @@ class When(BaseModel):
         return self == When(seed=self.seed)
 
     def __str__(self) -> str:
-        parts = [] if self.mode == "any" else [self.mode]
+        parts: list[str] = [] if self.mode == "any" else [self.mode]
         for name in ("step", "epoch", "call"):
             counts = getattr(self, name)
             if counts is not None:

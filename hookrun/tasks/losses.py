@@ -25,7 +25,9 @@ def main_tensor(output: Any) -> Tensor:
     for member in members.values():
         if isinstance(member, Tensor):
             return member
-    raise HookrunError(f"the model returned a {type(output).__name__}, in which there is no tensor to compute a loss of")
+    raise HookrunError(
+        f"the model returned a {type(output).__name__}, in which there is no tensor to compute a loss of"
+    )
 
 
 def _own_loss(output: Any, target: Tensor) -> Tensor:
@@ -43,7 +45,9 @@ def _of(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
 def _like_output(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     def loss(output: Any, target: Tensor) -> Tensor:
         found = main_tensor(output)
-        return function(found, target.to(found.dtype).reshape(found.shape) if target.numel() == found.numel() else target)
+        return function(
+            found, target.to(found.dtype).reshape(found.shape) if target.numel() == found.numel() else target
+        )
 
     return loss
 
@@ -77,6 +81,8 @@ def correct(output: Any, target: Tensor) -> Tensor | None:
     scores = main_tensor(output)
     if target.is_floating_point() or scores.dim() < 2 or scores.shape[:1] + scores.shape[2:] != target.shape:
         return None
-    return (scores.detach().argmax(1) == target).float().flatten(1).mean(1).sum() if target.dim() > 1 else (
-        scores.detach().argmax(1) == target
-    ).sum()
+    return (
+        (scores.detach().argmax(1) == target).float().flatten(1).mean(1).sum()
+        if target.dim() > 1
+        else (scores.detach().argmax(1) == target).sum()
+    )

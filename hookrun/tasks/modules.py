@@ -29,7 +29,9 @@ def show_modules(prepared: Prepared, screen: Screen) -> None:
     screen.console.print(root, soft_wrap=True)
     screen.say(f"{len(targets)} modules, {targets[''].parameters:,} parameters")
     if selector is not None:
-        screen.say(f"* {str(selector)!r} matches {len(picked)}: {', '.join(sorted(p or '(root)' for p in picked))}")
+        screen.say(
+            f"* {str(selector)!r} matches {len(picked)}: {', '.join(sorted(p or '(root)' for p in picked))}"
+        )
     if prepared.plan.unchecked:
         screen.say(f"shapes unknown: {prepared.plan.unchecked}")
 
@@ -48,7 +50,9 @@ def _picked(selector: Selector, prepared: Prepared) -> set[str]:
     picked = modules | set(selector.select(parameters))
     if not picked:
         text = f"{str(selector)!r} matches no module and no parameter"
-        raise CompileError([Problem("task.select", text, nearest(str(selector), filter(None, names.modules)))])
+        raise CompileError(
+            [Problem("task.select", text, nearest(str(selector), filter(None, names.modules)))]
+        )
     return picked
 
 

@@ -41,14 +41,22 @@ def schedulers() -> Mapping[str, type[LRScheduler]]:
     }
 
 
-def check_named(named: Named, where: str, registry: Mapping[str, type], fills: Iterable[str] = ()) -> list[Problem]:
+def check_named(
+    named: Named, where: str, registry: Mapping[str, type], fills: Iterable[str] = ()
+) -> list[Problem]:
     """What is wrong with a name and its arguments.
 
     fills: arguments that are found by themselves where they are left out
     """
     cls = _found(named.name, registry)
     if cls is None:
-        return [Problem(f"{where}.name", f"found {named.name!r}, which torch does not have", nearest(named.name, registry))]
+        return [
+            Problem(
+                f"{where}.name",
+                f"found {named.name!r}, which torch does not have",
+                nearest(named.name, registry),
+            )
+        ]
     parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
     problems = [
         Problem(f"{where}.{key}", f"is no argument of {cls.__name__}", nearest(key, parameters))
@@ -72,7 +80,9 @@ def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
-        raise HookrunError("nothing to train: no parameter of the model requires a gradient; task=evaluate needs none")
+        raise HookrunError(
+            "nothing to train: no parameter of the model requires a gradient; task=evaluate needs none"
+        )
     return _made(named, "train.optimizer", optimizers(), parameters, named.args)  # type: ignore[no-any-return]
 
 

@@ -67,8 +67,14 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     _check_leftover(leftover, plan)
     example, reason = _example(info)
     training = settings.task.name in ("train", "plan", "modules")
-    plan = check(plan, model, example, checking, training=training) if example else replace(plan, unchecked=reason)
-    return Prepared(experiment, info, model, replace(plan, samples=_samples(settings, info)), device, leftover)
+    plan = (
+        check(plan, model, example, checking, training=training)
+        if example
+        else replace(plan, unchecked=reason)
+    )
+    return Prepared(
+        experiment, info, model, replace(plan, samples=_samples(settings, info)), device, leftover
+    )
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -96,9 +102,16 @@ def _training_problems(settings: Settings, info: DataInfo | None) -> list[Proble
         if train.scheduler is not None:
             filled = ("optimizer", "T_max", "total_steps")
             problems += check_named(train.scheduler, "train.scheduler", schedulers(), filled)
-    if info and info.target is None and train.loss in NEED_TARGET and settings.task.name in ("train", "evaluate"):
+    if (
+        info
+        and info.target is None
+        and train.loss in NEED_TARGET
+        and settings.task.name in ("train", "evaluate")
+    ):
         text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
-        problems.append(Problem("train.loss", text, "use output, output_mean or output_sum, or name a target"))
+        problems.append(
+            Problem("train.loss", text, "use output, output_mean or output_sum, or name a target")
+        )
     return problems
 
 
@@ -113,7 +126,9 @@ def _check_leftover(leftover: Mapping[str, Tensor], plan: Plan) -> None:
     if unknown:
         shown = ", ".join(unknown[:8]) + (f" and {len(unknown) - 8} more" if len(unknown) > 8 else "")
         text = f"the file holds {len(unknown)} tensors that neither the model nor its hooks have: {shown}"
-        raise SpecError([Problem("model.weights", text, "use the model and the hooks that the file was saved with")])
+        raise SpecError(
+            [Problem("model.weights", text, "use the model and the hooks that the file was saved with")]
+        )
 
 
 def added_names(plan: Plan) -> list[str]:
@@ -142,8 +157,15 @@ def _samples(settings: Settings, info: DataInfo) -> int | None:
     """How many samples a run passes through the hooks, as far as it is known beforehand."""
     limit = settings.train.limit_batches
     bound = limit * settings.data.batch_size if limit else None
-    sizes = {split: size if bound is None or size is None else min(size, bound) for split, size in info.sizes.items()}
+    sizes = {
+        split: size if bound is None or size is None else min(size, bound)
+        for split, size in info.sizes.items()
+    }
     if settings.task.name in ("evaluate", "predict"):
         return sizes[settings.task.split]
     train, val = sizes["train"], sizes["val"]
-    return None if train is None or val is None or settings.train.steps else (train + val) * settings.train.epochs
+    return (
+        None
+        if train is None or val is None or settings.train.steps
+        else (train + val) * settings.train.epochs
+    )

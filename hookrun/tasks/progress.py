@@ -31,7 +31,9 @@ class Screen:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
+        with Progress(
+            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
+        ) as progress:
             task = progress.add_task(label, total=total, numbers="", rate="")
             for batch in batches:
                 yield batch
@@ -43,5 +45,6 @@ class Screen:
 def numbers(values: Mapping[str, float]) -> str:
     """``loss 0.1234  accuracy 96.5 %``."""
     return "  ".join(
-        f"{name} {value * 100:.1f} %" if name == "accuracy" else f"{name} {value:.4g}" for name, value in values.items()
+        f"{name} {value * 100:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
+        for name, value in values.items()
     )

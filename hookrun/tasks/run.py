@@ -62,7 +62,10 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     sink = RunSink(run_dir, screen.say)
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
-    with session(settings.compute, settings.seed), Installation(prepared.plan, model, sink=sink, scaler=scaler) as hooks:
+    with (
+        session(settings.compute, settings.seed),
+        Installation(prepared.plan, model, sink=sink, scaler=scaler) as hooks,
+    ):
         _load_leftover(prepared, hooks)
         running = Running(prepared, hooks, sink, run_dir, screen)
         match settings.task.name:

@@ -52,4 +52,6 @@ def device_named(name: str) -> torch.device:
             return device
     except RuntimeError:  # torch knows no such name
         pass
-    raise SpecError([Problem("compute.device", f"found {name!r}, which this machine does not have", nearest(name, there))])
+    raise SpecError(
+        [Problem("compute.device", f"found {name!r}, which this machine does not have", nearest(name, there))]
+    )

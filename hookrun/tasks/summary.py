@@ -35,7 +35,9 @@ def hook_lines(running: Running) -> Iterator[str]:
             steps = "on the logged steps"
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) {steps}"
         if planned.spec.action.name == "capture":
-            kept = [count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name]
+            kept = [
+                count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name
+            ]
             tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
             yield f"    captured {tensors:,} tensors, {size(count)}"
 

@@ -59,7 +59,10 @@ def test_a_missing_key_is_named() -> None:
         ({"mode": "fats"}, "found 'fats': expected 'fast' or 'slow'"),
         ({"size": True}, "found True: expected a valid integer or a valid list"),
         ({"size": [1, "a", 2.5]}, "found [1, 'a', 2.5]: expected a valid integer"),
-        ({"few": [1, 2, 3]}, "found [1, 2, 3]: expected a valid integer; list should have at most 2 items, not 3"),
+        (
+            {"few": [1, 2, 3]},
+            "found [1, 2, 3]: expected a valid integer; list should have at most 2 items, not 3",
+        ),
         ({"size": None}, "found None: expected a valid integer or a valid list"),
     ],
 )

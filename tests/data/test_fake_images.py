@@ -79,7 +79,10 @@ def test_items_are_counted_like_those_of_a_list() -> None:
 
 def test_a_split_of_none_is_an_error_where_it_is_used() -> None:
     assert describe(section(val_size=0), "train").sizes["val"] == 0
-    for use in (lambda: describe(section(val_size=0), "val"), lambda: load(section(val_size=0), "val", seed=0)):
+    for use in (
+        lambda: describe(section(val_size=0), "val"),
+        lambda: load(section(val_size=0), "val", seed=0),
+    ):
         with pytest.raises(SpecError) as caught:
             use()
         assert [problem.where for problem in caught.value.errors] == ["data.args.val_size"]

@@ -50,7 +50,9 @@ def damage(path: Path) -> Problem:
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-@given(tensors=st.dictionaries(st.sampled_from("abc"), st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1))
+@given(
+    tensors=st.dictionaries(st.sampled_from("abc"), st.tuples(SHAPES, st.sampled_from(DTYPES)), min_size=1)
+)
 def test_a_header_tells_what_the_file_holds(
     suffix: str, tensors: dict[str, tuple[list[int], torch.dtype]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

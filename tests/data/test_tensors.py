@@ -81,7 +81,10 @@ def test_a_fraction_of_one_file_is_for_validation_in_the_files_order(root: Path)
 
 
 def test_two_files_are_the_two_splits(root: Path) -> None:
-    save_file({"input": torch.full((2, 2), 7.0), "target": torch.zeros(2, dtype=torch.int64)}, root / "val.safetensors")
+    save_file(
+        {"input": torch.full((2, 2), 7.0), "target": torch.zeros(2, dtype=torch.int64)},
+        root / "val.safetensors",
+    )
     config = section(root, train_file="x.npz", val_file="val.safetensors")
     assert first_values(config, "train") == list(range(ROWS))
     assert first_values(config, "val") == [7, 7]
@@ -212,7 +215,11 @@ def test_a_missing_tensor_comes_with_the_nearest_names(root: Path) -> None:
     ("args", "where", "what"),
     [
         ({"input": "number"}, "data.args.input", "is a single number"),
-        ({"input": "short"}, "data.args.file", "differ in their number of rows: short [3] float32, target [10] int64"),
+        (
+            {"input": "short"},
+            "data.args.file",
+            "differ in their number of rows: short [3] float32, target [10] int64",
+        ),
         ({"input": "none", "target": None}, "data.args.val_fraction", "has 0 rows"),
         ({"val_fraction": 1.0}, "data.args.val_fraction", "none is for the split 'train'"),
         ({"input": "words"}, "data.args.input", "of a type that is not supported"),

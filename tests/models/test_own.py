@@ -41,7 +41,9 @@ def test_a_model_can_be_trained_by_the_mean_of_its_output(name: str) -> None:
 
 @each_own
 def test_no_submodule_takes_the_place_of_a_method_of_the_module(name: str) -> None:
-    shadowed = [child for module in built(name).modules() for child in module._modules if hasattr(nn.Module, child)]
+    shadowed = [
+        child for module in built(name).modules() for child in module._modules if hasattr(nn.Module, child)
+    ]
     assert shadowed == []
 
 
@@ -86,7 +88,9 @@ def test_names_cost_no_torch_and_own_models_no_torchvision() -> None:
         "build(Model(name='cnn'), sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())\n"
         "print(early, 'torchvision' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=CONF.parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=CONF.parents[1]
+    )
     assert (done.stdout.split(), done.stderr) == (["False", "False"], "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -121,11 +122,9 @@ def test_the_gradients_at_testnet_s_fc_and_conv_have_the_true_shapes() -> None:
         model.get_submodule(name).register_full_backward_hook(
             lambda _m, grad_in, grad_out, name=name: seen.update({name: (shape(grad_in), shape(grad_out))})
         )
-    # torch warns that the input of `conv` requires no gradient, and says nothing wrong: it is None.
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with pytest.warns(
+        UserWarning, match="Full backward hook is firing"
+    ):  # no input of `conv` requires a gradient
         model().backward()
     assert seen == {"fc": ([160], [5]), "conv": (None, [1, 10, 4, 4])}
 
@@ -200,7 +199,12 @@ def test_a_full_backward_hook_scales_what_product_s_inputs_receive() -> None:
 
 def test_functions_can_be_chosen_by_their_class_names_alone() -> None:
     named = {name: type(m).__name__ for name, m in model_of("functions").named_modules()}
-    assert {name for name, cls in named.items() if cls.startswith("Function_")} == {"ab.a", "ab.b", "cd.c", "cd.d"}
+    assert {name for name, cls in named.items() if cls.startswith("Function_")} == {
+        "ab.a",
+        "ab.b",
+        "cd.c",
+        "cd.d",
+    }
 
 
 def test_functions_add_subtract_multiply_and_divide() -> None:

@@ -1,0 +1,72 @@
+"""A site without a runtime: it gives an action what it asks for and remembers what the action hands back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from hookrun.actions import Action
+
+
+class FakeSite:
+    """emitted: (path, record) of every record; kept: captured values; verdicts: (ok, message, policy) of checks."""
+
+    def __init__(
+        self,
+        action: Action,
+        module: nn.Module | None = None,
+        args: tuple[Any, ...] = (),
+        values: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self.action = action
+        self.hook, self.point, self.path = "h", "forward", "fc"
+        self.module = module if module is not None else nn.Identity()
+        self.args = args
+        self.values = values or {}
+        self.bias = nn.Parameter(torch.zeros(()))
+        self.emitted = list[tuple[str | None, dict[str, Any]]]()
+        self.kept = list[Any]()
+        self.verdicts = list[tuple[Tensor, str, str]]()
+
+    def constant(self, field: str) -> Callable[[Tensor], Tensor]:
+        value = self.values.get(field)
+        source = torch.tensor(getattr(self.action, field), dtype=torch.float64) if value is None else value
+        return lambda like: source.to(device=like.device, dtype=like.dtype)
+
+    def trainable(self, field: str) -> nn.Parameter:
+        self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())
+        return self.bias
+
+    def generator(self, like: Tensor) -> Generator:
+        return Generator(like.device).manual_seed(5)
+
+    def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
+        if isinstance(value, tuple):
+            yield from ((f"[{i}]", member) for i, member in enumerate(value))
+        else:
+            yield "", value
+
+    def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
+        self.emitted.append((path, dict(data)))
+
+    def keep(self) -> Callable[[Any], None]:
+        return self.kept.append
+
+    def judge(self, ok: Tensor, message: str, policy: str) -> None:
+        self.verdicts.append((ok, message, policy))
+
+
+@pytest.fixture
+def site_of() -> Callable[..., FakeSite]:
+    """A site for an action."""
+    return FakeSite
+
+
+@pytest.fixture
+def build() -> Callable[..., Callable[[Any], Any]]:
+    """What an action builds for a site of its own."""
+    return lambda action, **site: action.build(FakeSite(action, **site))

@@ -1,0 +1,68 @@
+"""`--help` lists what there is today, one's own folder included, and imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from hookrun.actions import actions
+from hookrun.cli import main
+from hookrun.spec.experiment import Task
+
+Conf = Callable[..., str]
+
+
+@pytest.fixture
+def help_of(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    def run(*arguments: str) -> str:
+        assert main(["--help", *arguments]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def section(text: str, title: str) -> str:
+    return next(block for block in text.split("\n\n") if block.startswith(title))
+
+
+def test_it_says_what_hookrun_is_and_how_to_call_it(help_of) -> None:
+    text = help_of()
+    assert text.startswith("hookrun: PyTorch hooks as configuration\n")
+    assert "hookrun experiment=clip_fc task=plan" in text
+    assert 'eval "$(hookrun -sc install=bash)"' in text
+
+
+def test_every_task_action_and_choice_is_listed(help_of) -> None:
+    text = help_of()
+    assert all(
+        f"  {name} " in section(text, "Tasks") for name in Task.model_fields["name"].annotation.__args__
+    )
+    assert all(name in section(text, "Actions") for name in actions())
+    assert "cnn" in section(text, "Models")
+    assert "digits" in section(text, "Data sets")
+    assert "none" in section(text, "Hook sets")
+
+
+def test_an_experiment_is_listed_with_its_first_comment(help_of, conf: Conf) -> None:
+    folder = conf(
+        **{
+            "experiment/mine": "# @package _global_\n\n# What I am after.\n# More of it.\nseed: 1\n",
+            "experiment/silent": "# @package _global_\nseed: 1\n# late\n",
+            "experiment/sub/deep": "# @package _global_\n# Deep down.\n",
+        }
+    )
+    lines = section(help_of("--config-dir", folder), "Experiments").splitlines()
+    assert "  mine      What I am after." in lines
+    assert "  silent" in lines
+    assert "  sub/deep  Deep down." in lines
+
+
+def test_no_line_is_too_long_to_read(help_of) -> None:
+    assert max(map(len, help_of().splitlines())) <= 110
+
+
+def test_another_help_template_of_hydras_still_works(help_of) -> None:
+    text = help_of("hydra/help=default", "seed=7")
+    assert "experiment: clip_fc" in text
+    assert "seed: 7" in text

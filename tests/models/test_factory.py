@@ -1,0 +1,228 @@
+"""A user's own factory runs only where the person at the keyboard trusts its package; nothing is imported before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from hookrun.errors import Problem, SpecError
+from hookrun.models import build
+from hookrun.spec.experiment import Model
+
+PACKAGE = "hookrun_test_pkg"
+TRUSTED = frozenset({PACKAGE})
+SOURCE = """
+from os import getcwd
+from torch import nn
+import torch.nn as not_ours
+
+WIDTH = 3
+
+def build(width=2, depth=1):
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)))
+
+def build_any(**kwargs):
+    return nn.Linear(**kwargs)
+
+def build_list():
+    return []
+
+def build_later():
+    from hookrun_test_sibling import SIZE
+    return nn.Linear(SIZE, SIZE)
+
+def needs(width):
+    return nn.Linear(width, width)
+
+class Net(nn.Module):
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current directory that holds the package, off the path as for the console script."""
+    package = tmp_path / PACKAGE
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "models.py").write_text(SOURCE, encoding="utf-8")
+    (package / "broken.py").write_text("def build(:\n", encoding="utf-8")
+    (package / "needy.py").write_text("import hookrun_test_not_there\n", encoding="utf-8")
+    (package / "failing.py").write_text("\n\nraise KeyError('wanted')\n", encoding="utf-8")
+    (tmp_path / "hookrun_test_sibling.py").write_text("SIZE = 4\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    monkeypatch.delenv("HOOKRUN_TRUST", raising=False)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("hookrun_test_")]:
+        del sys.modules[name]
+
+
+def model(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> nn.Module:
+    config = Model(name="python", factory=f"{PACKAGE}.{factory}", args=args)
+    return build(config, sample_shape=(1, 8, 8), num_classes=10, trust=trust)
+
+
+def problem(factory: str, trust: frozenset[str] = TRUSTED, **args: object) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        model(factory, trust, **args)
+    [found] = caught.value.errors
+    return found
+
+
+def imported() -> bool:
+    return any(name.startswith(PACKAGE) for name in sys.modules)
+
+
+def install(site: Path, group: str = "hookrun.models") -> None:
+    """Metadata of an installed package, with an entry point."""
+    info = site / f"{PACKAGE}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (info / "entry_points.txt").write_text(f"[{group}]\nnet = {PACKAGE}.models:build\n", encoding="utf-8")
+
+
+# --- trust
+
+
+@pytest.mark.parametrize(
+    "trust", [frozenset(), frozenset({"other"}), frozenset({f"{PACKAGE}.models"})], ids=sorted
+)
+def test_an_untrusted_package_is_never_imported(folder: Path, trust: frozenset[str]) -> None:
+    found = problem("models:build", trust)
+    assert not imported()
+    assert found.where == "model.factory"
+    assert f"'{PACKAGE}' is not trusted" in found.what
+    for way in (f"+trust=[{PACKAGE}]", f"HOOKRUN_TRUST={PACKAGE}", "hookrun.models"):
+        assert way in found.hint
+
+
+def test_the_command_line_can_trust(folder: Path) -> None:
+    assert isinstance(model("models:build"), nn.Sequential)
+
+
+@pytest.mark.parametrize("value", [PACKAGE, f"other, {PACKAGE}"])
+def test_the_environment_can_trust(folder: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("HOOKRUN_TRUST", value)
+    assert isinstance(model("models:build", frozenset()), nn.Sequential)
+
+
+def test_an_installed_entry_point_can_trust(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = folder / "site"
+    install(site)
+    (folder / PACKAGE).rename(site / PACKAGE)
+    monkeypatch.syspath_prepend(site)
+    assert isinstance(model("models:build", frozenset()), nn.Sequential)
+
+
+def test_an_entry_point_of_another_group_does_not_trust(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(folder / "site", group="console_scripts")
+    monkeypatch.syspath_prepend(folder / "site")
+    assert "not trusted" in problem("models:build", frozenset()).what
+
+
+@pytest.mark.parametrize("entry", ["", "absolute"])
+def test_metadata_packed_into_the_current_directory_does_not_trust(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    install(folder)
+    monkeypatch.syspath_prepend(entry and str(folder))
+    assert "not trusted" in problem("models:build", frozenset()).what
+    assert not imported()
+
+
+def test_a_package_of_the_current_directory_does_not_replace_an_installed_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(folder / "site")
+    monkeypatch.syspath_prepend(folder / "site")
+    assert f"no package '{PACKAGE}'" in problem("models:build", frozenset()).what
+    assert not imported()
+
+
+@pytest.mark.parametrize("name", ["getcwd", "not_ours"])
+def test_only_what_the_package_itself_defines_is_a_factory(folder: Path, name: str) -> None:
+    assert problem(f"models:{name}").where == "model.factory"
+
+
+# --- where it is found
+
+
+def test_the_current_directory_is_on_the_path_for_the_factory_only(folder: Path) -> None:
+    before = list(sys.path)
+    assert isinstance(model("models:build_later"), nn.Linear)
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("factory", "said"),
+    [
+        ("model:build", "did you mean 'models'?"),
+        ("models:biuld", "did you mean 'build'"),
+        ("models:WIDTH", "is int, neither a function nor a class"),
+        ("models:getcwd", "comes from 'posix', and only"),
+        ("broken:build", "SyntaxError"),
+        ("needy:build", "ModuleNotFoundError: No module named 'hookrun_test_not_there'"),
+        ("failing:build", "KeyError: 'wanted'"),
+        ("models:build_list", "returned list, not a torch.nn.Module"),
+    ],
+)
+def test_what_is_wrong_with_a_factory_is_said(folder: Path, factory: str, said: str) -> None:
+    found = problem(factory)
+    assert found.where == "model.factory"
+    assert said in found.what
+
+
+def test_an_error_while_importing_names_the_line(folder: Path) -> None:
+    assert f"{folder / PACKAGE / 'failing.py'}:3" in problem("failing:build").what
+
+
+def test_a_package_that_is_not_there_is_said_to_be_looked_for_here(folder: Path) -> None:
+    config = Model(name="python", factory="hookrun_test_gone.models:build")
+    with pytest.raises(SpecError, match=f"no package 'hookrun_test_gone', neither installed nor in {folder}"):
+        build(config, sample_shape=None, num_classes=None, trust=frozenset({"hookrun_test_gone"}))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "???", "models", "a.b.c", ":build", "a:", "a:b:c", "a.b:c.d", "a b:c", ".a:b", "a/b:c"]
+)
+def test_a_factory_is_a_module_and_a_name(folder: Path, text: str) -> None:
+    with pytest.raises(SpecError, match="not of the form package.module:function"):
+        build(Model(name="python", factory=text), sample_shape=None, num_classes=None, trust=TRUSTED)
+
+
+# --- its arguments
+
+
+def test_arguments_are_given_by_name(folder: Path) -> None:
+    built = model("models:build", width=5, depth=3)
+    assert [tuple(p.shape) for p in built.parameters() if p.dim() == 2] == [(5, 5)] * 3
+
+
+def test_a_class_is_a_factory_too(folder: Path) -> None:
+    assert type(model("models:Net")).__name__ == "Net"
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest(folder: Path) -> None:
+    found = problem("models:build", widht=5)
+    assert (found.where, "did you mean 'width'?" in found.what) == ("model.args.widht", True)
+
+
+def test_a_required_argument_is_asked_for(folder: Path) -> None:
+    assert problem("models:needs").where == "model.args.width"
+
+
+def test_what_the_factory_raises_is_shown_with_its_line(folder: Path) -> None:
+    found = problem("models:build_any", in_features=2, out_features="3")
+    line = 1 + SOURCE.splitlines().index("    return nn.Linear(**kwargs)")
+    assert found.where == "model.args"
+    assert f"(at {folder / PACKAGE / 'models.py'}:{line})" in found.what
+    assert "TypeError" in found.what

@@ -1,0 +1,121 @@
+"""One flat namespace of models; every mistake in a model section is reported at once, with its key path."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hookrun.errors import Problem, SpecError
+from hookrun.models import build, names, own_names
+from hookrun.models.cnn import CNN
+from hookrun.spec.experiment import Model
+
+
+def problems(
+    config: Model, shape: tuple[int, ...] | None = (1, 8, 8), classes: int | None = 10
+) -> list[Problem]:
+    with pytest.raises(SpecError) as caught:
+        build(config, sample_shape=shape, num_classes=classes, trust=frozenset())
+    return caught.value.errors
+
+
+def test_our_own_torchvisions_and_python_share_one_namespace() -> None:
+    assert {"mlp", "cnn", "tutorial/testnet", "resnet18", "vit_b_16", "python"} <= set(names())
+    assert len(names()) == len(set(names()))
+    assert set(own_names()) < set(names())
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("ccn", "cnn"), ("resnet-18", "resnet18"), ("tutorial/ad", "tutorial/add")]
+)
+def test_an_unknown_model_is_refused_with_the_nearest_names(typo: str, meant: str) -> None:
+    [problem] = problems(Model(name=typo))
+    assert problem.where == "model.name"
+    assert f"'{typo}'" in problem.what
+    assert f"'{meant}'" in problem.what
+
+
+def test_sizes_come_from_the_data() -> None:
+    model = build(Model(name="cnn"), sample_shape=(3, 32, 32), num_classes=100, trust=frozenset())
+    assert isinstance(model, CNN)
+    assert model.conv1.in_channels == 3
+    assert model.fc.weight.shape == (100, 128 * 8 * 8)
+
+
+def test_a_given_argument_wins_over_the_data_and_null_stands_for_the_data() -> None:
+    config = Model(name="mlp", args={"num_classes": 3, "in_features": None})
+    model = build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()}["fc.weight"] == (3, 64)
+    assert {name: tuple(p.shape) for name, p in model.named_parameters()}["layers.0.weight"] == (64, 64)
+
+
+def test_null_for_the_data_is_no_argument_of_a_model_that_has_no_use_for_it() -> None:
+    config = Model(name="mlp", args={"in_channels": None, "image_size": None})
+    build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
+
+
+def test_a_model_that_brings_its_own_data_needs_none() -> None:
+    model = build(Model(name="tutorial/add"), sample_shape=None, num_classes=None, trust=frozenset())
+    assert model().shape == (1,)
+
+
+def test_what_the_data_does_not_tell_is_asked_for() -> None:
+    found = problems(Model(name="cnn"), shape=(64,), classes=None)
+    assert [p.where for p in found] == [
+        "model.args.in_channels",
+        "model.args.image_size",
+        "model.args.num_classes",
+    ]
+    assert "the data set's samples have the shape [64]" in found[0].what
+    assert "the data set names no number of classes" in found[2].what
+
+
+def test_a_size_that_differs_from_sample_to_sample_is_asked_for() -> None:
+    assert [p.where for p in problems(Model(name="mlp"), shape=(3, -1, -1))] == ["model.args.in_features"]
+    assert [p.where for p in problems(Model(name="cnn"), shape=(3, -1, -1))] == ["model.args.image_size"]
+
+
+def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
+    gone = tmp_path / "gone.pt"
+    config = Model(
+        name="mlp",
+        args={"hiden": [1], "hidden": [64, "a"], "in_features": 0, "num_classes": "10"},
+        weights=str(gone),
+    )
+    found = {p.where: p.what for p in problems(config)}
+    assert set(found) == {
+        "model.args.hiden",
+        "model.args.hidden.1",
+        "model.args.in_features",
+        "model.args.num_classes",
+        "model.weights",
+    }
+    assert "did you mean 'hidden'?" in found["model.args.hiden"]
+    assert "'a'" in found["model.args.hidden.1"]
+    assert str(gone) in found["model.weights"]
+
+
+@pytest.mark.parametrize(
+    "value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None], ids=str
+)
+def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: object) -> None:
+    found = problems(Model(name="cnn", args={"channels": value}))
+    assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}
+
+
+def test_images_that_are_too_small_for_the_model_are_refused() -> None:
+    [problem] = problems(Model(name="cnn"), shape=(1, 3, 8))
+    assert (problem.where, "found 3" in problem.what) == ("model.args.image_size.0", True)
+
+
+def test_nobody_publishes_weights_for_our_own_models() -> None:
+    [problem] = problems(Model(name="cnn", weights="DEFAULT"))
+    assert problem.where == "model.weights"
+    assert "'cnn'" in problem.what
+    assert ".safetensors" in problem.hint
+
+
+def test_an_unknown_model_does_not_hide_that_its_weights_are_missing_too(tmp_path: Path) -> None:
+    config = Model(name="ccn", weights=str(tmp_path / "gone.pt"))
+    assert [p.where for p in problems(config)] == ["model.name", "model.weights"]

@@ -1,0 +1,142 @@
+"""torchvision's models by name, their published weights by name, and no download that nobody asked for."""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import ResNet18_Weights, list_models
+
+from hookrun.errors import Problem, SpecError
+from hookrun.models import build, load_weights, vision
+from hookrun.models.arguments import Sample
+from hookrun.spec.experiment import Model
+
+DIGITS = Sample((1, 8, 8), 10)
+RESNET18_FILE = "resnet18-f37072fd.pth"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder of downloaded weights, and no network."""
+
+    def offline(url: str, *_args: object, **_kwargs: object) -> None:
+        raise urllib.error.URLError(OSError("Network is unreachable"))
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    yield folder
+
+
+def small(name: str, **args: object) -> nn.Module:
+    return build(Model(name=name, args=args), sample_shape=(3, 64, 64), num_classes=10, trust=frozenset())
+
+
+def problems(config: Model) -> list[Problem]:
+    with pytest.raises(SpecError) as caught:
+        build(config, sample_shape=(3, 64, 64), num_classes=10, trust=frozenset())
+    return caught.value.errors
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_model_of_torchvision_is_prepared_without_a_download(name: str) -> None:
+    call = vision.prepare(Model(name=name), DIGITS)
+    assert call.problems == ()
+    assert call.args.get("weights_backbone") is None
+    assert call.args.get("num_classes", 10) == 10
+
+
+def test_the_number_of_classes_comes_from_the_data() -> None:
+    assert small("squeezenet1_1")(torch.rand(2, 3, 64, 64)).shape == (2, 10)
+    assert small("squeezenet1_1", num_classes=None)(torch.rand(2, 3, 64, 64)).shape == (2, 10)
+    assert small("squeezenet1_1", num_classes=3)(torch.rand(2, 3, 64, 64)).shape == (2, 3)
+
+
+def test_a_model_without_a_number_of_classes_gets_none() -> None:
+    assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).args
+
+
+def test_a_default_of_torchvision_that_is_about_to_change_is_said_aloud() -> None:
+    assert vision.prepare(Model(name="googlenet"), DIGITS).args["init_weights"] is True
+
+
+def test_an_unknown_argument_is_refused_even_where_the_class_would_swallow_it() -> None:
+    [problem] = problems(Model(name="convnext_tiny", args={"num_clases": 3}))
+    assert problem.where == "model.args.num_clases"
+    assert "did you mean 'num_classes'?" in problem.what
+
+
+@pytest.mark.parametrize("name", ["weights", "progress"])
+def test_weights_are_no_argument(name: str) -> None:
+    assert [p.where for p in problems(Model(name="resnet18", args={name: None}))] == [f"model.args.{name}"]
+
+
+def test_what_torchvision_says_to_a_value_is_shown() -> None:
+    [problem] = problems(Model(name="resnet18", args={"groups": 3, "zero_init_residual": True}))
+    assert problem.where == "model.args"
+    assert "BasicBlock only supports groups=1" in problem.what
+
+
+def test_unknown_weights_name_the_nearest() -> None:
+    [problem] = problems(Model(name="resnet50", weights="IMAGENET1K_V3"))
+    assert problem.where == "model.weights"
+    assert "'IMAGENET1K_V2'" in problem.what
+
+
+def test_weights_of_another_model_are_refused() -> None:
+    [problem] = problems(Model(name="resnet18", weights="ResNet50_Weights.IMAGENET1K_V2"))
+    assert problem.where == "model.weights"
+    assert "'ResNet18_Weights.IMAGENET1K_V1'" in problem.what
+
+
+@pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
+def test_published_weights_bring_their_own_number_of_classes(weights: str) -> None:
+    call = vision.prepare(Model(name="resnet18", weights=weights), DIGITS)
+    assert (call.problems, dict(call.args)) == ((), {})
+
+
+def test_offline_the_error_says_where_it_looked_and_how_to_get_the_file(cache: Path) -> None:
+    [problem] = problems(Model(name="resnet18", weights="IMAGENET1K_V1"))
+    assert problem.where == "model.weights"
+    assert str(cache / RESNET18_FILE) in problem.what
+    assert "Network is unreachable" in problem.what
+    assert ResNet18_Weights.IMAGENET1K_V1.url in problem.hint
+    assert "TORCH_HOME" in problem.hint
+
+
+def test_published_weights_are_taken_from_the_cache(cache: Path) -> None:
+    source = small("resnet18", num_classes=1000).state_dict()
+    torch.save(source, cache / RESNET18_FILE)
+    config = Model(name="resnet18", weights="DEFAULT")
+    model = build(config, sample_shape=(3, 64, 64), num_classes=10, trust=frozenset())
+    assert load_weights(model, config) == {}
+    assert all(torch.equal(tensor, source[name]) for name, tensor in model.state_dict().items())
+
+
+class Bomb:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (os.environ["TORCH_HOME"] + "/exploded",)
+
+
+def test_a_cached_file_that_holds_code_is_refused_and_not_run(cache: Path) -> None:
+    torch.save({"conv1.weight": Bomb()}, cache / RESNET18_FILE)
+    [problem] = problems(Model(name="resnet18", weights="DEFAULT"))
+    assert problem.where == "model.weights"
+    assert str(cache / RESNET18_FILE) in problem.what
+    assert not (cache.parents[1] / "exploded").exists()
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+
+
+def test_published_weights_do_not_bend_to_another_number_of_classes(cache: Path) -> None:
+    [problem] = problems(Model(name="resnet18", weights="DEFAULT", args={"num_classes": 10}))
+    assert problem.where == "model.args"
+    assert "expected value 1000 but got 10" in problem.what

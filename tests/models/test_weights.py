@@ -1,0 +1,228 @@
+"""Weights from a file: told from a name, read as tensors alone, checked against the model, then loaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hookrun.errors import Problem, SpecError
+from hookrun.models import load_weights
+from hookrun.models.weights import SUFFIXES, is_path
+from hookrun.spec.experiment import Model
+
+
+def net(width: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width))
+
+
+def config(path: Path | str) -> Model:
+    return Model(name="cnn", weights=str(path))
+
+
+def saved(path: Path, content: object) -> Path:
+    if path.suffix == ".safetensors":
+        assert isinstance(content, dict)
+        save_file(content, path)
+    else:
+        torch.save(content, path)
+    return path
+
+
+def problems(model: nn.Module, path: Path | str) -> list[Problem]:
+    with pytest.raises(SpecError) as caught:
+        load_weights(model, config(path))
+    return caught.value.errors
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- a path or a name
+
+
+@given(st.text(st.characters(exclude_characters="/" + os.sep)).filter(lambda s: not s.endswith(SUFFIXES)))
+def test_without_separator_and_suffix_it_is_a_name(text: str) -> None:
+    assert not is_path(text)
+    assert is_path(f"./{text}")
+    assert all(is_path(text + suffix) for suffix in SUFFIXES)
+
+
+def test_names_of_published_weights_are_names() -> None:
+    assert not is_path("ResNet18_Weights.IMAGENET1K_V1")
+
+
+@pytest.mark.parametrize("weights", [None, "DEFAULT"])
+def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
+    model = net()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert load_weights(model, Model(name="resnet18", weights=weights)) == {}
+    assert equal(model.state_dict(), before)
+
+
+# --- what is loaded
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_state_dict_is_loaded_whole(tmp_path: Path, suffix: str) -> None:
+    source, model = net(), net()
+    assert load_weights(model, config(saved(tmp_path / f"w{suffix}", source.state_dict()))) == {}
+    assert equal(model.state_dict(), source.state_dict())
+
+
+@pytest.mark.parametrize(
+    "wrapped", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "args": None}]
+)
+def test_it_is_taken_out_of_a_training_scripts_wrapping(tmp_path: Path, wrapped: object) -> None:
+    source, model = net(), net()
+    assert callable(wrapped)
+    load_weights(model, config(saved(tmp_path / "w.pt", wrapped(source.state_dict()))))
+    assert equal(model.state_dict(), source.state_dict())
+
+
+def test_the_prefix_of_a_data_parallel_wrapper_is_stripped(tmp_path: Path) -> None:
+    source, model = net(), net()
+    state = {f"module.{name}": tensor for name, tensor in source.state_dict().items()}
+    assert load_weights(model, config(saved(tmp_path / "w.safetensors", state))) == {}
+    assert equal(model.state_dict(), source.state_dict())
+
+
+def test_a_prefix_that_only_some_tensors_have_is_a_name(tmp_path: Path) -> None:
+    state = net().state_dict() | {"module.extra": torch.ones(1)}
+    assert list(load_weights(net(), config(saved(tmp_path / "w.pt", state)))) == ["module.extra"]
+
+
+def test_what_the_model_does_not_have_is_returned_and_the_rest_loaded(tmp_path: Path) -> None:
+    source, model = net(), net()
+    left = load_weights(
+        model, config(saved(tmp_path / "w.pt", source.state_dict() | {"0.b": torch.arange(2)}))
+    )
+    assert equal(left, {"0.b": torch.arange(2)})
+    assert equal(model.state_dict(), source.state_dict())
+
+
+def test_a_relative_path_starts_at_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, model = net(), net()
+    saved(tmp_path / "w.pt", source.state_dict())
+    monkeypatch.chdir(tmp_path)
+    load_weights(model, config("w.pt"))
+    assert equal(model.state_dict(), source.state_dict())
+
+
+def test_a_tied_tensor_may_be_stored_under_one_of_its_names(tmp_path: Path) -> None:
+    def tied() -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        model[1].weight = model[0].weight
+        return model
+
+    source, model = tied(), tied()
+    load_weights(model, config(saved(tmp_path / "w.pt", {"1.weight": source.state_dict()["1.weight"]})))
+    assert equal(model.state_dict(), source.state_dict())
+
+
+def test_a_lazy_module_takes_the_shape_of_the_file(tmp_path: Path) -> None:
+    source, model = nn.Sequential(nn.Linear(5, 3)), nn.Sequential(nn.LazyLinear(3))
+    load_weights(model, config(saved(tmp_path / "w.pt", source.state_dict())))
+    assert equal(model.state_dict(), source.state_dict())
+
+
+# --- what is refused
+
+
+def test_missing_tensors_are_listed_with_the_nearest_of_the_file(tmp_path: Path) -> None:
+    state = net().state_dict()
+    state["0.weights"] = state.pop("0.weight")
+    [problem] = problems(net(), saved(tmp_path / "w.pt", state))
+    assert problem.where == "model.weights"
+    assert (
+        f"{tmp_path / 'w.pt'} lacks 1 of 7 tensors of the model: '0.weight' (is it '0.weights'?)"
+        in problem.what
+    )
+    assert "'0.weights'" in problem.hint
+
+
+def test_only_ten_of_many_missing_tensors_are_named(tmp_path: Path) -> None:
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(8)))
+    [problem] = problems(model, saved(tmp_path / "w.pt", {}))
+    assert "lacks 16 of 16 tensors" in problem.what
+    assert problem.what.count("weight'") + problem.what.count("bias'") == 10
+    assert problem.what.endswith("and 6 more")
+
+
+def test_tensors_of_another_shape_are_listed_with_both(tmp_path: Path) -> None:
+    [problem] = problems(net(3), saved(tmp_path / "w.pt", net(4).state_dict()))
+    assert "has 6 of 7 tensors in another shape" in problem.what
+    assert "'0.weight' is [4, 2] in the file and [3, 2] in the model" in problem.what
+
+
+def test_missing_and_mismatched_tensors_are_reported_together_and_nothing_is_loaded(tmp_path: Path) -> None:
+    model = net(3)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = net(3).state_dict() | {"0.weight": torch.zeros(4, 2)}
+    del state["0.bias"]
+    found = problems(model, saved(tmp_path / "w.pt", state))
+    assert ["lacks 1 of 7" in found[0].what, "has 1 of 7" in found[1].what] == [True, True]
+    assert equal(model.state_dict(), before)
+
+
+def test_a_missing_file_is_named_by_its_absolute_path_with_what_lies_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "best.pt", {})
+    monkeypatch.chdir(tmp_path)
+    [problem] = problems(net(), "bets.pt")
+    assert str(tmp_path / "bets.pt") in problem.what
+    assert "'best.pt'" in problem.what
+    [problem] = problems(net(), "nowhere/best.pt")
+    assert f"no folder {tmp_path / 'nowhere'}" in problem.what
+
+
+def test_a_file_of_another_format_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "w.npz"
+    path.touch()
+    [problem] = problems(net(), path)
+    assert ".safetensors, .pt or .pth" in problem.what
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("content", [b"", b"no tensors at all"], ids=["empty", "text"])
+def test_a_damaged_file_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"w{suffix}"
+    path.write_bytes(content)
+    [problem] = problems(net(), path)
+    assert str(path) in problem.what
+
+
+class Bomb:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_file_that_holds_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    path = saved(tmp_path / "w.pt", net().state_dict() | {"bomb": Bomb(tmp_path / "exploded")})
+    [problem] = problems(net(), path)
+    assert "could not be read as tensors alone" in problem.what
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [([1, 2], "holds list"), ({"epoch": 3, "lr": 0.1}, "2 of 2 entries that are no tensors: epoch, lr")],
+)
+def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: object, said: str) -> None:
+    [problem] = problems(net(), saved(tmp_path / "w.pt", content))
+    assert said in problem.what
