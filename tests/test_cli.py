@@ -67,7 +67,7 @@ class TestRealRuns:
 
     @pytest.mark.parametrize(("policy", "state"), [("stop", "stopped"), ("error", "failed")])
     def test_a_check_that_trips_ends_with_3(self, policy: str, state: str, cwd: Path) -> None:
-        hook = f"+hooks.low={{select: fc, hook: forward, action: check, max: -1000, policy: {policy}}}"
+        hook = f"+hooks.low={{select: fc, hook: forward, action: check, min: -2000, max: -1000, policy: {policy}}}"
         assert main([*SMALL, hook, "hydra.run.dir=run"]) == 3
         assert status(cwd / "run") == (state, 3)
 

@@ -58,11 +58,13 @@ class Check(Action):
         return check
 
     def requirement(self) -> str:
-        """What every element must be: ``finite, at least 0 and at most 1``."""
-        words = ["finite"] * self.finite
-        words += [f"at least {self.min:.12g}"] * (self.min is not None)
-        words += [f"at most {self.max:.12g}"] * (self.max is not None)
-        return ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
+        """For messages: ``expected every element to be finite, at least 0 and at most 1``."""
+        words = ["finite"] if self.finite else []
+        if self.min is not None:
+            words.append(f"at least {self.min:.12g}")
+        if self.max is not None:
+            words.append(f"at most {self.max:.12g}")
+        return "expected every element to be " + ", ".join(words[:-1]) + " and " * (len(words) > 1) + words[-1]
 
 
 def _compare(operator: str, bound: float) -> Callable[[Tensor], Tensor]:

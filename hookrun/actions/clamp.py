@@ -24,7 +24,7 @@ class Clamp(Action):
     max: the upper bound; no bound unless given
 
     A bound that the tensor's dtype cannot hold counts as the largest finite number that it can. As in PyTorch, the
-    gradient passes where the element was within the bounds and is 0 elsewhere.
+    gradient passes where the element was between the bounds and is 0 beyond them.
     """
 
     name = "clamp"

@@ -17,7 +17,7 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the total norm befor
 
 
 def _infinity(raw: Any) -> Any:
-    return float(raw) if raw in {"inf", ".inf"} else raw
+    return float(raw) if raw == "inf" else raw
 
 
 class ClipNorm(Action):
@@ -54,7 +54,8 @@ class ClipNorm(Action):
             device = norms[0].device
             total = vector_norm(torch.stack([norm.to(device) for norm in norms]), order)
             factor = (max_norm / (total + EPSILON)).clamp_max(1)
-            if len({(x.dtype, x.device) for x in tensors}) == 1:
+            # The derivative of _foreach_mul by a tensor is broken: it raises in the backward.
+            if not factor.requires_grad and len({(x.dtype, x.device) for x in tensors}) == 1:
                 return list(torch._foreach_mul(tensors, factor))
             # The factor has the widest dtype of all: a tensor of no dimensions would take it over.
             return [(x * factor.to(x.device)).to(x.dtype) for x in tensors]

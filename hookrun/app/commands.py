@@ -94,8 +94,7 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
 def _run(asked: Asked, trust: frozenset[str], typed: RunMode | None) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
-    with explained(asked):
-        configured = app.get_mode(name, asked.overrides)  # hydra.mode, where something sets it
+    configured = app.configured_mode(name, asked.overrides)
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
     asked = Asked(app, name, overrides, mode)

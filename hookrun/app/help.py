@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import textwrap
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -61,12 +62,12 @@ def _described(app: App, group: str) -> str:
 
 
 def _summary(folders: list[Path], group: str, name: str) -> str:
-    """The first comment of a config file, Hydra's header aside."""
+    """The first sentence of the comment that a config file begins with, Hydra's header aside."""
     file = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
     if file is None:
         return ""
-    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        comment = line.removeprefix("#").strip()
-        if not line.startswith("#") or (comment and not comment.startswith("@")):
-            return textwrap.shorten(comment, 90) if line.startswith("#") else ""
-    return ""
+    lines = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
+    top = takewhile(lambda line: not line or line.startswith("#"), lines)
+    comments = [line.lstrip("# ") for line in top if not line.startswith("# @")]
+    sentence = " ".join(comments).strip().partition(". ")[0]
+    return textwrap.shorten(sentence.removesuffix("."), 90, placeholder=" …")

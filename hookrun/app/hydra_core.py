@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import hydra
 from hydra import version
+from hydra._internal.core_plugins import file_config_source
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path, get_args_parser
@@ -27,17 +28,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
 from hydra.plugins.config_source import ConfigResult
-from hydra.types import TaskFunction
+from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.app.config_files import reading
 
-VERSION_BASE = "1.3"
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 
 
-class ConfigFiles(FileConfigSource):
-    """Hydra's reader of config folders, with errors that name the file."""
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's reader of config folders, with errors that name the file.
+
+    Hydra's registry, which launchers carry to other processes, refuses another reader unless it bears this name.
+    """
 
     def load_config(self, config_path: str) -> ConfigResult:
         if not self.is_config(config_path):
@@ -62,6 +65,16 @@ class App(Hydra):
         if options.get("with_log_configuration"):
             configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
         return self._checked
+
+    def configured_mode(self, config_name: str, overrides: list[str]) -> RunMode | None:
+        """`hydra.mode`, where a file or an override sets it; None also where nothing composes."""
+        try:
+            cfg = self.compose_config(
+                config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
+            )
+        except Exception:  # the composition in the mode that follows from it says what is wrong
+            return None
+        return cast(RunMode | None, cfg.hydra.mode)
 
     def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
         """Make the run directory of `cfg` and call `task` in it."""
@@ -155,14 +168,16 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
         path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
     state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
     outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")
-    outer_base, sources = version.getbase(), SourcesRegistry.instance().types
+    base, sources = version.VersionBase.instance(), SourcesRegistry.instance().types
+    outer_base = base.version_base
     try:
         state[0].clear()
-        version.setbase(VERSION_BASE)
-        sources["file"] = ConfigFiles
+        if hydra.__version__.startswith("1.3"):  # later ones know no other behaviour than this
+            version.setbase("1.3")
+        sources["file"] = FileConfigSource
         yield cast(App, App.create_main_hydra2("hookrun", path))
     finally:
         state[0].hydra, state[1].cfg = outer, outer_config
         state[2].conf["name"] = outer_name  # `set` would log it
-        version.VersionBase.instance().version_base = outer_base
-        sources["file"] = FileConfigSource
+        base.version_base = outer_base
+        sources["file"] = file_config_source.FileConfigSource

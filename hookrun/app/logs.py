@@ -23,6 +23,8 @@ def loggers_restored() -> Iterator[None]:
     finally:
         for log, level, handlers, propagate, disabled in before:
             log.setLevel(level)
+            for added in [each for each in log.handlers if each not in handlers]:
+                added.close()
             log.handlers[:] = handlers
             log.propagate, log.disabled = propagate, disabled
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
@@ -47,7 +48,8 @@ def _settles(hook: HookSpec) -> int:
 def _refused(model: nn.Module) -> tuple[str, str] | None:
     if isinstance(model, torch.jit.ScriptModule):
         return "a scripted module runs without Python hooks", "hook the module before torch.jit.script"
-    if isinstance(model, torch._dynamo.eval_frame.OptimizedModule):
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # half a second to import, and there if anything is compiled
+    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
         return "an already compiled module ignores new hooks", "install the hooks first, then torch.compile"
     if isinstance(model, nn.DataParallel):
         return "DataParallel's threads race on hooks", "use DistributedDataParallel, or hook the inner module"

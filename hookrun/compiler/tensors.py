@@ -159,15 +159,19 @@ def describe(value: Any) -> str:
     return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
 
 
+_lazy_clone = torch._lazy_clone
+
+
 def snapshot(value: Any) -> Any:
     """The value at this moment, detached, whatever is written to its tensors later."""
-    return rebuild(value, lambda leaf: _snapshot(leaf) if isinstance(leaf, Tensor) else leaf)
+    return rebuild(value, lambda leaf: snapshot_of_tensor(leaf) if isinstance(leaf, Tensor) else leaf)
 
 
-def _snapshot(tensor: Tensor) -> Tensor:
+def snapshot_of_tensor(tensor: Tensor) -> Tensor:
     """A copy-on-write clone: a reference until either side is written."""
-    tensor = tensor.detach() if tensor.requires_grad else tensor
+    if tensor.requires_grad:
+        tensor = tensor.detach()
     try:
-        return torch._lazy_clone(tensor)
+        return _lazy_clone(tensor)
     except RuntimeError:  # storage that torch does not own (NumPy's, shared memory): a real copy
         return tensor.clone()

@@ -15,9 +15,8 @@ from hookrun.errors import Problem, SpecError, nearest
 if TYPE_CHECKING:
     from torch import nn
 
-Size = Annotated[
-    int, Field(ge=1, strict=True)
-]  # a width or a number of channels, for the signature of a model of ours
+# A width or a number of channels, for the signatures of our own models.
+Size = Annotated[int, Field(ge=1, strict=True)]
 
 # Arguments that a data set can tell; null stands for that, in every model, so that one set of them serves many.
 FROM_DATA = ("num_classes", "in_features", "in_channels", "image_size")
@@ -123,7 +122,7 @@ def checked(model: type[nn.Module], args: Mapping[str, Any]) -> tuple[dict[str, 
         return {}, [
             Problem(
                 ".".join(["model.args", *map(str, detail["loc"])]),
-                f"{detail['msg'].replace('Input should be', 'expected')}, found {detail['input']!r}",
+                f"{_expected(detail['msg'])}, found {detail['input']!r}",
                 "correct the value",
             )
             for detail in error.errors(include_url=False, include_context=False)
@@ -148,6 +147,19 @@ def construct(call: Call, model: str) -> nn.Module:
         what = f"'{model}' returned {type(built).__qualname__}, not a torch.nn.Module"
         raise SpecError([Problem("model.factory", what, "name a function or class that returns the module")])
     return built
+
+
+def _expected(message: str) -> str:
+    """pydantic's message in the words of YAML, which has lists and no fields or tuples."""
+    words = {
+        "Input should be": "expected",
+        "valid tuple": "list",
+        "Tuple": "the list",
+        "Field required": "missing",
+    }
+    for theirs, ours in words.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def reason(error: Exception) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
 from hookrun.models.arguments import Size
@@ -19,7 +17,7 @@ class MLP(nn.Module):
     hidden:      widths of the hidden layers; an empty list leaves `fc` alone
     """
 
-    def __init__(self, in_features: Size, num_classes: Size, hidden: Sequence[Size] = (64, 64)) -> None:
+    def __init__(self, in_features: Size, num_classes: Size, hidden: tuple[Size, ...] = (64, 64)) -> None:
         super().__init__()
         self.flatten = nn.Flatten()
         self.layers = nn.Sequential()

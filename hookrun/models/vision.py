@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from hookrun.spec.experiment import Model
 
-_OURS = {"weights", "progress", "kwargs"}  # builder parameters that are no arguments of an experiment
+_OURS = {"self", "weights", "progress"}  # parameters that are no arguments of an experiment
 
 
 def names() -> tuple[str, ...]:
@@ -49,9 +50,7 @@ def prepare(config: Model, sample: Sample) -> Call:
         args.setdefault("weights_backbone", None)  # torchvision would download some, though `weights` is null
     if published is None:
         if "init_weights" in accepted:
-            args.setdefault(
-                "init_weights", True
-            )  # the default of every model that has it; said aloud, none warns
+            args.setdefault("init_weights", True)  # the default anyway; two models warn unless it is said
         return Call(builder, args, tuple(problems))
     member = _member(config.name, published)
     if isinstance(member, Problem):
@@ -60,21 +59,20 @@ def prepare(config: Model, sample: Sample) -> Call:
 
 
 def _accepted(builder: Callable[..., nn.Module]) -> set[str]:
-    """The builder's own arguments, and those with a default of the model class and its bases, which it passes on.
+    """The names of the builder's own arguments and of those of the model class and its bases, which it passes on.
 
-    Some of these classes swallow keywords that they do not know; here an unknown one is a mistake.
+    Some of these classes swallow keywords that they do not know; here an unknown one is a mistake. What the builder
+    sets itself (`layers` of a resnet) is among the names: torchvision says so when it is given.
     """
     from torch import nn
 
-    found = set(inspect.signature(builder).parameters)
-    for cls in get_type_hints(builder)["return"].__mro__:
-        if cls is nn.Module:
-            break
-        found |= {
-            name
-            for name, parameter in inspect.signature(cls.__init__).parameters.items()
-            if parameter.default is not parameter.empty
-        }
+    classes = itertools.takewhile(lambda cls: cls is not nn.Module, get_type_hints(builder)["return"].__mro__)
+    found = {
+        name
+        for function in (builder, *(cls.__init__ for cls in classes))
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
     return found - _OURS
 
 

@@ -33,7 +33,10 @@ def compose(site: Site, *, targeted: bool = True) -> Op:
     path = keys.target.keys if keys.target is not None and targeted else None
     if action.observes:
         unwrap = path is None and site.point in UNWRAPPED
-        return _observer(site, function, path, whole=action.scope == "value", unwrap=unwrap)
+        whole = action.scope == "value"
+        if whole and path is None and not unwrap:
+            return _observer_of_all(site, function)
+        return _observer(site, function, path, whole, unwrap)
     return (_editor_of_all if action.scope == "together" else _editor)(site, function, path)
 
 
@@ -52,7 +55,10 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
         site.fired += 1
         try:
             if path is None and isinstance(value, Tensor) and value.is_floating_point():  # nearly always
-                return edit_tensor(value)
+                new = function(value)
+                if clock.counting and new is not None:
+                    count(site, value, new)
+                return value if new is None else new
             acted = False
 
             def edit_leaf(leaf: Any) -> Any:
@@ -100,6 +106,20 @@ def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op
             raise _named(site, error) from error
 
     return edit
+
+
+def _observer_of_all(site: Site, function: Op) -> Op:
+    def observe(value: Any) -> Any:
+        site.fired += 1
+        try:
+            function(value)
+        except HookrunError:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+        return value
+
+    return observe
 
 
 def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:

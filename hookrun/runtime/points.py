@@ -68,6 +68,27 @@ class Forward(Point):
         return output
 
 
+class ForwardOne(Point):
+    """`forward` with a single action, the most frequent of all points: no loop."""
+
+    def __init__(self, firings: Sequence[Firing] = ()) -> None:
+        super().__init__(firings)
+        self.op: Op = self.ops[0] if self.ops else _unchanged
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        return self.op(output)
+
+    def clear(self) -> None:
+        """Run nothing from now on."""
+        super().clear()
+        self.op = _unchanged
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 class ForwardWithArguments(Point):
     """`forward` where an action reads the module's arguments too."""
 

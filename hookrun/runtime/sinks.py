@@ -6,11 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from hookrun.compiler.tensors import children, snapshot, tensors
+from hookrun.compiler.tensors import children, snapshot, snapshot_of_tensor, tensors
 from hookrun.errors import HookrunError, nearest
 from hookrun.runtime.site import Site
+
+
+_lazy_clone = torch._lazy_clone
 
 
 class ByModule(Mapping[str, Any]):
@@ -91,7 +95,17 @@ class Memory(Records):
     def keeper(self, site: Site) -> Callable[[Any], None]:
         """Append to the live list of the site's module."""
         append = self.captures.setdefault(site.hook, {}).setdefault(site.path, []).append
-        return lambda value: append(snapshot(value))
+
+        def keep(value: Any) -> None:
+            if type(value) is not Tensor:
+                append(snapshot(value))
+                return
+            try:  # snapshot_of_tensor without its call
+                append(_lazy_clone(value.detach() if value.requires_grad else value))
+            except RuntimeError:
+                append(snapshot_of_tensor(value))
+
+        return keep
 
     def store(self, record: dict[str, Any]) -> None:
         """Keep a record."""

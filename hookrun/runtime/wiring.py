@@ -25,6 +25,7 @@ from hookrun.runtime.points import (
     CallCounter,
     Firing,
     Forward,
+    ForwardOne,
     ForwardCounter,
     ForwardPre,
     ForwardWithArguments,
@@ -145,7 +146,8 @@ class Wiring:
             self._handles.append(module.register_forward_hook(saved.leave, always_call=True))
         if found := sites["forward"]:
             reads = any(site.spec.action.reads_arguments for site in found)
-            forward = (ForwardWithArguments if reads else Forward)(list(map(self._firing, found)))
+            point = ForwardWithArguments if reads else ForwardOne if len(found) == 1 else Forward
+            forward = point(list(map(self._firing, found)))
             self._handles.append(module.register_forward_hook(self._point(forward).forward))
         if backward is not None:
             self._handles.append(module.register_forward_hook(backward.leave, always_call=True))

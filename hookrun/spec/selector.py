@@ -79,11 +79,16 @@ class Path(Selector):
     def select(self, tree: Tree) -> list[str]:
         if self.text in tree.nodes:  # an exact name wins, also one that looks like a glob
             return [self.text]
-        return super().select(tree)
+        found = set[str]()
+        for pattern, picks in self.patterns:
+            fullmatch = pattern.fullmatch  # there may be thousands of paths
+            found.update(path for path in tree.nodes if fullmatch(path) and _picked(pattern, picks, path, tree))
+        return [path for path in tree.nodes if path in found] if found else []
 
     def matches(self, node: Node, tree: Tree) -> bool:
         return node.path == self.text or any(
-            _fits(pattern, picks, node.path, tree) for pattern, picks in self.patterns
+            pattern.fullmatch(node.path) and _picked(pattern, picks, node.path, tree)
+            for pattern, picks in self.patterns
         )
 
 
@@ -343,10 +348,11 @@ def _pick(index: str, segment: str) -> _Pick:
     return lambda children: children[at : at + 1 or None]
 
 
-def _fits(pattern: re.Pattern[str], picks: Iterable[_Pick], path: str, tree: Tree) -> bool:
-    found = pattern.fullmatch(path)
+def _picked(pattern: re.Pattern[str], picks: Iterable[_Pick], path: str, tree: Tree) -> bool:
+    """Whether every index of a path that matches `pattern` is among those that its container's children allow."""
+    found = pattern.fullmatch(path) if picks else None
     if found is None:
-        return False
+        return True
     for number, pick in enumerate(picks):
         container = path[: found.start(2 * number + 1)]
         if found.group(2 * number + 2) not in pick(tree.numbered.get(container.removesuffix("."), ())):

@@ -44,18 +44,18 @@ def test_every_task_action_and_choice_is_listed(help_of) -> None:
     assert "none" in section(text, "Hook sets")
 
 
-def test_an_experiment_is_listed_with_its_first_comment(help_of, conf: Conf) -> None:
+def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) -> None:
     folder = conf(
         **{
-            "experiment/mine": "# @package _global_\n\n# What I am after.\n# More of it.\nseed: 1\n",
+            "experiment/mine": "# @package _global_\n\n# What I am\n# after. More of it.\nseed: 1\n",
             "experiment/silent": "# @package _global_\nseed: 1\n# late\n",
             "experiment/sub/deep": "# @package _global_\n# Deep down.\n",
         }
     )
     lines = section(help_of("--config-dir", folder), "Experiments").splitlines()
-    assert "  mine      What I am after." in lines
+    assert "  mine      What I am after" in lines
     assert "  silent" in lines
-    assert "  sub/deep  Deep down." in lines
+    assert "  sub/deep  Deep down" in lines
 
 
 def test_no_line_is_too_long_to_read(help_of) -> None:

@@ -107,7 +107,7 @@ def test_what_a_constructor_says_is_shown_with_the_arguments_it_got() -> None:
 
 
 def test_a_call_must_return_a_module() -> None:
-    with pytest.raises(SpecError, match="'net' returned list, not a torch.nn.Module"):
+    with pytest.raises(SpecError, match=r"'net' returned list, not a torch\.nn\.Module"):
         construct(Call(list, {}), "net")
 
 

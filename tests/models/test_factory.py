@@ -195,7 +195,7 @@ def test_a_package_that_is_not_there_is_said_to_be_looked_for_here(folder: Path)
     "text", ["", "???", "models", "a.b.c", ":build", "a:", "a:b:c", "a.b:c.d", "a b:c", ".a:b", "a/b:c"]
 )
 def test_a_factory_is_a_module_and_a_name(folder: Path, text: str) -> None:
-    with pytest.raises(SpecError, match="not of the form package.module:function"):
+    with pytest.raises(SpecError, match=r"not of the form package\.module:function"):
         build(Model(name="python", factory=text), sample_shape=None, num_classes=None, trust=TRUSTED)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 from torch import nn
 
 from hookrun.models import build, names, own_names
@@ -66,6 +69,14 @@ def test_a_file_in_conf_holds_a_model_section_and_begins_with_a_comment(file: Pa
     text = file.read_text(encoding="utf-8")
     assert text.startswith("# ")
     assert Model(**yaml.safe_load(text)).name in names()
+
+
+@each_file
+def test_a_file_in_conf_is_chosen_by_its_path_in_the_group(file: Path) -> None:
+    name = file.relative_to(CONF).with_suffix("").as_posix()
+    with initialize_config_dir(str(CONF.parent), version_base="1.3"):
+        composed = OmegaConf.to_container(compose(overrides=[f"+model={name}"]))
+    assert composed == {"model": yaml.safe_load(file.read_text(encoding="utf-8"))}
 
 
 @each_file
@@ -129,6 +140,16 @@ def test_no_relu_of_ours_works_in_place() -> None:
     assert not any(relu.inplace for relu in relus)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small batches are no work to share, and threads that wait for each other are slow on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_cnn_reads_97_of_100_digits_after_ten_epochs() -> None:
     """Real images: 1,437 to learn from, 360 others to be read."""
     from sklearn.datasets import load_digits

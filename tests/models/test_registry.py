@@ -104,6 +104,13 @@ def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: ob
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}
 
 
+def test_a_misfit_is_told_in_the_words_of_yaml() -> None:
+    found = problems(Model(name="mlp", args={"hidden": 64})) + problems(
+        Model(name="cnn", args={"channels": [1]})
+    )
+    assert [p.what for p in found] == ["expected a list, found 64", "missing, found [1]"]
+
+
 def test_images_that_are_too_small_for_the_model_are_refused() -> None:
     [problem] = problems(Model(name="cnn"), shape=(1, 3, 8))
     assert (problem.where, "found 3" in problem.what) == ("model.args.image_size.0", True)

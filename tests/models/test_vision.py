@@ -70,7 +70,14 @@ def test_a_default_of_torchvision_that_is_about_to_change_is_said_aloud() -> Non
 def test_an_unknown_argument_is_refused_even_where_the_class_would_swallow_it() -> None:
     [problem] = problems(Model(name="convnext_tiny", args={"num_clases": 3}))
     assert problem.where == "model.args.num_clases"
-    assert "did you mean 'num_classes'?" in problem.what
+    assert "did you mean 'num_classes'" in problem.what
+
+
+def test_an_argument_that_only_the_builder_knows_a_default_for_is_taken() -> None:
+    model = small("vit_b_16", image_size=16)
+    assert model.image_size == 16
+    [problem] = problems(Model(name="resnet18", args={"layers": [1, 1, 1, 1]}))
+    assert "multiple values" in problem.what
 
 
 @pytest.mark.parametrize("name", ["weights", "progress"])

@@ -1,0 +1,128 @@
+"""`add_parameter`: a new parameter, once."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from hookrun.actions import actions
+from hookrun.actions.add_parameter import AddParameter
+from hookrun.spec.hook import parse_hooks
+
+
+def test_the_parameter_is_registered_with_its_shape_and_value(build: Callable[..., Any]) -> None:
+    module = nn.Linear(3, 2)
+    assert build(AddParameter(name="gain", shape=[4, 2], value=[1, 2]))(module) is None
+    assert isinstance(module.gain, nn.Parameter)
+    assert torch.equal(module.gain, torch.tensor([[1.0, 2.0]] * 4))
+    assert module.gain.requires_grad and module.gain.is_leaf
+    assert list(module.state_dict()) == ["weight", "bias", "gain"]
+
+
+def test_it_starts_from_0_and_may_be_a_single_number(build: Callable[..., Any]) -> None:
+    module = nn.ReLU()
+    build(AddParameter(name="slope", shape=[]))(module)
+    assert module.slope.shape == () and module.slope.item() == 0
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Linear(2, 2).double(),
+        nn.Sequential(nn.ReLU(), nn.Linear(2, 2).bfloat16()),
+        nn.BatchNorm1d(2, affine=False).half(),
+        nn.ReLU(),
+        nn.LazyLinear(2),
+        nn.Linear(2, 2, device="meta"),
+    ],
+    ids=["parameter", "descendant's", "buffer", "none", "lazy", "meta"],
+)
+def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module, build: Callable[..., Any]) -> None:
+    tensors = [*module.parameters(), *module.buffers()]
+    lazy = any(isinstance(tensor, nn.UninitializedParameter) for tensor in tensors)
+    like = torch.empty(0) if lazy or not tensors else tensors[0]
+    build(AddParameter(name="gain", shape=[3], value=[1, 2, 3]))(module)
+    assert (module.gain.dtype, module.gain.device) == (like.dtype, like.device)
+
+
+def test_a_second_installation_keeps_what_the_first_has_learned(build: Callable[..., Any]) -> None:
+    module, action = nn.Linear(3, 2), AddParameter(name="gain", shape=[2])
+    build(action)(module)
+    gain = module.gain
+    with torch.no_grad():
+        gain += 7
+    assert action.unfit("apply", module, ["weight", "bias", "gain"]) is None
+    build(action)(module)
+    assert module.gain is gain
+    assert gain.tolist() == [7, 7]
+
+
+def test_it_does_not_keep_one_of_another_shape(build: Callable[..., Any]) -> None:
+    module = nn.Linear(3, 2)
+    build(AddParameter(name="gain", shape=[2]))(module)
+    other = AddParameter(name="gain", shape=[3])
+    reason = other.unfit("apply", module, ["weight", "bias", "gain"])
+    assert reason is not None
+    assert reason.startswith("parameter 'gain' was added before with shape [2], not [3]")
+    with pytest.raises(ValueError, match="was added before"):
+        build(other)(module)
+
+
+def test_a_tensor_that_does_not_broadcast_is_refused(build: Callable[..., Any]) -> None:
+    action = AddParameter(name="gain", shape=[2], value={"file": "f.safetensors"})
+    with pytest.raises(ValueError, match=r"shape \[3\], .*shape \[2\]"):
+        build(action, values={"value": torch.ones(3)})(nn.ReLU())
+
+
+@pytest.mark.parametrize("name", ["weight", "forward", "training"])
+def test_a_name_that_is_taken_does_not_fit(name: str) -> None:
+    reason = AddParameter(name=name, shape=[]).unfit("apply", nn.Linear(1, 1), ["weight", "bias"])
+    assert reason == f"the module has an attribute {name!r} already: choose another name"
+
+
+def test_a_name_that_an_earlier_hook_adds_does_not_fit() -> None:
+    reason = AddParameter(name="gain", shape=[]).unfit("apply", nn.ReLU(), ["gain"])
+    assert reason == "an earlier hook adds a parameter 'gain' already: choose another name"
+    assert AddParameter(name="gain", shape=[]).unfit("apply", nn.ReLU(), []) is None
+
+
+def test_the_key_name_names_the_parameter_and_the_attribute_the_action() -> None:
+    raw = {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]}
+    (hook,), problems = parse_hooks({"h": raw})
+    action = hook.action
+    assert problems == []
+    assert isinstance(action, AddParameter)
+    assert action.name == AddParameter.name == "add_parameter"
+    assert actions()["add_parameter"] is AddParameter
+    assert action.parameter == action.adds("h") == "gain"
+    assert (hook.to_dict()["action"], hook.to_dict()["name"]) == ("add_parameter", "gain")
+    assert action.summary() == "name=gain shape=[2]"
+    assert copy.deepcopy(action) == pickle.loads(pickle.dumps(action)) == action
+    assert action != AddParameter(name="other", shape=[2])
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "1st", "a b"])
+def test_a_name_is_an_identifier(name: str) -> None:
+    with pytest.raises(ValidationError, match="expected a name: letters, digits and _"):
+        AddParameter(name=name, shape=[])
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [(4, "expected a list of sizes"), ([-1], "greater than or equal to 0"), ([2.5], "integer"), ([True], "integer")],
+)
+def test_a_shape_is_a_list_of_sizes(shape: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        AddParameter(name="gain", shape=shape)
+
+
+def test_a_list_that_does_not_broadcast_to_the_shape_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"shape \[3\], .*shape \[2\]"):
+        AddParameter(name="gain", shape=[2], value=[1, 2, 3])

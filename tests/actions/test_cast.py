@@ -1,0 +1,64 @@
+"""`cast`: saved tensors in a smaller dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookrun.actions.base import Packed
+from hookrun.actions.cast import Cast
+
+
+@pytest.mark.parametrize("original", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_what_comes_back_is_rounded_once(
+    original: torch.dtype, dtype: str, shape: tuple[int, ...], build: Callable[..., Any]
+) -> None:
+    x = torch.randn(shape, dtype=original, requires_grad=True)
+    packed = build(Cast(dtype=dtype))(x)
+    assert isinstance(packed, Packed)
+    assert packed.tensor.dtype == getattr(torch, dtype)
+    assert not packed.tensor.requires_grad
+    restored = packed.undo(packed.tensor)
+    assert restored.dtype == original
+    assert torch.equal(restored, x.detach().to(getattr(torch, dtype)).to(original))
+
+
+@pytest.mark.parametrize(
+    ("original", "dtype"),
+    [(torch.bfloat16, "float16"), (torch.float16, "float16"), (torch.float32, "float32"), (torch.float16, "float32")],
+    ids=str,
+)
+def test_what_would_not_get_smaller_stays(original: torch.dtype, dtype: str, build: Callable[..., Any]) -> None:
+    assert build(Cast(dtype=dtype))(torch.ones(2, dtype=original)) is None
+
+
+def test_a_backward_works_with_it(build: Callable[..., Any]) -> None:
+    x = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+    cast = build(Cast(dtype="bfloat16"))
+    with torch.autograd.graph.saved_tensors_hooks(cast, lambda packed: packed.undo(packed.tensor)):
+        y = (x * x).sum()
+    y.backward()
+    assert x.grad.tolist() == [2, 4, 8]
+
+
+def test_it_works_on_fake_tensors(build: Callable[..., Any]) -> None:
+    with FakeTensorMode():
+        packed = build(Cast(dtype="float16"))(torch.ones(3))
+        assert packed.undo(packed.tensor).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float64", "half"])
+def test_the_dtype_is_a_smaller_floating_point_one(dtype: str) -> None:
+    with pytest.raises(ValidationError, match="'float16', 'bfloat16' or 'float32'"):
+        Cast(dtype=dtype)
+
+
+def test_it_goes_with_saved_tensors_only() -> None:
+    assert Cast.hooks == {"saved_tensors"}

@@ -1,0 +1,120 @@
+"""`check`: one verdict for each tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from hookrun.actions.check import Check
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+BOUNDS = st.one_of(st.none(), st.integers(-2, 2).map(float))
+VALUES = st.lists(st.one_of(st.integers(-4, 4).map(float), st.sampled_from([math.nan, math.inf, -math.inf])))
+
+
+class Verdicts:
+    """A site that only judges."""
+
+    def __init__(self) -> None:
+        self.given = list[tuple[Tensor, str, str]]()
+
+    def judge(self, ok: Tensor, message: str, policy: str) -> None:
+        self.given.append((ok, message, policy))
+
+
+def passes(action: Check, x: Tensor) -> bool:
+    site = Verdicts()
+    action.build(site)(x)  # type: ignore[arg-type]  # it only judges
+    ((ok, _, _),) = site.given
+    assert ok.dim() == 0 and ok.dtype == torch.bool
+    return bool(ok)
+
+
+@given(VALUES.filter(len), st.booleans(), BOUNDS, BOUNDS, st.sampled_from(DTYPES))
+def test_every_element_is_finite_and_within_the_bounds(
+    values: list[float], finite: bool, low: float | None, high: float | None, dtype: torch.dtype
+) -> None:
+    bounded = low is not None or high is not None
+    if not (finite or bounded) or (low is not None and high is not None and low > high):
+        return
+    wanted = all(
+        (math.isfinite(value) or not finite)
+        and (low is None or value >= low)
+        and (high is None or value <= high)
+        and not (bounded and math.isnan(value))
+        for value in values
+    )
+    assert passes(Check(finite=finite, min=low, max=high), torch.tensor(values, dtype=dtype)) == wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_largest_numbers_are_finite(dtype: torch.dtype) -> None:
+    top = torch.finfo(dtype).max
+    assert passes(Check(), torch.tensor([-top, top], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_what_was_clamped_to_a_bound_is_within_it(dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 99).to(dtype).clamp(-0.1, 0.1)
+    assert passes(Check(min=-0.1, max=0.1), x)
+
+
+def test_bounds_beyond_half_precision_hold_everything_finite() -> None:
+    assert passes(Check(min=-1e6, max=1e6), torch.tensor([-65504.0, 65504.0]).half())
+
+
+def test_complex_numbers_count_by_their_absolute_value() -> None:
+    assert passes(Check(max=5), torch.tensor([3 + 4j]))
+    assert not passes(Check(), torch.tensor([complex(0, math.nan)]))
+
+
+def test_an_empty_tensor_is_not_judged() -> None:
+    site = Verdicts()
+    Check().build(site)(torch.empty(0))  # type: ignore[arg-type]  # it only judges
+    assert site.given == []
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "finite"),
+        ({"min": 0}, "finite and at least 0"),
+        ({"min": -0.5, "max": 1e-6}, "finite, at least -0.5 and at most 1e-06"),
+        ({"finite": False, "max": 3}, "at most 3"),
+        ({"finite": False, "min": 0, "max": 3}, "at least 0 and at most 3"),
+    ],
+)
+@pytest.mark.parametrize("policy", ["error", "stop", "warn"])
+def test_the_message_says_what_is_required(
+    params: dict[str, Any], message: str, policy: str, site_of: Callable[..., Any]
+) -> None:
+    action = Check(**params, policy=policy)
+    site = site_of(action)
+    action.build(site)(torch.ones(2))
+    ((_, text, of_policy),) = site.verdicts
+    assert text == f"expected every element to be {message}"
+    assert of_policy == policy
+
+
+def test_a_check_of_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match="nothing is left to check"):
+        Check(finite=False)
+
+
+def test_min_above_max_is_refused() -> None:
+    with pytest.raises(ValidationError, match=r"min 2\.0 is greater than max 1\.0"):
+        Check(min=2, max=1)
+
+
+@pytest.mark.parametrize("params", [{"policy": "raise"}, {"finite": "yes"}, {"max": "1"}, {"max": math.nan}])
+def test_mistakes_name_their_key(params: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=next(iter(params))):
+        Check(**params)

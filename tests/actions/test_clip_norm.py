@@ -1,0 +1,119 @@
+"""`clip_norm`: what torch.nn.utils.clip_grad_norm_ does, without writing to a gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from hookrun.actions.clip_norm import ClipNorm
+
+NORMS = st.sampled_from([1.0, 2.0, 3.0, math.inf])
+
+
+def clipped_by_torch(grads: Sequence[Tensor], max_norm: float, norm_type: float) -> list[Tensor]:
+    parameters = []
+    for grad in grads:
+        parameter = nn.Parameter(torch.empty_like(grad))
+        parameter.grad = grad.clone()
+        parameters.append(parameter)
+    nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def clipped(grads: Sequence[Tensor], max_norm: float, norm_type: float = 2.0) -> list[Tensor]:
+    clip = ClipNorm(max_norm=max_norm, norm_type=norm_type).build(None)  # type: ignore[arg-type]  # no site needed
+    news: list[Tensor] = clip(list(grads))
+    return news
+
+
+@given(
+    st.lists(st.sampled_from([(), (1,), (3, 2), (64,)]), min_size=1, max_size=4),
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),
+    st.floats(0.01, 20),
+    NORMS,
+    st.integers(0, 9),
+)
+def test_it_is_torch_s_to_the_last_bit(
+    shapes: list[tuple[int, ...]], dtype: torch.dtype, max_norm: float, norm_type: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    grads = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    expected = clipped_by_torch(grads, max_norm, norm_type)
+    for new, wanted in zip(clipped(grads, max_norm, norm_type), expected, strict=True):
+        assert torch.equal(new, wanted) and new.dtype == dtype
+
+
+def test_the_norm_is_that_of_all_tensors_together() -> None:
+    first, second = clipped([torch.tensor([3.0]), torch.tensor([[4.0]])], max_norm=1)
+    torch.testing.assert_close(torch.cat([first, second[0]]), torch.tensor([0.6, 0.8]))
+
+
+def test_a_smaller_norm_stays() -> None:
+    grads = [torch.tensor([0.3]), torch.tensor([0.4])]
+    assert all(map(torch.equal, clipped(grads, max_norm=1), grads))
+
+
+def test_tensors_of_several_dtypes_keep_theirs() -> None:
+    grads = [torch.randn(9).bfloat16(), torch.randn(()).bfloat16(), torch.randn(4, dtype=torch.float64)]
+    news = clipped(grads, max_norm=0.1)
+    assert [new.dtype for new in news] == [grad.dtype for grad in grads]
+    for new, wanted in zip(news, clipped_by_torch(grads, 0.1, 2.0), strict=True):
+        torch.testing.assert_close(new, wanted)
+
+
+def test_tensors_of_several_devices_keep_theirs() -> None:
+    with torch._subclasses.FakeTensorMode():
+        grads = [torch.ones(3), torch.ones(3, device="meta")]
+        assert [new.device.type for new in clipped(grads, max_norm=0.1)] == ["cpu", "meta"]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_empty_tensors_count_for_nothing(norm_type: float) -> None:
+    empty, full = torch.empty(0), torch.tensor([3.0, -3.0])
+    assert clipped([], 1, norm_type) == []
+    assert clipped([empty], 1, norm_type)[0].shape == (0,)
+    first, second = clipped([empty, full], 1, norm_type)
+    assert first.shape == (0,)
+    assert torch.equal(second, clipped([full], 1, norm_type)[0])
+
+
+def test_nan_spreads_as_in_torch() -> None:
+    news = clipped([torch.tensor([math.nan]), torch.ones(2)], max_norm=1)
+    assert all(bool(new.isnan().all()) for new in news)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_the_gradient_flows_through_tensors_and_norm(count: int) -> None:
+    xs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(count)]
+    assert torch.autograd.gradcheck(lambda *xs: tuple(clipped(xs, max_norm=0.5)), xs)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.inf, math.nan, "1"])
+def test_the_largest_norm_is_a_finite_number_above_0(bad: Any) -> None:
+    with pytest.raises(ValidationError, match="max_norm"):
+        ClipNorm(max_norm=bad)
+
+
+@pytest.mark.parametrize("bad", [0, -2, "max", True])
+def test_the_kind_of_norm_is_a_number_above_0(bad: Any) -> None:
+    with pytest.raises(ValidationError, match="norm_type"):
+        ClipNorm(max_norm=1, norm_type=bad)
+
+
+def test_infinity_may_be_a_word() -> None:
+    assert ClipNorm(max_norm=1, norm_type="inf").norm_type == math.inf
+
+
+def test_it_sees_all_tensors_and_nothing_that_autograd_saves() -> None:
+    assert ClipNorm.scope == "together"
+    assert ClipNorm.hooks.isdisjoint({"apply", "saved_tensors"})
+
+

@@ -1,0 +1,93 @@
+"""`fill`: the module's own parameters, set in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from hookrun.actions.fill import Fill
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    """A linear layer with a child."""
+    module = nn.Linear(3, 2)
+    module.child = nn.Linear(3, 2)
+    return module
+
+
+def names(module: nn.Module) -> list[str]:
+    return [name for name, _ in module.named_parameters(recurse=False)]
+
+
+def test_all_own_parameters_and_none_of_the_children_s(module: nn.Module, build: Callable[..., Any]) -> None:
+    child = module.child.weight.clone()
+    assert build(Fill(value=0.5))(module) is None
+    assert torch.equal(module.weight, torch.full((2, 3), 0.5))
+    assert torch.equal(module.bias, torch.full((2,), 0.5))
+    assert torch.equal(module.child.weight, child)
+
+
+@pytest.mark.parametrize("parameters", ["bias", ["bias"]])
+def test_only_those_that_are_named(parameters: Any, module: nn.Module, build: Callable[..., Any]) -> None:
+    weight = module.weight.clone()
+    build(Fill(value=0, parameters=parameters))(module)
+    assert torch.equal(module.bias, torch.zeros(2))
+    assert torch.equal(module.weight, weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_list_is_converted_and_broadcast(
+    dtype: torch.dtype, module: nn.Module, build: Callable[..., Any]
+) -> None:
+    build(Fill(value=[0.1, 2, 3], parameters="weight"))(module.to(dtype))
+    assert torch.equal(module.weight, torch.tensor([[0.1, 2, 3]] * 2, dtype=dtype))
+
+
+def test_the_parameter_stays_the_same_object_and_trains_on(module: nn.Module, build: Callable[..., Any]) -> None:
+    weight = module.weight
+    build(Fill(value=0))(module)
+    assert module.weight is weight
+    assert weight.requires_grad and weight.is_leaf
+
+
+def test_a_tensor_that_does_not_broadcast_is_refused(module: nn.Module, build: Callable[..., Any]) -> None:
+    fill = build(Fill(value={"file": "f.safetensors"}), values={"value": torch.ones(4)})
+    with pytest.raises(ValueError, match=r"shape \[4\], .*shape \[2, 3\]"):
+        fill(module)
+
+
+def test_a_module_with_the_parameters_fits(module: nn.Module) -> None:
+    assert Fill(value=0).unfit("apply", module, names(module)) is None
+    assert Fill(value=[1, 2, 3], parameters="weight").unfit("apply", module, names(module)) is None
+    assert Fill(value=0, parameters="added").unfit("apply", module, [*names(module), "added"]) is None
+
+
+def test_a_module_without_does_not(module: nn.Module) -> None:
+    reason = Fill(value=0).unfit("apply", nn.Sequential(module), [])
+    assert reason == "the module has no parameters of its own: select the ones of its children that have"
+    reason = Fill(value=0, parameters=["bais"]).unfit("apply", module, names(module))
+    assert reason == "the module has no parameter 'bais': did you mean 'bias'?"
+
+
+def test_a_list_that_does_not_broadcast_does_not_fit(module: nn.Module) -> None:
+    reason = Fill(value=[1, 2, 3]).unfit("apply", module, names(module))
+    assert reason is not None
+    assert reason.startswith("parameter 'bias': the value has shape [3]")
+
+
+def test_a_lazy_module_has_nothing_to_fill_yet() -> None:
+    module = nn.LazyLinear(2)
+    reason = Fill(value=0).unfit("apply", module, names(module))
+    assert reason == "parameter 'weight': it has no shape yet: a lazy module gets it at its first call"
+
+
+@pytest.mark.parametrize("parameters", [[], 3, ["child.weight"]])
+def test_names_are_names_of_own_parameters(parameters: Any) -> None:
+    with pytest.raises(ValidationError, match="parameters"):
+        Fill(value=0, parameters=parameters)

@@ -1,0 +1,30 @@
+"""`freeze`: requires_grad = False, down to the last descendant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from hookrun.actions.freeze import Freeze
+
+
+def test_every_parameter_of_the_module_and_its_descendants_stops_training(build: Callable[..., Any]) -> None:
+    backbone = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+    model = nn.Sequential(backbone, nn.Linear(2, 2))
+    assert build(Freeze())(backbone) is None
+    assert [parameter.requires_grad for parameter in model.parameters()] == [False] * 6 + [True] * 2
+
+
+def test_there_must_be_something_to_freeze() -> None:
+    assert Freeze().unfit("apply", nn.Sequential(nn.Linear(1, 1)), []) is None
+    assert Freeze().unfit("apply", nn.ReLU(), ["added"]) is None
+    assert Freeze().unfit("apply", nn.Sequential(nn.ReLU()), []) == (
+        "neither the module nor a descendant of it has parameters: there is nothing to freeze"
+    )
+
+
+def test_it_says_that_it_freezes() -> None:
+    assert Freeze.freezes
+    assert Freeze.hooks == {"apply"}

@@ -1,0 +1,63 @@
+"""`linear`: the output becomes a linear map of the module's first argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from hookrun.actions.linear import Linear
+
+
+def test_it_is_the_module_s_own_map(build: Callable[..., Any]) -> None:
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    assert torch.equal(build(Linear(), module=module, args=(x,))(torch.zeros(4, 2)), module(x))
+
+
+def test_other_parameters_can_be_named(build: Callable[..., Any]) -> None:
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    module.probe = nn.Parameter(torch.randn(5, 3))
+    linear = build(Linear(weight="probe", bias=None), module=module, args=(x,))
+    assert torch.equal(linear(torch.zeros(4, 2)), x @ module.probe.T)
+
+
+def test_the_parameters_train_and_what_they_learn_is_seen_at_the_next_call(build: Callable[..., Any]) -> None:
+    module, x = nn.Linear(3, 2), torch.randn(4, 3)
+    linear = build(Linear(bias=None), module=module, args=(x,))
+    linear(torch.zeros(4, 2)).sum().backward()
+    torch.testing.assert_close(module.weight.grad, x.sum(0).expand(2, 3))
+    assert module.bias.grad is None
+    with torch.no_grad():
+        module.weight.zero_()
+    assert torch.equal(linear(torch.zeros(4, 2)), torch.zeros(4, 2))
+
+
+def test_without_a_positional_argument_there_is_nothing_to_multiply(build: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match="first positional argument"):
+        build(Linear(), module=nn.Linear(3, 2))(torch.zeros(4, 2))
+
+
+def test_it_goes_with_forward_and_asks_for_the_arguments() -> None:
+    assert Linear.hooks == {"forward"}
+    assert Linear.reads_arguments
+
+
+@pytest.mark.parametrize("params", [{}, {"weight": "probe", "bias": None}], ids=str)
+def test_a_module_that_has_the_parameters_fits(params: dict[str, Any]) -> None:
+    assert Linear(**params).unfit("forward", nn.Linear(3, 2), ["weight", "bias", "probe"]) is None
+
+
+def test_a_module_that_lacks_one_does_not_fit() -> None:
+    reason = Linear(weight="wieght").unfit("forward", nn.Linear(3, 2), ["weight", "bias"])
+    assert reason == "the module has no parameter 'wieght' (weight): did you mean 'weight'?"
+    reason = Linear().unfit("forward", nn.Linear(3, 2, bias=False), ["weight"])
+    assert reason == "the module has no parameter 'bias' (bias): there are: weight; `bias: null` does without"
+
+
+def test_a_parameter_of_a_child_is_refused() -> None:
+    with pytest.raises(ValidationError, match="its name has no dot"):
+        Linear(weight="child.weight")

@@ -1,0 +1,87 @@
+"""`noise`: random numbers of the site's own generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from hookrun.actions.noise import Noise
+
+KINDS = ("gaussian", "uniform", "multiplicative")
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+def test_the_noise_has_mean_0_and_the_standard_deviation_std(kind: str, build: Callable[..., Any]) -> None:
+    x = torch.full((40_000,), 2.0, dtype=torch.float64)
+    noise = build(Noise(std=0.25, kind=kind))(x) - x
+    std = 0.25 * (2 if kind == "multiplicative" else 1)
+    assert abs(noise.mean().item()) < 5 * std / math.sqrt(x.numel())
+    assert noise.std().item() == pytest.approx(std, rel=0.02)
+
+
+def test_uniform_noise_stays_within_its_bounds(build: Callable[..., Any]) -> None:
+    noise = build(Noise(std=0.5, kind="uniform"))(torch.zeros(10_000))
+    bound = 0.5 * math.sqrt(3)
+    assert noise.abs().max() <= bound
+    assert noise.abs().max() > 0.99 * bound
+
+
+@each_kind
+def test_the_same_generator_gives_the_same_noise(kind: str, build: Callable[..., Any]) -> None:
+    x, noise = torch.randn(3, 4), Noise(kind=kind)
+    assert torch.equal(build(noise)(x), build(noise)(x))
+    assert not torch.equal(build(noise)(x), x)
+
+
+@each_kind
+def test_no_deviation_is_no_noise(kind: str, build: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4)
+    assert torch.equal(build(Noise(std=0, kind=kind))(x), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_small_multiplicative_noise_survives_half_precision(
+    dtype: torch.dtype, build: Callable[..., Any]
+) -> None:
+    x = torch.randn(40_000).to(dtype)
+    noise = build(Noise(std=0.002, kind="multiplicative"))(x).float() / x.float() - 1
+    # What is left is the rounding of the result; a factor rounded first would be 1 nearly everywhere.
+    assert noise.count_nonzero() > 0.1 * x.numel()
+    assert noise.mean().abs() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "uniform"])
+def test_the_gradient_passes_additive_noise_unchanged(kind: str, build: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    build(Noise(kind=kind))(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(3, 4))
+
+
+def test_the_gradient_of_multiplicative_noise_is_its_factor(build: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    noisy = build(Noise(kind="multiplicative"))(x)
+    noisy.sum().backward()
+    torch.testing.assert_close(x.grad, (noisy / x).detach())
+
+
+@pytest.mark.parametrize("std", [-0.1, math.inf, "0.1"])
+def test_a_deviation_is_a_finite_number_from_0_on(std: Any) -> None:
+    with pytest.raises(ValidationError, match="std"):
+        Noise(std=std)
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValidationError, match="'gaussian', 'uniform' or 'multiplicative'"):
+        Noise(kind="normal")
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True])
+def test_a_seed_is_a_whole_number_from_0_on(seed: Any) -> None:
+    with pytest.raises(ValidationError, match="seed"):
+        Noise(seed=seed)

@@ -1,0 +1,117 @@
+"""`offload`: saved tensors elsewhere until the backward asks for them."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookrun.actions.base import Packed
+from hookrun.actions.offload import Offload
+
+TENSORS = {
+    "float32": torch.randn(3, 4),
+    "bfloat16": torch.randn(3, 4).bfloat16(),
+    "integers": torch.arange(6).view(2, 3),
+    "truth values": torch.tensor([True, False]),
+    "a single number": torch.tensor(3.0),
+    "empty": torch.empty(0, 3),
+    "not contiguous": torch.randn(3, 4).t(),
+    "expanded": torch.randn(1, 4).expand(3, 4),
+    "a part": torch.randn(9, 4)[2:5, ::2],
+    "requires grad": torch.randn(3, requires_grad=True),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("x", TENSORS.values(), ids=TENSORS)
+def test_a_tensor_comes_back_from_disk_as_it_was(x: Tensor, folder: Path, build: Callable[..., Any]) -> None:
+    packed = build(Offload(to="disk"))(x)
+    assert isinstance(packed, Packed)
+    assert packed.tensor is None
+    for _ in range(2):  # a graph that is retained asks again
+        restored = packed.undo(None)
+        assert torch.equal(restored, x)
+        assert (restored.dtype, restored.device, restored.requires_grad) == (x.dtype, x.device, False)
+
+
+def test_the_file_lives_as_long_as_the_packed_tensor(folder: Path, build: Callable[..., Any]) -> None:
+    offload = build(Offload(to="disk"))
+    first, second = offload(torch.ones(2)), offload(torch.zeros(2))
+    assert len(list(folder.iterdir())) == 2
+    restored = first.undo(None)
+    del first
+    gc.collect()
+    assert len(list(folder.iterdir())) == 1
+    assert restored.tolist() == [1, 1]
+    del second
+    gc.collect()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_failed_write_leaves_no_file(
+    folder: Path, build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: Any, path: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        build(Offload(to="disk"))(torch.ones(2))
+    gc.collect()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_backward_works_from_disk_and_cleans_up(folder: Path, build: Callable[..., Any]) -> None:
+    x = torch.randn(3, 4, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(
+        build(Offload(to="disk")), lambda packed: packed.undo(packed.tensor)
+    ):
+        y = (x.exp() * x).sum()
+    assert len(list(folder.iterdir())) > 0
+    y.backward()
+    torch.testing.assert_close(x.grad, (x.exp() * (x + 1)).detach())
+    del y
+    gc.collect()
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_on_the_cpu_stays_there(build: Callable[..., Any]) -> None:
+    assert build(Offload(to="cpu"))(torch.ones(2)) is None
+
+
+def test_another_device_s_tensor_goes_to_the_cpu_and_back(build: Callable[..., Any]) -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 3, device="cuda")
+        packed = build(Offload(to="cpu"))(x)
+        assert packed.tensor.device.type == "cpu"
+        assert packed.undo(packed.tensor).device == x.device
+
+
+def test_a_fake_tensor_leaves_nothing_on_disk(folder: Path, build: Callable[..., Any]) -> None:
+    with FakeTensorMode():
+        assert build(Offload(to="disk"))(torch.ones(2)) is None
+    assert list(folder.iterdir()) == []
+
+
+def test_the_place_is_cpu_or_disk() -> None:
+    with pytest.raises(ValidationError, match="'cpu' or 'disk'"):
+        Offload(to="gpu")
+
+
+def test_it_goes_with_saved_tensors_only() -> None:
+    assert Offload.hooks == {"saved_tensors"}

@@ -1,0 +1,104 @@
+"""`print`: what comes by, as records that people can read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookrun.actions.print import LIMIT, Print
+
+Printed = Callable[[str, Any], list[tuple[str, dict[str, Any]]]]
+
+
+@pytest.fixture
+def printed(site_of: Callable[..., Any]) -> Printed:
+    """The records that `what` makes of a value."""
+
+    def run(what: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
+        action = Print(what=what)
+        site = site_of(action)
+        assert action.build(site)(value) is None
+        emitted: list[tuple[str, dict[str, Any]]] = site.emitted
+        return emitted
+
+    return run
+
+
+def test_a_shape_is_a_list(printed: Printed) -> None:
+    assert printed("shape", torch.ones(2, 3)) == [("", {"shape": [2, 3]})]
+    assert printed("shape", torch.ones(())) == [("", {"shape": []})]
+
+
+@pytest.mark.parametrize("what", ["shape", "stats", "value"])
+def test_every_tensor_has_a_record_under_its_path_and_none_too(what: str, printed: Printed) -> None:
+    records = printed(what, (torch.ones(2), None, torch.zeros(3)))
+    assert [path for path, _ in records] == ["[0]", "[1]", "[2]"]
+    assert records[1][1] == {"shape": None}
+    assert "shape" not in records[0][1] or what == "shape"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8], ids=str)
+def test_statistics_of_any_dtype(dtype: torch.dtype, printed: Printed) -> None:
+    ((_, data),) = printed("stats", torch.tensor([1, 2, 3, 6]).to(dtype))
+    assert list(data) == ["mean", "std", "min", "max"]
+    expected = [3, math.sqrt(14 / 3), 1, 6]
+    assert [float(value) for value in data.values()] == pytest.approx(expected)
+
+
+def test_statistics_of_truth_values(printed: Printed) -> None:
+    ((_, data),) = printed("stats", torch.tensor([True, False, False, False]))
+    assert float(data["mean"]) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("x", "shown"),
+    [
+        (torch.tensor([[1.0, 2.5], [-3.0, 0.0]]), [[1, 2.5], [-3, 0]]),
+        (torch.tensor(0.1), 0.1),
+        (torch.tensor([1 / 3, 1e-9 / 3, 1e9 / 3]), [0.333333, 3.33333e-10, 3.33333e8]),
+        (torch.tensor([0.1]).bfloat16(), [0.100098]),
+        (torch.tensor([1234567890123]), [1234567890123]),
+        (torch.tensor([True]), [True]),
+        (torch.tensor([1 + 2j]), [[1, 2]]),
+        (torch.empty(0, 3), []),
+        (torch.tensor([math.inf, -math.inf]), [math.inf, -math.inf]),
+    ],
+    ids=lambda value: str(value.dtype) if isinstance(value, Tensor) else "",
+)
+def test_values_are_nested_lists_of_six_significant_digits(x: Tensor, shown: Any, printed: Printed) -> None:
+    assert printed("value", x) == [("", {"value": shown})]
+
+
+def test_nan_shows_as_nan(printed: Printed) -> None:
+    ((_, data),) = printed("value", torch.tensor([math.nan]))
+    assert math.isnan(data["value"][0])
+
+
+def test_the_gradient_that_a_tensor_requires_is_no_hindrance(printed: Printed) -> None:
+    assert printed("value", torch.ones(2, requires_grad=True)) == [("", {"value": [1, 1]})]
+
+
+def test_a_large_tensor_is_cut_and_says_so(printed: Printed) -> None:
+    x = torch.arange(LIMIT + 1.0)
+    assert printed("value", x[:LIMIT]) == [("", {"value": list(range(LIMIT))})]
+    ((_, data),) = printed("value", x.view(7, -1))
+    assert data == {"value": list(range(LIMIT)), "truncated": LIMIT + 1, "shape": [7, 143]}
+
+
+def test_where_there_is_no_data_there_is_no_value(printed: Printed) -> None:
+    with FakeTensorMode():
+        fake = torch.ones(2)
+    for x in (fake, torch.ones(2, device="meta")):
+        assert printed("value", x) == [("", {"value": None, "shape": [2]})]
+
+
+def test_an_unknown_word_is_refused() -> None:
+    with pytest.raises(ValidationError, match="'shape', 'stats' or 'value'"):
+        Print(what="shapes")

@@ -1,0 +1,156 @@
+"""`stats`: statistics as tensors of no dimensions, exact where the mean is large, the same as torch's elsewhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor
+
+from hookrun.actions import stats
+from hookrun.actions.stats import DEFAULT, Stats, measuring
+
+ALL = ("mean", "std", "var", "min", "max", "norm", "abs_mean", "abs_max", "sum", "zeros", "nans", "infs")
+FINITE = st.lists(st.floats(-1e3, 1e3, width=32), min_size=2, max_size=40)
+
+
+def measured(x: Tensor, *names: str) -> dict[str, Any]:
+    return {name: float(value) for name, value in measuring(names)(x).items()}
+
+
+def by_torch(x: Tensor) -> dict[str, float]:
+    """Every statistic in float64."""
+    x = x.double()
+    return {
+        "mean": x.mean().item(),
+        "std": x.std().item(),
+        "var": x.var().item(),
+        "min": x.min().item(),
+        "max": x.max().item(),
+        "norm": x.norm().item(),
+        "abs_mean": x.abs().mean().item(),
+        "abs_max": x.abs().max().item(),
+        "sum": x.sum().item(),
+        "zeros": (x == 0).double().mean().item(),
+        "nans": x.isnan().sum().item(),
+        "infs": x.isinf().sum().item(),
+    }
+
+
+@given(FINITE, st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]))
+def test_every_statistic_is_torch_s(values: list[float], dtype: torch.dtype) -> None:
+    x = torch.tensor(values).to(dtype)
+    expected = by_torch(x)
+    scale = expected["abs_max"]
+    for name, value in measured(x, *ALL).items():
+        size = scale**2 if name == "var" else scale * len(values)
+        assert value == pytest.approx(expected[name], rel=1e-4, abs=1e-6 * size), name
+
+
+@given(st.sampled_from(ALL), st.integers(0, 99))
+def test_a_statistic_does_not_depend_on_what_else_is_asked_for(name: str, seed: int) -> None:
+    x = torch.randn(50, generator=torch.Generator().manual_seed(seed))
+    assert measured(x, name)[name] == measured(x, *ALL)[name]
+
+
+@given(st.floats(-1e4, 1e4), st.floats(0.1, 10), st.integers(0, 99))
+def test_a_mean_far_from_0_does_not_spoil_the_deviation(mean: float, std: float, seed: int) -> None:
+    x = torch.randn(500, generator=torch.Generator().manual_seed(seed)) * std + mean
+    assert measured(x, "std")["std"] == pytest.approx(x.double().std().item(), rel=1e-3)
+
+
+def test_large_tensors_are_added_up_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(1003, dtype=torch.float64)
+    whole = measured(x, "norm", "std")
+    monkeypatch.setattr(stats, "CPU_BLOCK", 100)
+    assert measured(x, "norm", "std") == pytest.approx(whole, rel=1e-12)
+
+
+def test_millions_of_elements_keep_their_digits() -> None:
+    x = torch.full((3 * stats.CPU_BLOCK + 7,), 100.0)
+    x[::2] += 0.5
+    expected = by_torch(x)
+    assert measured(x, "norm", "std", "mean") == pytest.approx(
+        {name: expected[name] for name in ("norm", "std", "mean")}, rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    x = torch.full((5000,), 300.0, dtype=dtype)
+    assert measured(x, "norm", "sum") == {"norm": pytest.approx(300 * math.sqrt(5000)), "sum": 300 * 5000}
+    assert measuring(["norm"])(x)["norm"].dtype == torch.float32
+
+
+def test_float64_stays_float64() -> None:
+    found = measuring(DEFAULT)(torch.tensor([1.0, 1.0 + 1e-12], dtype=torch.float64))
+    assert {value.dtype for value in found.values()} == {torch.float64}
+    assert found["std"].item() == pytest.approx(1e-12 / math.sqrt(2), rel=1e-3)
+
+
+def test_layout_does_not_matter() -> None:
+    x = torch.randn(3, 4, 5)
+    for same in (x.transpose(0, 2), x.contiguous()):
+        assert measured(same, *ALL) == pytest.approx(measured(x, *ALL), rel=1e-5)
+
+
+def test_nan_and_infinity_are_counted_and_spread_as_in_torch() -> None:
+    x = torch.tensor([1.0, math.inf, -2.0])
+    found = measured(x, *ALL)
+    assert (found["infs"], found["nans"], found["max"], found["min"]) == (1, 0, math.inf, -2)
+    assert found["norm"] == found["mean"] == math.inf
+    assert math.isnan(found["std"])
+    found = measured(torch.tensor([1.0, math.nan, 0.0]), *ALL)
+    assert (found["nans"], found["infs"]) == (1, 0)
+    assert found["zeros"] == pytest.approx(1 / 3)
+    assert all(math.isnan(found[name]) for name in ("mean", "std", "min", "max", "norm", "abs_max", "sum"))
+
+
+def test_one_element_deviates_from_nothing() -> None:
+    found = measured(torch.tensor([3.0]), *ALL)
+    assert math.isnan(found["std"]) and math.isnan(found["var"])
+    assert (found["mean"], found["norm"], found["min"]) == (3, 3, 3)
+
+
+def test_an_empty_tensor_has_sums_and_no_mean() -> None:
+    found = measured(torch.empty(0, 3), *ALL, "numel", "bytes")
+    assert {name for name, value in found.items() if value == 0} == {
+        *("sum", "norm", "nans", "infs", "numel", "bytes")
+    }
+    assert {name for name, value in found.items() if math.isnan(value)} == {
+        *("mean", "std", "var", "min", "max", "abs_mean", "abs_max", "zeros")
+    }
+
+
+def test_complex_numbers_count_by_their_absolute_value() -> None:
+    assert measured(torch.tensor([3 + 4j, 0j]), "max", "mean", "zeros") == {"max": 5, "mean": 2.5, "zeros": 0.5}
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 8), (torch.bfloat16, 2), (torch.bool, 1)], ids=str)
+def test_bytes_are_those_of_the_dtype(dtype: torch.dtype, size: int) -> None:
+    assert measuring(["bytes", "numel"])(torch.ones(3, 4, dtype=dtype)) == {"bytes": 12 * size, "numel": 12}
+
+
+def test_the_default_is_recorded_in_order_as_tensors_of_no_dimensions(site_of: Callable[..., Any]) -> None:
+    site = site_of(Stats())
+    Stats().build(site)(torch.randn(4, 5))
+    ((path, data),) = site.emitted
+    assert path is None
+    assert list(data) == ["mean", "std", "min", "max", "norm"]
+    assert all(isinstance(value, Tensor) and value.dim() == 0 for value in data.values())
+
+
+def test_one_name_is_enough() -> None:
+    assert Stats(of="bytes").of == ("bytes",)
+
+
+@pytest.mark.parametrize(("of", "message"), [("maen", "'mean', 'std'"), (["mean", "q"], "'mean', 'std'"), ([], "empty")])
+def test_an_unknown_statistic_is_refused(of: Any, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Stats(of=of)

@@ -1,0 +1,90 @@
+"""The config folders: every choice composes to a valid experiment, and the public keys are these."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hookrun.app.compose import compose_dict
+from hookrun.cli import main
+from hookrun.spec import parse_experiment
+from hookrun.spec.experiment import Compute, Data, Model, Section, Task, Train
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
+EXPERIMENTS = [path.with_suffix("").name for path in FILES if path.parts[0] == "experiment"]
+CHOICES = [
+    f"{path.parent.parts[0]}={Path(*path.parts[1:]).with_suffix('')}"
+    for path in FILES
+    if len(path.parts) > 1 and path.parts[0] not in ("hydra", "experiment")
+]
+PUBLIC = """
+compute.deterministic compute.device compute.precision compute.threads
+data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
+hooks
+model.name model.weights
+seed
+strict
+task.name
+train.accumulate train.epochs train.limit_batches train.log_every train.loss train.optimizer.lr
+train.optimizer.name train.scheduler train.shuffle train.steps
+"""
+
+
+def leaves(node: Any, path: str = "") -> list[str]:
+    if not isinstance(node, dict) or not node:
+        return [path]
+    return [leaf for key in node for leaf in leaves(node[key], f"{path}.{key}".lstrip("."))]
+
+
+def test_the_public_keys_are_these_and_can_be_overridden_without_a_plus() -> None:
+    keys = [key for key in leaves(compose_dict()) if not key.startswith("model.args.")]
+    assert sorted(keys) == PUBLIC.split()
+
+
+@pytest.mark.parametrize(
+    ("section", "model"), [("model", Model), ("data", Data), ("train", Train), ("compute", Compute)]
+)
+def test_a_section_spells_out_every_key_that_it_may_have(section: str, model: type[Section]) -> None:
+    section_of = {"model": ["model=python", "model.factory=mypkg.models:build"]}
+    assert set(compose_dict(section_of.get(section, []))[section]) == set(model.model_fields)
+
+
+def test_there_is_a_task_for_every_name_and_it_bears_that_name() -> None:
+    names = {path.stem for path in FILES if path.parts[0] == "task"}
+    assert names == set(Task.model_fields["name"].annotation.__args__)
+    assert all(compose_dict([f"task={name}"])["task"]["name"] == name for name in names)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_gives_a_valid_experiment(choice: str) -> None:
+    factory = ["model.factory=mypkg.models:build"] if choice == "model=python" else []
+    parse_experiment(compose_dict([choice, *factory]))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+class TestExperiment:
+    def test_it_lands_at_the_root_and_says_what_it_shows(self, name: str) -> None:
+        header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
+        assert header == "# @package _global_"
+        assert comment.startswith("# ") and len(comment) < 100
+
+    def test_its_plan_is_shown(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main([f"experiment={name}", "task=plan", "compute=cpu"]) == 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_its_task_can_be_changed_on_the_command_line(self, name: str) -> None:
+        assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_files_are_short_explained_and_hold_no_code(path: Path) -> None:
+    text = (CONF / path).read_text()
+    assert text.startswith("# ")
+    assert len(text.splitlines()) < 60
+    assert "_target_" not in text
+    assert all(key not in ("on", "off", True, False) for key in yaml.safe_load(text) or {})
