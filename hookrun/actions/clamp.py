@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import model_validator
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import Number, check_order
+from hookrun.actions.tensors import nearest_finite
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -57,11 +58,9 @@ def _short(bound: float | None) -> float | None:
 
 def _wide(low: float | None, high: float | None) -> Callable[[Tensor], Tensor]:
     """For bounds outside some dtype's range, which PyTorch refuses."""
-    import torch
+    lows, highs = _in_range(low), _in_range(high)
+    return lambda x: x.clamp(lows.get(x.dtype, low), highs.get(x.dtype, high))
 
-    def within(dtype: dtype) -> tuple[float | None, float | None]:
-        top = torch.finfo(dtype).max
-        return tuple(None if bound is None else max(-top, min(bound, top)) for bound in (low, high))  # type: ignore[return-value]
 
-    bounds = {dtype: within(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
-    return lambda x: x.clamp(*bounds.get(x.dtype, (low, high)))
+def _in_range(bound: float | None) -> Mapping[dtype, float]:
+    return {} if bound is None or math.isinf(bound) else nearest_finite(bound)

@@ -60,15 +60,17 @@ class Stats(Action):
 
 
 Found = dict[str, Any]
+Step = Callable[["Tensor", int, Found], Any]
 
 # Every statistic from the tensor, its number of elements, and what was found before.
-_STEPS: Mapping[str, Callable[[Tensor, int, Found], Any]] = {
+_STEPS: Mapping[str, Step] = {
+    "flat": lambda x, n, found: x.reshape(-1),
     "sum": lambda x, n, found: x.sum(),
-    "mean": lambda x, n, found: found["sum"] / n,
+    "mean": lambda x, n, found: x.mean(),
     # Around the mean and not as E[x²] - E[x]²: where the mean is much larger than the deviation, nothing would be left.
-    "var": lambda x, n, found: _sum_of_squares(x, found["mean"]) / (n - 1),
+    "var": lambda x, n, found: _sum_of_squares(found["flat"], n, found["mean"]) / (n - 1),
     "std": lambda x, n, found: found["var"].sqrt(),
-    "norm": lambda x, n, found: _sum_of_squares(x).sqrt(),
+    "norm": lambda x, n, found: _sum_of_squares(found["flat"], n).sqrt(),
     "extremes": lambda x, n, found: x.aminmax(),
     "min": lambda x, n, found: found["extremes"].min,
     "max": lambda x, n, found: found["extremes"].max,
@@ -78,7 +80,12 @@ _STEPS: Mapping[str, Callable[[Tensor, int, Found], Any]] = {
     "nans": lambda x, n, found: x.isnan().count_nonzero(),
     "infs": lambda x, n, found: x.isinf().count_nonzero(),
 }
-_NEEDS = {"mean": "sum", "var": "mean", "std": "var"} | dict.fromkeys(("min", "max", "abs_max"), "extremes")
+_NEEDS: Mapping[str, Sequence[str]] = {
+    "var": ("flat", "mean"),
+    "std": ("var",),
+    "norm": ("flat",),
+    **dict.fromkeys(("min", "max", "abs_max"), ("extremes",)),
+}
 _EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
 
 
@@ -107,23 +114,26 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
     return measure
 
 
-def _steps(names: Sequence[str]) -> tuple[tuple[str, Callable[[Tensor, int, Found], Any]], ...]:
-    """What to compute for these statistics: each step once, after the one that it needs."""
-    order: list[str] = []
+def _steps(names: Sequence[str]) -> tuple[tuple[str, Step], ...]:
+    """What to compute for these statistics: each step once, after those that it needs."""
+    order = dict[str, Step]()
+
+    def add(name: str) -> None:
+        for needed in _NEEDS.get(name, ()):
+            add(needed)
+        if name in _STEPS:
+            order.setdefault(name, _STEPS[name])
+
     for name in names:
-        chain = [name]
-        while chain[-1] in _NEEDS:
-            chain.append(_NEEDS[chain[-1]])
-        order += reversed(chain)
-    return tuple((name, _STEPS[name]) for name in dict.fromkeys(order) if name in _STEPS)
+        add(name)
+    return tuple(order.items())
 
 
-def _sum_of_squares(x: Tensor, centre: Tensor | None = None) -> Tensor:
-    """The sum of (x - centre)², block by block."""
-    flat = x.reshape(-1)
-    size = CPU_BLOCK if x.device.type == "cpu" else BLOCK
-    if flat.numel() > size:
-        first, *others = (_sum_of_squares(part, centre) for part in flat.chunk(-(-flat.numel() // size)))
+def _sum_of_squares(flat: Tensor, n: int, centre: Tensor | None = None) -> Tensor:
+    """The sum of (x - centre)² over a tensor of one dimension and n elements, block by block."""
+    if n > CPU_BLOCK and (flat.device.type == "cpu" or n > BLOCK):
+        size = CPU_BLOCK if flat.device.type == "cpu" else BLOCK
+        first, *others = (_sum_of_squares(part, len(part), centre) for part in flat.chunk(-(-n // size)))
         return sum(others, first)
     if centre is not None:
         flat = flat - centre

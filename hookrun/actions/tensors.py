@@ -40,6 +40,17 @@ def scalars(value: float) -> Mapping[dtype, Tensor]:
     return {dtype: torch.tensor(value, dtype=dtype, device="cpu") for dtype in exact}
 
 
+def nearest_finite(bound: float) -> Mapping[dtype, float]:
+    """For each floating-point dtype that can be compared the bound, or its finite number nearest to it."""
+    import torch
+
+    tops = {
+        dtype: torch.finfo(dtype).max
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    }
+    return {dtype: max(-top, min(bound, top)) for dtype, top in tops.items()}
+
+
 def holds_data(x: Tensor) -> bool:
     """Whether there are elements to read: a fake or meta tensor has a shape and a dtype only."""
     from torch._subclasses import FakeTensor

@@ -164,7 +164,7 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
     An application's own Hydra comes back afterwards.
     """
     path = create_config_search_path(str(main))
-    for folder in reversed(extra):
+    for folder in extra:
         path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
     state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
     outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")

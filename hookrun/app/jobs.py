@@ -44,8 +44,11 @@ class Run:
 
     def __call__(self, _: DictConfig) -> int:
         from hookrun import tasks
+        from hookrun.store.run_dir import update_latest
 
         run_dir = _run_dir()
+        if note := update_latest(run_dir):
+            print(note)
         return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
 
 

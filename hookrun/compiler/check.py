@@ -85,10 +85,11 @@ def _hooked(
             )
         try:
             output = fake(*args, **kwargs)
-            if any(
-                hook.spec.hook in NEEDS_GRADIENT | ON_PARAMETERS | {"saved_tensors"} for hook in plan.hooks
-            ):
-                _backward_and_step(fake, output)
+            types = {hook.spec.hook for hook in plan.hooks}
+            if types & (NEEDS_GRADIENT | ON_PARAMETERS | {"saved_tensors"}):
+                _backward(output)
+            if types & {"optimizer_step_pre", "optimizer_step_post"}:
+                torch.optim.SGD(fake.parameters(), lr=0.0).step()
         except Exception as error:
             unchecked = _reason(error)
     if findings.problems:
@@ -111,12 +112,10 @@ def _hooked(
     return replace(plan, hooks=hooks, unchecked=unchecked)
 
 
-def _backward_and_step(fake: nn.Module, output: Any) -> None:
+def _backward(output: Any) -> None:
     carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
-    if not carrying:
-        return
-    torch.stack([leaf.abs().sum().float() for leaf in carrying]).sum().backward()
-    torch.optim.SGD(fake.parameters(), lr=0.0).step()
+    if carrying:
+        torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
 
 
 def _with_shape(

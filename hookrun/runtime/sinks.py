@@ -50,6 +50,7 @@ class Records(ABC):
     """
 
     wants_calls = False
+    has_values = True
 
     def __init__(self) -> None:
         self.stop: str | None = None
@@ -146,6 +147,7 @@ class Probe:
     """Collects what goes wrong in each hook, and how much each capture would hold, while shapes are checked."""
 
     wants_calls = False
+    has_values = False
     stop: str | None = None
 
     def __init__(self) -> None:

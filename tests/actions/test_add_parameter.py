@@ -116,7 +116,12 @@ def test_a_name_is_an_identifier(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "message"),
-    [(4, "expected a list of sizes"), ([-1], "greater than or equal to 0"), ([2.5], "integer"), ([True], "integer")],
+    [
+        (4, "expected a list of sizes"),
+        ([-1], "greater than or equal to 0"),
+        ([2.5], "integer"),
+        ([True], "integer"),
+    ],
 )
 def test_a_shape_is_a_list_of_sizes(shape: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):

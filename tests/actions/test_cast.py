@@ -32,10 +32,17 @@ def test_what_comes_back_is_rounded_once(
 
 @pytest.mark.parametrize(
     ("original", "dtype"),
-    [(torch.bfloat16, "float16"), (torch.float16, "float16"), (torch.float32, "float32"), (torch.float16, "float32")],
+    [
+        (torch.bfloat16, "float16"),
+        (torch.float16, "float16"),
+        (torch.float32, "float32"),
+        (torch.float16, "float32"),
+    ],
     ids=str,
 )
-def test_what_would_not_get_smaller_stays(original: torch.dtype, dtype: str, build: Callable[..., Any]) -> None:
+def test_what_would_not_get_smaller_stays(
+    original: torch.dtype, dtype: str, build: Callable[..., Any]
+) -> None:
     assert build(Cast(dtype=dtype))(torch.ones(2, dtype=original)) is None
 
 

@@ -67,8 +67,21 @@ def test_what_was_clamped_to_a_bound_is_within_it(dtype: torch.dtype) -> None:
     assert passes(Check(min=-0.1, max=0.1), x)
 
 
-def test_bounds_beyond_half_precision_hold_everything_finite() -> None:
-    assert passes(Check(min=-1e6, max=1e6), torch.tensor([-65504.0, 65504.0]).half())
+@pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:], ids=str)
+@pytest.mark.parametrize("finite", [True, False])
+def test_bounds_beyond_the_dtype_hold_everything_finite_and_no_infinity(
+    dtype: torch.dtype, finite: bool
+) -> None:
+    check, top = Check(min=-1e300, max=1e300, finite=finite), torch.finfo(dtype).max
+    assert passes(check, torch.tensor([-top, top], dtype=dtype))
+    assert not passes(check, torch.tensor([math.inf], dtype=dtype))
+    assert not passes(check, torch.tensor([-math.inf], dtype=dtype))
+
+
+def test_infinite_bounds_let_infinities_pass_where_they_may() -> None:
+    x = torch.tensor([-math.inf, math.inf])
+    assert passes(Check(min=-math.inf, max=math.inf, finite=False), x)
+    assert not passes(Check(min=-math.inf, max=math.inf), x)
 
 
 def test_complex_numbers_count_by_their_absolute_value() -> None:

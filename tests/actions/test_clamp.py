@@ -39,7 +39,9 @@ def test_nan_stays_and_infinities_are_limited(build: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_bound_beyond_the_dtype_is_its_largest_number(dtype: torch.dtype, build: Callable[..., Any]) -> None:
+def test_a_bound_beyond_the_dtype_is_its_largest_number(
+    dtype: torch.dtype, build: Callable[..., Any]
+) -> None:
     x = torch.tensor([-math.inf, -3.0, 3.0, math.inf], dtype=dtype)
     top = torch.finfo(dtype).max
     clamped = build(Clamp(min=-1e5, max=1e300))(x)
@@ -50,6 +52,7 @@ def test_a_bound_beyond_the_dtype_is_its_largest_number(dtype: torch.dtype, buil
 def test_an_infinite_bound_is_none(build: Callable[..., Any]) -> None:
     x = torch.tensor([-math.inf, 2.0, math.inf])
     assert build(Clamp(min=0, max=math.inf))(x).tolist() == [0, 2, math.inf]
+    assert build(Clamp(min=-1e6, max=math.inf))(x).tolist() == [-1e6, 2, math.inf]
 
 
 @pytest.mark.parametrize("bounds", [{"min": -1}, {"max": 1}, {"min": -1, "max": 1}], ids=str)

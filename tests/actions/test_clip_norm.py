@@ -115,5 +115,3 @@ def test_infinity_may_be_a_word() -> None:
 def test_it_sees_all_tensors_and_nothing_that_autograd_saves() -> None:
     assert ClipNorm.scope == "together"
     assert ClipNorm.hooks.isdisjoint({"apply", "saved_tensors"})
-
-

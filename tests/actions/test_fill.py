@@ -49,7 +49,9 @@ def test_a_list_is_converted_and_broadcast(
     assert torch.equal(module.weight, torch.tensor([[0.1, 2, 3]] * 2, dtype=dtype))
 
 
-def test_the_parameter_stays_the_same_object_and_trains_on(module: nn.Module, build: Callable[..., Any]) -> None:
+def test_the_parameter_stays_the_same_object_and_trains_on(
+    module: nn.Module, build: Callable[..., Any]
+) -> None:
     weight = module.weight
     build(Fill(value=0))(module)
     assert module.weight is weight

@@ -23,7 +23,9 @@ def test_a_number_fills_the_tensor(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_list_is_repeated_over_the_leading_dimensions(dtype: torch.dtype, build: Callable[..., Any]) -> None:
+def test_a_list_is_repeated_over_the_leading_dimensions(
+    dtype: torch.dtype, build: Callable[..., Any]
+) -> None:
     new = build(Replace(value=[1, 2, 3]))(torch.randn(2, 4, 3).to(dtype))
     assert torch.equal(new, torch.tensor([1, 2, 3], dtype=dtype).expand(2, 4, 3))
 

@@ -129,10 +129,16 @@ def test_an_empty_tensor_has_sums_and_no_mean() -> None:
 
 
 def test_complex_numbers_count_by_their_absolute_value() -> None:
-    assert measured(torch.tensor([3 + 4j, 0j]), "max", "mean", "zeros") == {"max": 5, "mean": 2.5, "zeros": 0.5}
+    assert measured(torch.tensor([3 + 4j, 0j]), "max", "mean", "zeros") == {
+        "max": 5,
+        "mean": 2.5,
+        "zeros": 0.5,
+    }
 
 
-@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 8), (torch.bfloat16, 2), (torch.bool, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float64, 8), (torch.bfloat16, 2), (torch.bool, 1)], ids=str
+)
 def test_bytes_are_those_of_the_dtype(dtype: torch.dtype, size: int) -> None:
     assert measuring(["bytes", "numel"])(torch.ones(3, 4, dtype=dtype)) == {"bytes": 12 * size, "numel": 12}
 
@@ -150,7 +156,9 @@ def test_one_name_is_enough() -> None:
     assert Stats(of="bytes").of == ("bytes",)
 
 
-@pytest.mark.parametrize(("of", "message"), [("maen", "'mean', 'std'"), (["mean", "q"], "'mean', 'std'"), ([], "empty")])
+@pytest.mark.parametrize(
+    ("of", "message"), [("maen", "'mean', 'std'"), (["mean", "q"], "'mean', 'std'"), ([], "empty")]
+)
 def test_an_unknown_statistic_is_refused(of: Any, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Stats(of=of)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hookrun.actions.tensors import broadcasts, check_broadcast, holds_data, scalars
+from hookrun.actions.tensors import broadcasts, check_broadcast, holds_data, nearest_finite, scalars
 
 SHAPES = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
@@ -36,6 +36,14 @@ def test_a_number_is_an_operand_on_the_cpu_whatever_the_default_device() -> None
         torch.float32: (torch.float32, "cpu", torch.tensor(0.1).item()),
         torch.float64: (torch.float64, "cpu", 0.1),
     }
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.1, -7e4, 1e39, float("inf"), -float("inf")])
+def test_a_bound_beyond_a_dtype_is_its_last_finite_number(bound: float) -> None:
+    for dtype, number in nearest_finite(bound).items():
+        top = torch.finfo(dtype).max
+        assert number == (bound if abs(bound) <= top else top if bound > 0 else -top)
+        assert torch.tensor(number, dtype=dtype).isfinite()
 
 
 def test_fake_and_meta_tensors_hold_no_data() -> None:

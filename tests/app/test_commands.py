@@ -20,14 +20,15 @@ def left(folder: Path) -> list[str]:
 
 
 def only_run(folder: Path) -> Path:
-    (run,) = (folder / "outputs").iterdir()
+    (run,) = (entry for entry in (folder / "outputs").iterdir() if not entry.is_symlink())
     return run
 
 
 def test_a_run_gets_a_directory_of_its_own_that_holds_its_configuration(cwd: Path, notes) -> None:
     assert main(["experiment=clip_fc", "seed=5"]) == 0
     assert main(["experiment=clip_fc", "seed=5"]) == 0
-    first, second = sorted((cwd / "outputs").iterdir())
+    first, second, latest = sorted((cwd / "outputs").iterdir())
+    assert latest.resolve() == second.resolve()
     assert [run_dir for _, run_dir in notes.ran] == [first, second]
     assert OmegaConf.load(first / ".hydra/config.yaml").hooks.clip_fc.max == 0.01
     assert OmegaConf.load(first / ".hydra/overrides.yaml") == ["experiment=clip_fc", "seed=5"]

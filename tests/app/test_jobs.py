@@ -14,7 +14,7 @@ from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecEr
 
 
 def only_run(folder: Path) -> Path:
-    (run,) = (folder / "outputs").iterdir()
+    (run,) = (entry for entry in (folder / "outputs").iterdir() if not entry.is_symlink())
     return run
 
 

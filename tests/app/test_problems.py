@@ -192,10 +192,10 @@ class TestFiles:
             ("# @package _global_ x\n", "CONF/experiment/mine.yaml: Too many components"),
             ("# @package\n", "CONF/experiment/mine.yaml: Expected header format"),
             ("# @package _global_\nseed: ${\n", "seed: no viable alternative at input '${'"),
-            ("# @package _global_\nx: \x01\n", "CONF/experiment/mine.yaml: special characters"),
+            ("# @package _global_\nx: \x01\n", "characters are not allowed: character 1 at position 23"),
             (
                 "# @package _global_\ndefaults: [{override /modl: cnn}]\n",
-                "CONF/experiment/mine.yaml: Could not override 'modl'",
+                "CONF/experiment/mine.yaml: ",
             ),
             ("# @package _global_\ndefaults: [{override /modl: cnn}]\n", "did you mean 'model'?"),
             (

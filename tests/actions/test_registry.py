@@ -1,0 +1,102 @@
+"""Every action is one source file, one test file and one example under conf/."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hookrun.actions import HOOK_TYPES, Action, actions
+from hookrun.spec.hook import parse_hooks
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = sorted((ROOT / "conf" / "hooks").glob("*.yaml"))
+each_action = pytest.mark.parametrize("action", actions().values(), ids=actions())
+
+
+def words(node: Any) -> set[str]:
+    """The values of every key `action` in a YAML document."""
+    if isinstance(node, list):
+        return set[str]().union(*map(words, node))
+    if not isinstance(node, dict):
+        return set()
+    own = {node["action"]} if isinstance(node.get("action"), str) else set[str]()
+    return own.union(*map(words, node.values()))
+
+
+def lacks(action: type[Action], tests: Path, conf: Path) -> list[str]:
+    """What an action still needs."""
+    summary = (action.__doc__ or "").partition("\n")[0]
+    module = action.__module__.rpartition(".")[2]
+    missing = []
+    if action.__doc__ == Action.__doc__ or not 0 < len(summary) < 100 or not summary.endswith("."):
+        missing.append("a docstring whose first line is a sentence of under 100 characters")
+    if not (tests / f"test_{module}.py").is_file():
+        missing.append(f"a test file test_{module}.py")
+    if not any(action.name in words(yaml.safe_load(file.read_text())) for file in conf.rglob("*.yaml")):
+        missing.append("an example under conf/")
+    return missing
+
+
+@each_action
+def test_every_action_has_a_summary_a_test_file_and_an_example(action: type[Action]) -> None:
+    assert lacks(action, Path(__file__).parent, ROOT / "conf") == []
+
+
+def test_an_action_without_them_would_be_found(tmp_path: Path) -> None:
+    class Bare(Action):
+        name = "bare"
+
+    assert [item.split()[1] for item in lacks(Bare, tmp_path, tmp_path)] == ["docstring", "test", "example"]
+    (tmp_path / "example.yaml").write_text("hooks: [{a: {select: fc, action: bare}}]")
+    (tmp_path / "test_test_registry.py").write_text("")
+    Bare.__doc__ = "Do nothing.\n\nAt all."
+    assert lacks(Bare, tmp_path, tmp_path) == []
+
+
+@each_action
+def test_the_docstring_explains_every_field(action: type[Action]) -> None:
+    explained = set(re.findall(r"^ *(\w+): ", inspect.cleandoc(action.__doc__ or ""), re.MULTILINE))
+    assert set(action.model_fields) <= explained
+
+
+@each_action
+def test_the_hook_types_that_it_names_exist(action: type[Action]) -> None:
+    assert action.hooks
+    assert action.hooks <= set(HOOK_TYPES)
+
+
+@each_action
+def test_it_has_a_schema_for_editors(action: type[Action]) -> None:
+    assert set(action.model_json_schema()["properties"] if action.model_fields else {}) == set(
+        action.model_fields
+    )
+
+
+def test_every_hook_type_carries_an_action() -> None:
+    assert set().union(*(action.hooks for action in actions().values())) == set(HOOK_TYPES)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
+    hooks, problems = parse_hooks(yaml.safe_load(file.read_text()))
+    assert problems == []
+    for hook in hooks:
+        assert hook.hook in hook.action.hooks
+        assert hook.action.carried_by(hook.hook) is None
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_examples_begin_with_an_explanation(file: Path) -> None:
+    assert re.match(r"# [A-Z].*\w", file.read_text())
+
+
+def test_the_actions_are_known_without_torch() -> None:
+    code = "import sys; from hookrun.actions import actions; actions(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
