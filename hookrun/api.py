@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.compiler import Plan, check, resolve
+from hookrun.compiler import Example, Plan, compile_plan
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.runtime import Installation, checking
 from hookrun.spec import Spec, parse_experiment, parse_spec
@@ -17,8 +17,6 @@ from hookrun.tasks.values import read_run_value
 if TYPE_CHECKING:
     from torch.amp import GradScaler
     from torch.nn import Module
-
-Example = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def load_spec(
@@ -82,12 +80,16 @@ def compile(
     Raises CompileError with every misfit at once, SpecError if `spec` is an invalid dict.
     """
     spec = spec if isinstance(spec, Spec) else parse_spec(spec)
-    plan = resolve(spec, model, read_run_value)
-    if example is None:
-        return plan
-    if not (isinstance(example, tuple) and len(example) == 2 and isinstance(example[1], Mapping)):
+    if example is not None and not _is_call(example):
         raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
-    return check(plan, model, example, checking, training=training)
+    return compile_plan(spec, model, read_run_value, checking, example=example, training=training)
+
+
+def _is_call(example: object) -> bool:
+    """Whether it is (args, kwargs); a lone tensor or batch is a frequent mistake."""
+    if not (isinstance(example, tuple) and len(example) == 2):
+        return False
+    return isinstance(example[0], tuple | list) and isinstance(example[1], Mapping)
 
 
 def hooked(

@@ -31,6 +31,9 @@ class Findings:
     captured: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)
 
 
+Example = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of one call of the model."""
+
 Install = Callable[[Plan, nn.Module], AbstractContextManager[Findings]]
 """Installs a plan on the fake copy; the stage that runs hooks gives it, since the compiler knows nothing of it."""
 
@@ -38,7 +41,7 @@ Install = Callable[[Plan, nn.Module], AbstractContextManager[Findings]]
 def check(
     plan: Plan,
     model: nn.Module,
-    example: tuple[Sequence[Any], Mapping[str, Any]],
+    example: Example,
     install: Install,
     *,
     training: bool | None = None,

@@ -27,6 +27,14 @@ def resolve(spec: Spec, model: nn.Module, read_run: ReadRun) -> Plan:
 
     Raises CompileError with every misfit of every hook.
     """
+    plan, problems = resolved(spec, model, read_run)
+    if problems:
+        raise CompileError(problems)
+    return plan
+
+
+def resolved(spec: Spec, model: nn.Module, read_run: ReadRun) -> tuple[Plan, list[Problem]]:
+    """The plan of the hooks that match, and every misfit of the others."""
     if (reason := _refused(model)) is not None:
         raise CompileError([Problem("model", *reason)])
     names = ModelNames(model)
@@ -35,9 +43,9 @@ def resolve(spec: Spec, model: nn.Module, read_run: ReadRun) -> Plan:
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_settles):
         planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, read_run)
-    if any(problems.values()):
-        raise CompileError([problem for hook in hooks for problem in problems[hook.name]])
-    return Plan(type(model).__name__, tuple(planned[hook.name] for hook in hooks), spec.seed)
+    fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
+    plan = Plan(type(model).__name__, fitting, spec.seed)
+    return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
 def _settles(hook: HookSpec) -> int:
@@ -48,7 +56,9 @@ def _settles(hook: HookSpec) -> int:
 def _refused(model: nn.Module) -> tuple[str, str] | None:
     if isinstance(model, torch.jit.ScriptModule):
         return "a scripted module runs without Python hooks", "hook the module before torch.jit.script"
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # half a second to import, and there if anything is compiled
+    dynamo = sys.modules.get(
+        "torch._dynamo.eval_frame"
+    )  # half a second to import, and there if anything is compiled
     if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
         return "an already compiled module ignores new hooks", "install the hooks first, then torch.compile"
     if isinstance(model, nn.DataParallel):

@@ -87,6 +87,11 @@ class Installation:
         return Counts(self.plan, {(site.hook, site.path): site.fired for site in self.sites})
 
     @property
+    def effects(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(hook name, module path) -> elements that edits changed, out of how many; counted with `effects=True`."""
+        return {(site.hook, site.path): (int(site.changed), site.total) for site in self.sites if site.total}
+
+    @property
     def unheard(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of everything that never fired, or fired and never found anything to act on."""
         never = [(site.hook, site.path, "never fired") for site in self.sites if not site.fired]

@@ -13,7 +13,6 @@ from hookrun.compiler.tensors import children, snapshot, snapshot_of_tensor, ten
 from hookrun.errors import HookrunError, nearest
 from hookrun.runtime.site import Site
 
-
 _lazy_clone = torch._lazy_clone
 
 

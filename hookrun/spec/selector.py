@@ -82,7 +82,9 @@ class Path(Selector):
         found = set[str]()
         for pattern, picks in self.patterns:
             fullmatch = pattern.fullmatch  # there may be thousands of paths
-            found.update(path for path in tree.nodes if fullmatch(path) and _picked(pattern, picks, path, tree))
+            found.update(
+                path for path in tree.nodes if fullmatch(path) and _picked(pattern, picks, path, tree)
+            )
         return [path for path in tree.nodes if path in found] if found else []
 
     def matches(self, node: Node, tree: Tree) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.compiler import Plan, check, resolve
+from hookrun.compiler import Example, Plan, compile_plan
 from hookrun.data import DataInfo
 from hookrun.errors import Problem, SpecError
 from hookrun.runtime import checking
@@ -63,18 +63,12 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
             raise SpecError(problems)
         leftover = models.load_weights(model, settings.model)
     hooks = _every_module(settings) if settings.task.name == "modules" else experiment.hooks
-    plan = resolve(hooks, model, read_run_value)
-    _check_leftover(leftover, plan)
-    example, reason = _example(info)
+    example, unchecked = _example(info)
     training = settings.task.name in ("train", "plan", "modules")
-    plan = (
-        check(plan, model, example, checking, training=training)
-        if example
-        else replace(plan, unchecked=reason)
-    )
-    return Prepared(
-        experiment, info, model, replace(plan, samples=_samples(settings, info)), device, leftover
-    )
+    plan = compile_plan(hooks, model, read_run_value, checking, example=example, training=training)
+    _check_leftover(leftover, plan)
+    plan = replace(plan, samples=_samples(settings, info), unchecked=plan.unchecked or unchecked)
+    return Prepared(experiment, info, model, plan, device, leftover)
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -141,11 +135,11 @@ def added_names(plan: Plan) -> list[str]:
     ]
 
 
-def _example(info: DataInfo) -> tuple[tuple[tuple[Any, ...], dict[str, Any]] | None, str]:
+def _example(info: DataInfo) -> tuple[Example | None, str | None]:
     inputs = [info.inputs] if isinstance(info.inputs, data.TensorInfo) else list(info.inputs.values())
     if any(-1 in each.shape for each in inputs):
         return None, "the samples of the data differ in shape"
-    return as_call(info.example(EXAMPLE_BATCH)), ""
+    return as_call(info.example(EXAMPLE_BATCH)), None
 
 
 def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
