@@ -26,7 +26,12 @@ class Problem:
 
 
 class HookrunError(Exception):
-    """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report."""
+    """Base of every error that hookrun raises on purpose; ``str()`` holds the whole report.
+
+    exit_code: what the command line returns for it
+    """
+
+    exit_code = 1
 
 
 class _Problems(HookrunError):
@@ -48,12 +53,14 @@ class SpecError(_Problems):
     """The configuration is wrong, whatever the model: every mistake in it, as `errors`."""
 
     kind = "configuration error"
+    exit_code = 2
 
 
 class CompileError(_Problems):
     """The hooks do not fit the model: every misfit, as `errors`."""
 
     kind = "compile error"
+    exit_code = 2
 
 
 class HookError(HookrunError):
@@ -62,6 +69,8 @@ class HookError(HookrunError):
 
 class CheckFailed(HookrunError):
     """A `check` action found a value that it must not find; the message names hook, module, step and value."""
+
+    exit_code = 3
 
 
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:

@@ -21,6 +21,6 @@ def actions() -> Mapping[str, type[Action]]:
         module = importlib.import_module(f"{__name__}.{info.name}")
         for item in vars(module).values():
             own = isinstance(item, type) and issubclass(item, Action) and item.__module__ == module.__name__
-            if own and "name" in vars(item):
-                found[item.name] = item
+            if own and "action_name" in vars(item):
+                found[item.action_name] = item
     return MappingProxyType(dict(sorted(found.items())))

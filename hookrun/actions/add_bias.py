@@ -20,7 +20,7 @@ class AddBias(Action):
     trainable: add a parameter `<hook name>_bias` to the module, on `forward` and `forward_pre` only
     """
 
-    name = "add_bias"
+    action_name = "add_bias"
     value: Value
     trainable: bool = False
 

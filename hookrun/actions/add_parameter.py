@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import Action, Site, add_parameter, was_added
 from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
 from hookrun.actions.values import Value, shape_of
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
-
-MARK = "hookrun_added"
-"""The attribute that tells a parameter which hookrun added from the model's own."""
 
 
 def _identifier(name: str) -> str:
@@ -43,9 +40,10 @@ class AddParameter(Action):
     there is none. A parameter of that name from an earlier installation is kept as it is, with what it has learned.
     """
 
+    action_name = "add_parameter"
     hooks = frozenset({"apply"})
     scope = "module"
-    name: Annotated[str, AfterValidator(_identifier)]  # type: ignore[misc]  # see _ActionName
+    name: Annotated[str, AfterValidator(_identifier)]
     shape: Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], BeforeValidator(_sizes)]
     value: Value = 0.0
 
@@ -55,36 +53,25 @@ class AddParameter(Action):
             raise ValueError(misfit(shape_of(self.value), self.shape))
         return self
 
-    @property
-    def parameter(self) -> str:
-        """The name of the parameter: what the key `name` says."""
-        name: str = self.__dict__["name"]
-        return name
-
     def adds(self, hook_name: str) -> str | None:
         """The new parameter."""
-        return self.parameter
-
-    def summary(self) -> str:
-        """The parameters that were set, as the plan shows them."""
-        return super().summary().replace(f"name={self.name}", f"name={self.parameter}", 1)
+        return self.name
 
     def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
-        present = getattr(module, self.parameter, None)
-        if getattr(present, MARK, False):
-            return self._misshapen(present)
-        if hasattr(module, self.parameter):
-            return f"the module has an attribute {self.parameter!r} already: choose another name"
-        if self.parameter in parameters:
-            return f"an earlier hook adds a parameter {self.parameter!r} already: choose another name"
+        if was_added(module, self.name):
+            return self._misshapen(module.get_parameter(self.name))
+        if hasattr(module, self.name):
+            return f"the module has an attribute {self.name!r} already: choose another name"
+        if self.name in parameters:
+            return f"an earlier hook adds a parameter {self.name!r} already: choose another name"
         return None
 
     def _misshapen(self, present: Any) -> str | None:
         if tuple(present.shape) == self.shape:
             return None
         return (
-            f"parameter {self.parameter!r} was added before with shape {list(present.shape)}, not {list(self.shape)}: "
+            f"parameter {self.name!r} was added before with shape {list(present.shape)}, not {list(self.shape)}: "
             "uninstall it or choose another name"
         )
 
@@ -93,14 +80,12 @@ class AddParameter(Action):
         import torch
 
         def add(module: Module) -> None:
-            present = dict(module.named_parameters(recurse=False)).get(self.parameter)
+            present = dict(module.named_parameters(recurse=False)).get(self.name)
             if present is not None:
                 if problem := self._misshapen(present):
                     raise ValueError(problem)
                 return
-            parameter = torch.nn.Parameter(self._start(module, site))
-            setattr(parameter, MARK, True)
-            module.register_parameter(self.parameter, parameter)
+            add_parameter(module, self.name, torch.nn.Parameter(self._start(module, site)))
 
         return add
 
@@ -114,20 +99,3 @@ class AddParameter(Action):
         value = site.constant("value")(new)
         check_broadcast(value, new)
         return new.copy_(value)
-
-
-class _ActionName:
-    """`AddParameter.name`, on the class and on its instances.
-
-    `name` is the public key of the parameter's name, and the attribute that holds the name of every action. A data
-    descriptor wins over an instance's own dict, where pydantic keeps the field.
-    """
-
-    def __get__(self, instance: AddParameter | None, owner: type[AddParameter]) -> str:
-        return "add_parameter"
-
-    def __set__(self, instance: AddParameter, value: str) -> None:
-        raise AttributeError("actions are frozen")
-
-
-AddParameter.name = _ActionName()  # type: ignore[assignment]

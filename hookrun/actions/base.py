@@ -80,6 +80,29 @@ class Site(Protocol):
         """Report the verdict of a check, a boolean tensor of no dimensions, under the policy."""
 
 
+_ADDED = "_hookrun_added"
+"""A module's own record of the parameters that hooks added to it; it goes with deep copies and pickles."""
+
+
+def add_parameter(module: Module, name: str, parameter: Parameter) -> None:
+    """Register a parameter, and remember that it is not the model's own."""
+    module.register_parameter(name, parameter)
+    module.__dict__.setdefault(_ADDED, set()).add(name)
+
+
+def was_added(module: Module, name: str) -> bool:
+    """Whether a hook added the parameter, in this installation or an earlier one."""
+    return name in module.__dict__.get(_ADDED, ()) and module._parameters.get(name) is not None
+
+
+def remove_parameter(module: Module, name: str) -> None:
+    """Take an added parameter away again."""
+    delattr(module, name)
+    module.__dict__[_ADDED].discard(name)
+    if not module.__dict__[_ADDED]:
+        del module.__dict__[_ADDED]
+
+
 class Packed:
     """A saved tensor in another form, and how to get the original back.
 
@@ -99,7 +122,7 @@ class Action(BaseModel):
 
     The first line of a subclass's docstring stands in the reference table.
 
-    name:     the word after `action:`
+    action_name: the word after `action:`
     hooks:    the hook types that can carry it
     observes: it never returns a new value
     scope:    what the built function sees at each firing: every floating-point `tensor` (or the target) alone; the
@@ -111,7 +134,7 @@ class Action(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    name: ClassVar[str]
+    action_name: ClassVar[str]
     hooks: ClassVar[frozenset[str]] = ON_VALUES
     observes: ClassVar[bool] = False
     scope: ClassVar[Scope] = "tensor"

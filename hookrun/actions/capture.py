@@ -11,7 +11,7 @@ from hookrun.actions.base import Action, Site
 class Capture(Action):
     """Keep the value as it is at that moment, detached, its containers included."""
 
-    name = "capture"
+    action_name = "capture"
     observes = True
     scope = "value"
 

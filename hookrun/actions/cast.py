@@ -17,7 +17,7 @@ class Cast(Action):
     dtype: what they are held in; a tensor whose dtype is no wider stays as it is
     """
 
-    name = "cast"
+    action_name = "cast"
     hooks = frozenset({"saved_tensors"})
     dtype: Literal["float16", "bfloat16", "float32"]
 

@@ -28,7 +28,7 @@ class Check(Action):
     absolute value. An empty tensor passes.
     """
 
-    name = "check"
+    action_name = "check"
     observes = True
     finite: bool = Field(default=True, strict=True)
     min: Number | None = None

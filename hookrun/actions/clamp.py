@@ -28,7 +28,7 @@ class Clamp(Action):
     gradient passes where the element was between the bounds and is 0 beyond them.
     """
 
-    name = "clamp"
+    action_name = "clamp"
     min: Number | None = None
     max: Number | None = None
 

@@ -31,7 +31,7 @@ class ClipNorm(Action):
     torch.nn.utils.clip_grad_norm_; a NaN in one tensor makes all of them NaN.
     """
 
-    name = "clip_norm"
+    action_name = "clip_norm"
     hooks = ON_VALUES - {"saved_tensors"}
     scope = "together"
     max_norm: Annotated[Finite, Field(gt=0)]

@@ -22,7 +22,7 @@ class Fill(Action):
     parameters: a name or a list of names; all of the module's own unless given, those of its children never
     """
 
-    name = "fill"
+    action_name = "fill"
     hooks = frozenset({"apply"})
     scope = "module"
     value: Value

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Freeze(Action):
     """Stop the training of every parameter of the module and its descendants: requires_grad = False."""
 
-    name = "freeze"
+    action_name = "freeze"
     hooks = frozenset({"apply"})
     scope = "module"
     freezes = True

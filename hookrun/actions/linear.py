@@ -23,7 +23,7 @@ class Linear(Action):
     The parameters are read at each call, so they can be trained, filled, frozen, or added by other hooks.
     """
 
-    name = "linear"
+    action_name = "linear"
     hooks = frozenset({"forward"})
     reads_arguments = True
     weight: OwnName = "weight"

@@ -25,7 +25,7 @@ class Noise(Action):
     The global random generators stay untouched. The gradient flows through x.
     """
 
-    name = "noise"
+    action_name = "noise"
     std: Annotated[Finite, Field(ge=0)] = 0.1
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
     seed: Annotated[int, Field(strict=True, ge=0)] | None = None

@@ -25,7 +25,7 @@ class Offload(Action):
     They come back on their device with every element as it was; from disk they come back contiguous.
     """
 
-    name = "offload"
+    action_name = "offload"
     hooks = frozenset({"saved_tensors"})
     to: Literal["cpu", "disk"]
 

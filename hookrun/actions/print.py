@@ -25,7 +25,7 @@ class Print(Action):
     A None in the value, such as a gradient that there is not, shows as a shape of null. `value` waits for the device.
     """
 
-    name = "print"
+    action_name = "print"
     observes = True
     scope = "value"
     what: Literal["shape", "stats", "value"] = "shape"

@@ -21,7 +21,7 @@ class Replace(Action):
     The new tensor is a constant: no gradient flows back through it.
     """
 
-    name = "replace"
+    action_name = "replace"
     value: Value
 
     def build(self, site: Site) -> Callable[[Any], Any]:

@@ -19,7 +19,7 @@ class Scale(Action):
     factor: a number, or values that broadcast to the tensor's shape
     """
 
-    name = "scale"
+    action_name = "scale"
     factor: Value
 
     def build(self, site: Site) -> Callable[[Any], Any]:

@@ -45,7 +45,7 @@ class Stats(Action):
     too, and the rest is NaN.
     """
 
-    name = "stats"
+    action_name = "stats"
     observes = True
     of: OneOrMore[Statistic] = DEFAULT
 

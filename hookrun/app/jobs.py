@@ -111,16 +111,9 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
 
 def exit_code(error: BaseException) -> int:
     """What the process returns for an exception."""
-    match error:
-        case JobFailed():
-            return error.exit_code
-        case SpecError() | CompileError():
-            return REFUSED
-        case CheckFailed():
-            return CHECK
-        case KeyboardInterrupt():
-            return INTERRUPTED
-    return FAILED
+    if isinstance(error, HookrunError):
+        return error.exit_code
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
 
 
 def most_serious(codes: Iterable[int]) -> int:

@@ -87,7 +87,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, read_run: ReadRun) -> tuple
 def _carrying(spec: HookSpec) -> Iterable[Problem]:
     action, hook = spec.action, spec.hook
     if hook not in action.hooks:
-        text = f"action {action.name!r} does not go with hook type {hook!r}"
+        text = f"action {action.action_name!r} does not go with hook type {hook!r}"
         yield Problem(f"{spec.where}.action", text, "it goes with " + ", ".join(sorted(action.hooks)))
     elif (reason := action.carried_by(hook)) is not None:
         yield Problem(f"{spec.where}.action", reason)
@@ -121,7 +121,7 @@ def _fitting(spec: HookSpec, targets: Iterable[Target], names: ModelNames) -> It
             reasons[reason].append(target.path or "(root)")
     for reason, paths in reasons.items():
         shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-        yield Problem(spec.where, f"{spec.action.name} on {shown}: {reason}")
+        yield Problem(spec.where, f"{spec.action.action_name} on {shown}: {reason}")
 
 
 def _read_file(value: FileValue) -> Tensor:

@@ -56,7 +56,7 @@ def show(plan: Plan, console: Console) -> None:
 
 def _card(order: int, hook: PlannedHook) -> list[str]:
     spec = hook.spec
-    parts = [spec.hook, spec.action.name, _parameters(spec), str(spec.keys.when)]
+    parts = [spec.hook, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
     targets = [f"   {shown_name(target)}  {target.type}  {target.shape or '-'}" for target in hook.targets]
     return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(targets)]
 
@@ -78,7 +78,7 @@ def _cells(hook: PlannedHook) -> Sequence[str]:
         "\n".join(_limited([shown_name(target) for target in targets])),
         "\n".join(_limited(_unique(target.type for target in targets))),
         spec.hook,
-        spec.action.name,
+        spec.action.action_name,
         _parameters(spec),
         str(spec.keys.when),
         "\n".join(_limited([target.shape or "-" for target in targets])),

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.compiler.tensors import arguments, call_with, members, rebuild
-from hookrun.errors import HookError
 from hookrun.runtime.points import Firing, Point, no_gradient
 
 Grads = Sequence[Tensor | None]
@@ -155,7 +154,8 @@ class Backward(Point):
             return None
         outputs, crossing.outputs = _numbered(output)
         if not outputs:
-            raise HookError(f"{self.firings[0].site.where}: {no_gradient(output)}")
+            self.firings[0].site.fail(no_gradient(output))
+            return None
         return _exchanged(output, _Exit.apply(crossing, *outputs))
 
 

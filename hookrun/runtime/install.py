@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from hookrun.actions.base import remove_parameter, was_added
 from hookrun.compiler.plan import Plan, PlannedHook
 from hookrun.errors import HookrunError
 from hookrun.runtime.clock import Clock
@@ -73,7 +74,7 @@ class Installation:
                 kept.get(hook.spec.name, {}), _aliases(hook), f"capture {hook.spec.name!r}"
             )
             for hook in self.plan.hooks
-            if hook.spec.action.name == "capture"
+            if hook.spec.action.action_name == "capture"
         }
 
     @property
@@ -127,24 +128,29 @@ class Installation:
         return self.sink.stop
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The parameters that hooks added, with their names in the model."""
-        for hook in self.plan.hooks:
-            name = hook.spec.action.adds(hook.spec.name)
-            for target in hook.targets if name is not None else ():
-                path = f"{target.path}.{name}" if target.path else f"{name}"
-                parameter = self._model.get_submodule(target.path)._parameters.get(name or "")
-                if parameter is not None:
-                    yield path, parameter
+        """The parameters that these hooks added, with their names in the model."""
+        for owner, name in self._added():
+            module = self._model.get_submodule(owner)
+            if was_added(module, name):
+                yield f"{owner}.{name}" if owner else name, module.get_parameter(name)
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that hooks added, for an optimizer that was made before them."""
+        """The parameters that these hooks added, for an optimizer that was made before them."""
         return [parameter for _, parameter in self.named_parameters()]
 
     def uninstall_parameters(self) -> None:
-        """Delete the parameters that hooks added; until then they stay in the model, are saved and trained."""
-        for path in [path for path, _ in self.named_parameters()]:
-            owner, _, name = path.rpartition(".")
-            delattr(self._model.get_submodule(owner), name)
+        """Delete the parameters that these hooks added; until then they stay in the model, are saved and trained."""
+        for owner, name in self._added():
+            module = self._model.get_submodule(owner)
+            if was_added(module, name):
+                remove_parameter(module, name)
+
+    def _added(self) -> Iterator[tuple[str, str]]:
+        """Module path and name of every parameter that the plan adds."""
+        for hook in self.plan.hooks:
+            name = hook.spec.action.adds(hook.spec.name)
+            if name is not None:
+                yield from ((target.path, name) for target in hook.targets)
 
 
 def _aliases(hook: PlannedHook) -> dict[str, str]:

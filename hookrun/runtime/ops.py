@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from hookrun.actions.base import Packed
 from hookrun.compiler import tensors
 from hookrun.errors import HookError, HookrunError
 from hookrun.runtime.site import Site
@@ -159,10 +160,11 @@ def _numeric(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def count(site: Site, old: Tensor, new: Tensor) -> None:
+def count(site: Site, old: Tensor, new: Tensor | Packed) -> None:
     """Add to what the site's edits changed, without reading it yet."""
-    site.changed = site.changed + (new.detach() != old.detach()).sum()
-    site.total += old.numel()
+    if isinstance(new, Tensor):  # not a saved tensor in another form
+        site.changed = site.changed + (new.detach() != old.detach()).sum()
+        site.total += old.numel()
 
 
 # ---- index -----------------------------------------------------------------------------------------------------

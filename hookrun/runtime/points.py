@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.compiler.tensors import arguments, call_with, get, leaves, rebuild, tensors
-from hookrun.errors import HookError
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.ops import Op
 from hookrun.runtime.site import Site
@@ -148,7 +147,7 @@ class OutputGrad(Point):
         found = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
         watched = [(path, leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
         if not watched:
-            raise HookError(f"{site.where}: {no_gradient(output)}")
+            site.fail(no_gradient(output))
         for path, tensor in watched:
             tensor.register_hook(_Gradient(self, firing, path, site.call))
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookrun.actions.base import Packed
 from hookrun.compiler.tensors import children, snapshot, snapshot_of_tensor, tensors
-from hookrun.errors import HookrunError, nearest
+from hookrun.errors import HookError, HookrunError, nearest
 from hookrun.runtime.site import Site
 
 _lazy_clone = torch._lazy_clone
@@ -63,6 +64,10 @@ class Records(ABC):
         self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
+
+    def fail(self, site: Site, what: str) -> None:
+        """Raise HookError, with hook and module."""
+        raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
         """Read the tensors of the pending records; the verdict of a passed check is no record."""
@@ -174,16 +179,16 @@ class Probe:
             try:
                 new = op(value)
             except HookrunError as error:
-                self.report(site, str(error).removeprefix(f"{site.where}: "))
+                self.fail(site, str(error).removeprefix(f"{site.where}: "))
                 return value
             if (changed := _differs(value, new)) is not None:
-                self.report(site, changed)
+                self.fail(site, changed)
                 return value
             return new
 
         return guarded
 
-    def report(self, site: Site, what: str) -> None:
+    def fail(self, site: Site, what: str) -> None:
         """A hook failed at a site; each different failure once."""
         if (found := (site.hook, site.path, what)) not in self.problems:
             self.problems.append(found)
@@ -191,7 +196,7 @@ class Probe:
 
 def _differs(old: Any, new: Any) -> str | None:
     """How an edit broke the promise to keep type, shape, dtype and device, or None."""
-    if old is new:
+    if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
         return None
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         for name in ("shape", "dtype", "device"):

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
+from hookrun.actions.base import add_parameter, was_added
 from hookrun.compiler import tensors
 from hookrun.compiler.plan import PlannedHook
 from hookrun.errors import CheckFailed, HookError
@@ -31,6 +32,9 @@ class Sink(Protocol):
 
     def emit(self, record: dict[str, Any]) -> None:
         """Take a record; tensors in it are not read yet."""
+
+    def fail(self, site: Site, what: str) -> None:
+        """A site cannot do what its hook asks for: raise, or take note of it."""
 
     def settle(self) -> None:
         """Read what is pending."""
@@ -65,14 +69,15 @@ class Site:
         self.idle = 0
         self.changed: Tensor | int = 0
         self.total = 0
-        self.seed = derived_seed(seed, self.hook, path)
+        own_seed = getattr(hook.spec.action, "seed", None)
+        self.seed = derived_seed(seed if own_seed is None else own_seed, self.hook, path)
         self._draws = 0
         self._generators = dict[torch.device, Generator]()
 
     @property
     def where(self) -> str:
         """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
-        return f"hook {self.hook!r} ({self.point}, {self.spec.action.name}) on {self.path or '(root)'}"
+        return f"hook {self.hook!r} ({self.point}, {self.spec.action.action_name}) on {self.path or '(root)'}"
 
     @property
     def call(self) -> int:
@@ -104,13 +109,11 @@ class Site:
         name = self.spec.action.adds(self.hook)
         if name is None:
             raise HookError(f"{self.where}: the action adds no parameter")
-        existing = self.module._parameters.get(name)
-        if existing is not None:
-            return existing
+        if was_added(self.module, name):
+            return self.module.get_parameter(name)
         like = next((p for p in self.module.parameters() if p.is_floating_point()), torch.empty(0))
         parameter = nn.Parameter(self.constant(field)(like).clone())
-        parameter.hookrun_added = True  # type: ignore[attr-defined]
-        self.module.register_parameter(name, parameter)
+        add_parameter(self.module, name, parameter)
         return parameter
 
     def generator(self, like: Tensor) -> Generator:
@@ -134,7 +137,7 @@ class Site:
                 "hook": self.hook,
                 "module": self.path,
                 "path": self.within + (self.at if path is None else path),
-                "action": self.spec.action.name,
+                "action": self.spec.action.action_name,
                 "mode": clock.mode,
                 "epoch": clock.epoch,
                 "step": clock.step,
@@ -142,6 +145,10 @@ class Site:
                 **data,
             }
         )
+
+    def fail(self, what: str) -> None:
+        """The hook cannot do what it asks for here: HookError, but for a shape check, which collects it."""
+        self.sink.fail(self, what)
 
     def keep(self) -> Callable[[Any], None]:
         """Hand captured values to the sink."""

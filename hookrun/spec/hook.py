@@ -86,7 +86,7 @@ class HookSpec:
         plain: dict[str, Any] = {
             "select": str(keys.select),
             "hook": keys.hook,
-            "action": self.action.name,
+            "action": self.action.action_name,
             **self.action.model_dump(mode="json"),
             "when": keys.when.model_dump(mode="json"),
             "expect": str(keys.expect),
@@ -135,7 +135,7 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     model = HookKeys if given.get("hook") != "saved_tensors" else SavedTensorKeys
     action = actions().get(action_name) if isinstance(action_name, str) else None
     own = set(action.model_fields) if action else set()
-    common = set(model.model_fields) - (own if action and action.name == "fill" else set())
+    common = set(model.model_fields) - (own if action and action.action_name == "fill" else set())
     known = own | common | {"action"}
     problems = [] if action else [_unknown_action(action_name, where)]
     if action:  # without one, nobody knows which of the other keys are parameters of it

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.amp import GradScaler
 
 from hookrun.compiler.table import show as show_plan
-from hookrun.errors import CheckFailed, HookrunError
+from hookrun.errors import HookrunError
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.tasks.predict import evaluate, predict
@@ -40,8 +40,8 @@ def run(prepared: Prepared, path: Path) -> int:
     except KeyboardInterrupt:
         run_dir.set_status("interrupted", "interrupted from the keyboard")
         raise
-    except CheckFailed as error:
-        run_dir.set_status("failed", str(error), STOPPED)
+    except HookrunError as error:
+        run_dir.set_status("failed", str(error), error.exit_code)
         raise
     except BaseException as error:
         run_dir.set_status("failed", f"{type(error).__name__}: {error}")

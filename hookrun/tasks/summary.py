@@ -28,13 +28,13 @@ def hook_lines(running: Running) -> Iterator[str]:
     for planned in running.hooks.plan.hooks:
         sites = by_hook[planned.spec.name]
         counts = [f"{site.path or '(root)'} x{site.fired}" for site in sites]
-        yield f"{planned.spec.name} ({planned.spec.hook}, {planned.spec.action.name}) fired: {_limited(counts)}"
+        yield f"{planned.spec.name} ({planned.spec.hook}, {planned.spec.action.action_name}) fired: {_limited(counts)}"
         total = sum(site.total for site in sites)
         if total:
             changed = int(sum(int(site.changed) for site in sites))
             steps = "on the logged steps"
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) {steps}"
-        if planned.spec.action.name == "capture":
+        if planned.spec.action.action_name == "capture":
             kept = [
                 count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name
             ]

@@ -99,7 +99,7 @@ def test_the_key_name_names_the_parameter_and_the_attribute_the_action() -> None
     action = hook.action
     assert problems == []
     assert isinstance(action, AddParameter)
-    assert action.name == AddParameter.name == "add_parameter"
+    assert action.action_name == AddParameter.action_name == "add_parameter"
     assert actions()["add_parameter"] is AddParameter
     assert action.parameter == action.adds("h") == "gain"
     assert (hook.to_dict()["action"], hook.to_dict()["name"]) == ("add_parameter", "gain")

@@ -61,7 +61,7 @@ def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
 
 
 def test_these_are_all_actions_that_see_tensors() -> None:
-    covered = {action.name for action in (*EDITS.values(), *OBSERVERS.values())}
+    covered = {action.action_name for action in (*EDITS.values(), *OBSERVERS.values())}
     elsewhere = {"linear"} | {name for name, cls in A.items() if cls.hooks <= {"apply", "saved_tensors"}}
     assert covered | elsewhere == set(A)
 
