@@ -81,7 +81,7 @@ class RandomCrop(Transform):
     size: Size
     padding: Padding | Annotated[list[Padding], Field(min_length=2, max_length=2)] | None = None
     pad_if_needed: bool = False
-    fill: float = 0
+    fill: float = 0.0
     padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
 
 
@@ -109,7 +109,7 @@ class RandomRotation(Transform):
     op = "RandomRotation"
     degrees: Factor | Range
     interpolation: Literal["nearest", "bilinear"] = "nearest"
-    fill: float = 0
+    fill: float = 0.0
 
 
 class ColorJitter(Transform):
@@ -117,10 +117,10 @@ class ColorJitter(Transform):
 
     op = "ColorJitter"
     channels = (1, 3)
-    brightness: Factor | FactorRange = 0
-    contrast: Factor | FactorRange = 0
-    saturation: Factor | FactorRange = 0
-    hue: Annotated[float, Field(ge=0, le=0.5)] | ShiftRange = 0
+    brightness: Factor | FactorRange = 0.0
+    contrast: Factor | FactorRange = 0.0
+    saturation: Factor | FactorRange = 0.0
+    hue: Annotated[float, Field(ge=0, le=0.5)] | ShiftRange = 0.0
 
 
 class Rgb(Transform):

@@ -87,7 +87,7 @@ class HookSpec:
             "select": str(keys.select),
             "hook": keys.hook,
             "action": self.action.action_name,
-            **self.action.model_dump(mode="json"),
+            "params": self.action.model_dump(mode="json"),
             "when": keys.when.model_dump(mode="json"),
             "expect": str(keys.expect),
             "priority": keys.priority,

@@ -101,8 +101,8 @@ def test_the_key_name_names_the_parameter_and_the_attribute_the_action() -> None
     assert isinstance(action, AddParameter)
     assert action.action_name == AddParameter.action_name == "add_parameter"
     assert actions()["add_parameter"] is AddParameter
-    assert action.parameter == action.adds("h") == "gain"
-    assert (hook.to_dict()["action"], hook.to_dict()["name"]) == ("add_parameter", "gain")
+    assert action.name == action.adds("h") == "gain"
+    assert (hook.to_dict()["action"], hook.to_dict()["params"]["name"]) == ("add_parameter", "gain")
     assert action.summary() == "name=gain shape=[2]"
     assert copy.deepcopy(action) == pickle.loads(pickle.dumps(action)) == action
     assert action != AddParameter(name="other", shape=[2])

@@ -51,7 +51,7 @@ def test_every_action_has_a_summary_a_test_file_and_an_example(action: type[Acti
 
 def test_an_action_without_them_would_be_found(tmp_path: Path) -> None:
     class Bare(Action):
-        name = "bare"
+        action_name = "bare"
 
     assert [item.split()[1] for item in lacks(Bare, tmp_path, tmp_path)] == ["docstring", "test", "example"]
     (tmp_path / "example.yaml").write_text("hooks: [{a: {select: fc, action: bare}}]")
