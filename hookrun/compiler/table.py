@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hookrun.compiler.plan import Plan, PlannedHook, Target
@@ -76,7 +76,7 @@ def _cells(hook: PlannedHook) -> Sequence[str]:
     return (
         spec.name,
         "\n".join(_limited([shown_name(target) for target in targets])),
-        "\n".join(_limited(_unique(target.type for target in targets))),
+        "\n".join(_limited([target.type for target in targets])),
         spec.hook,
         spec.action.action_name,
         _parameters(spec),
@@ -104,10 +104,6 @@ def _limited(items: Sequence[str]) -> list[str]:
         *items[: SHOWN - 1],
         f"   and {len(items) - SHOWN + 1} more".removeprefix("" if items[0][:1] == " " else "   "),
     ]
-
-
-def _unique(items: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(items))
 
 
 def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:

@@ -31,8 +31,10 @@ class Range(BaseModel):
         return number >= self.start and before_end and (number - self.start) % self.every == 0
 
     def __str__(self) -> str:
-        end = "" if self.end is None else self.end
-        return f"{self.start}:{end}" + (f" every {self.every}" if self.every > 1 else "")
+        every = f"every {self.every}" if self.every > 1 else ""
+        if not self.start and self.end is None:
+            return every or "any"
+        return f"{self.start}:{'' if self.end is None else self.end} {every}".rstrip()
 
 
 def _counts(raw: Any) -> Any:
