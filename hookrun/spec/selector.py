@@ -14,6 +14,19 @@ from pydantic_core import CoreSchema, core_schema
 
 from hookrun.errors import nearest
 
+FORMS = {
+    "layer4.0.conv1": "exact path; the empty string is the root module",
+    "layer*.conv?": "glob: `*` and `?` stay inside one name between dots",
+    "**.attn": "`**` spans any number of names, none included",
+    "{q,k,v}_proj": "alternatives",
+    "h[0:4].mlp": "Python index or slice over the numbered children of a container, in their order",
+    r"re:layer[1-4]\.\d+": "regular expression, always a full match",
+    "type:Conv2d": "class, by name or qualified name, or one of its bases; globs allowed",
+    "[conv1, fc]": "a list: union, each module once",
+    "{path:, type:, leaf:, exclude:, min_params:}": "a mapping: all given keys must hold; `exclude` is a selector",
+}
+"""Every form of a selector, with what it matches: the reference table."""
+
 _Pick = Callable[[Sequence[str]], Sequence[str]]
 
 

@@ -1,0 +1,108 @@
+"""The reference tables of README.md, from the code: hook types, actions, selectors."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from hookrun.actions import HOOK_TYPES, Action, actions
+from hookrun.actions.base import ON_VALUES
+from hookrun.spec.selector import FORMS
+
+
+def hook_types() -> str:
+    """When each hook type fires, and what its action sees."""
+    rows = (line.split("; ", 1) for line in HOOK_TYPES.values())
+    return _table(
+        ("hook", "fires", "the action"),
+        ((f"`{name}`", when, what) for name, (when, what) in zip(HOOK_TYPES, rows, strict=True)),
+    )
+
+
+def action_table() -> str:
+    """What each action does, its parameters with their defaults, and the hook types that carry it."""
+    return _table(
+        ("action", "what it does", "parameters", "hook types"),
+        ((f"`{name}`", _first_line(action), _parameters(action), _carriers(action)) for name, action in actions().items()),
+    )
+
+
+def selectors() -> str:
+    """The forms of a selector."""
+    return _table(("form", "matches"), ((f"`{form}`", meaning) for form, meaning in FORMS.items()))
+
+
+TABLES: Mapping[str, Callable[[], str]] = {
+    "hook types": hook_types,
+    "actions": action_table,
+    "selectors": selectors,
+}
+
+
+def updated(text: str) -> str:
+    """A text with each table between its markers as the code has it now. Raises ValueError where markers lack."""
+    for name, table in TABLES.items():
+        begin, end = f"<!-- reference: {name} -->", f"<!-- end of reference: {name} -->"
+        pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
+        if pattern.search(text) is None:
+            raise ValueError(f"there is no {begin} ... {end}")
+        content = table()
+        text = pattern.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", text)
+    return text
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def _first_line(action: type[Action]) -> str:
+    return inspect.cleandoc(action.__doc__ or "").partition("\n")[0].rstrip(".")
+
+
+def _parameters(action: type[Action]) -> str:
+    shown = []
+    for name, info in action.model_fields.items():
+        default = info.default
+        plain = list(default) if isinstance(default, tuple) else default
+        shown.append(f"`{name}`" if default is PydanticUndefined or default is None else f"`{name}: {_yaml(plain)}`")
+    return ", ".join(shown)
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_yaml, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _carriers(action: type[Action]) -> str:
+    if action.hooks == ON_VALUES:
+        return "all but `apply`"
+    missing = sorted(ON_VALUES - action.hooks)
+    if len(missing) < len(action.hooks):
+        return "all but " + ", ".join(f"`{name}`" for name in ["apply", *missing])
+    return ", ".join(f"`{name}`" for name in HOOK_TYPES if name in action.hooks)
+
+
+def main() -> int:
+    """Bring a README up to date, or with ``--check`` say whether it is."""
+    parser = argparse.ArgumentParser(description="Write the reference tables into a README.")
+    parser.add_argument("readme", type=Path)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the tables are stale")
+    args = parser.parse_args()
+    text = args.readme.read_text(encoding="utf-8")
+    current = updated(text)
+    if args.check:
+        print("current" if current == text else f"{args.readme} is stale: run scripts/reference")
+        return int(current != text)
+    args.readme.write_text(current, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,72 @@
+"""The JSON Schema of an experiment file, for editors: ``python -m hookrun.schema hookrun.schema.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, create_model
+
+from hookrun.actions import actions
+from hookrun.spec.experiment import Settings
+from hookrun.spec.hook import HookKeys, SavedTensorKeys
+
+
+def experiment_schema() -> dict[str, Any]:
+    """Everything that a file under experiment/ may hold; each key may be left out, for it only overrides."""
+    settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
+    definitions: dict[str, Any] = settings.pop("$defs", {})
+    for definition in definitions.values():
+        definition.pop("required", None)
+    hooks = []
+    for name in actions():
+        schema = _hook_schema(name)
+        definitions |= schema.pop("$defs", {})
+        definitions[f"hook_{name}"] = schema
+        hooks.append({"$ref": f"#/$defs/hook_{name}"})
+    properties = settings["properties"] | {
+        "hooks": {"type": "object", "additionalProperties": {"anyOf": hooks}},
+        "defaults": {"type": "array", "description": "Hydra's defaults list"},
+        "hydra": {"type": "object", "description": "Hydra's own settings"},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "hookrun experiment",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+        "$defs": definitions,
+    }
+
+
+def _hook_schema(name: str) -> dict[str, Any]:
+    action = actions()[name]
+    keys: type[BaseModel] = SavedTensorKeys if "saved_tensors" in action.hooks else HookKeys
+    fields: dict[str, Any] = {
+        field: (info.annotation, info) for model in (keys, action) for field, info in model.model_fields.items()
+    }
+    schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
+    hook_types = sorted(action.hooks)
+    schema["properties"] |= {"action": {"const": name}, "hook": {"enum": hook_types}}
+    schema["required"] = sorted({*schema.get("required", []), "action"})
+    return {**schema, "title": name, "additionalProperties": False}
+
+
+def main() -> int:
+    """Write the schema to a file, or to stdout."""
+    parser = argparse.ArgumentParser(description="Write the JSON Schema of an experiment file.")
+    parser.add_argument("file", type=Path, nargs="?", help="where to; stdout unless given")
+    file = parser.parse_args().file
+    text = json.dumps(experiment_schema(), indent=2) + "\n"
+    if file is None:
+        sys.stdout.write(text)
+    else:
+        file.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
