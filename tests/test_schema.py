@@ -1,0 +1,67 @@
+"""Editors accept what hookrun accepts, and mark what it refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from jsonschema import Draft202012Validator
+
+from hookrun import schema
+
+CONF = Path(__file__).parents[1] / "conf"
+VALIDATOR = Draft202012Validator(schema.experiment_schema())
+CLAMP = {"select": "fc", "hook": "grad", "action": "clamp", "max": 0.1}
+
+
+def valid(**hook: Any) -> bool:
+    return VALIDATOR.is_valid({"hooks": {"h": hook}})
+
+
+def test_it_is_a_schema() -> None:
+    Draft202012Validator.check_schema(schema.experiment_schema())
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("experiment/**/*.yaml")), ids=lambda file: file.stem)
+def test_every_experiment_is_valid(file: Path) -> None:
+    assert not list(VALIDATOR.iter_errors(yaml.safe_load(file.read_text())))
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("hooks/*.yaml")), ids=lambda file: file.stem)
+def test_every_hook_set_is_valid(file: Path) -> None:
+    assert not list(VALIDATOR.iter_errors({"hooks": yaml.safe_load(file.read_text()) or {}}))
+
+
+def test_a_selector_may_take_each_of_its_forms() -> None:
+    for select in ("fc", 3, ["conv1", {"type": "Linear"}], {"path": "**", "leaf": True, "min_params": 1}):
+        assert valid(**CLAMP | {"select": select})
+    assert not valid(**CLAMP | {"select": 1.5})
+
+
+def test_typos_are_marked() -> None:
+    assert valid(**CLAMP)
+    assert not valid(**CLAMP, mx=1)
+    assert not valid(**CLAMP | {"action": "clmap"})
+    assert not valid(**CLAMP | {"hook": "gard"})
+    assert not valid(**CLAMP | {"hook": "apply"}), "apply does not carry clamp"
+    assert not valid(hook="grad", action="clamp", max=1), "select is missing"
+    assert not VALIDATOR.is_valid({"trian": {"epochs": 3}})
+    assert not VALIDATOR.is_valid({"train": {"epoch": 3}})
+
+
+def test_only_saved_tensors_know_the_key_parameters() -> None:
+    saved = {"select": "fc", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
+    assert valid(**saved, parameters=True)
+    assert not valid(select="fc", hook="apply", action="freeze", parameters=True)
+
+
+def test_the_command_writes_a_file_or_to_stdout(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["schema", str(tmp_path / "s.json")])
+    assert schema.main() == 0
+    monkeypatch.setattr(sys, "argv", ["schema"])
+    assert schema.main() == 0
+    assert json.loads((tmp_path / "s.json").read_text()) == json.loads(capsys.readouterr().out)
