@@ -1,0 +1,75 @@
+"""`target` and `index` are parsed, never evaluated."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookrun.spec.target import parse_index, parse_target, path_text
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("[0]", (0,)),
+        ("logits", ("logits",)),
+        ("[0].logits", (0, "logits")),
+        ("hidden_states[-1]", ("hidden_states", -1)),
+        ("['a key'][1]", ("a key", 1)),
+        ('["a.b"].c', ("a.b", "c")),
+        ("a.b.c", ("a", "b", "c")),
+        (0, (0,)),
+    ],
+)
+def test_targets(text: Any, keys: tuple[int | str, ...]) -> None:
+    assert parse_target(text).keys == keys
+
+
+@pytest.mark.parametrize("text", ["", " ", ".a", "a b", "[x]", "a[", "[1:2]", "f()", "['a]", "[0]logits", 1.5, True, None])
+def test_what_is_no_path_is_refused(text: Any) -> None:
+    with pytest.raises(ValueError, match="found"):
+        parse_target(text)
+
+
+KEYS = st.lists(st.one_of(st.integers(-5, 5), st.text(alphabet="ab _1.", min_size=1, max_size=4)), min_size=1, max_size=4)
+
+
+@given(KEYS)
+def test_the_text_of_a_path_parses_back(keys: list[int | str]) -> None:
+    assert parse_target(path_text(tuple(keys))).keys == tuple(keys)
+
+
+@pytest.mark.parametrize(
+    ("text", "items"),
+    [
+        ("..., 0:8", (..., slice(0, 8))),
+        (":, 3", (slice(None), 3)),
+        ("-1", (-1,)),
+        (-1, (-1,)),
+        ("[0, ::2]", (0, slice(None, None, 2))),
+        ("1:", (slice(1, None),)),
+    ],
+)
+def test_indexes(text: Any, items: tuple[Any, ...]) -> None:
+    assert parse_index(text).items == items
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "expected NumPy notation"),
+        (1.5, "expected NumPy notation"),
+        ("a", "expected a whole number, a slice like 0:8, or ..."),
+        ("0,,1", "expected a whole number"),
+        ("..., ...", "one ... at most"),
+        ("::-1", "positive steps only"),
+        ("__import__('os')", "expected a whole number"),
+    ],
+)
+def test_what_is_no_index_is_refused(text: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        parse_index(text)

@@ -1,0 +1,73 @@
+"""`when` and `expect`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from hookrun.spec.when import Range, When, parse_expect
+
+
+@pytest.mark.parametrize(
+    ("raw", "inside", "outside"),
+    [
+        ({"start": 2, "end": 8, "every": 3}, (2, 5), (0, 1, 3, 8)),
+        ({"every": 10}, (0, 10, 20), (1, 9, 11)),
+        ({"end": 2}, (0, 1), (2, 3)),
+        ([0, 5], (0, 5), (1, 4)),
+        (3, (3,), (0, 2, 4)),
+    ],
+    ids=str,
+)
+def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, outside: Any) -> None:
+    step = When(step=raw).step
+    assert step is not None
+    assert all(number in step for number in inside)
+    assert not any(number in step for number in outside)
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        ({"step": {"start": 5, "end": 5}}, "never fires"),
+        ({"step": "10:20"}, "a range is written {start: 0, end: 100, every: 10}"),
+        ({"step": [-1]}, "expected a count from 0 on"),
+        ({"step": True}, "expected a number"),
+        ({"step": {"evry": 3}}, "Extra inputs"),
+        ({"probability": 1.5}, "less than or equal to 1"),
+        ({"mode": "training"}, "'train', 'eval' or 'any'"),
+    ],
+    ids=str,
+)
+def test_a_schedule_that_makes_no_sense_is_refused(raw: Any, reason: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(reason)):
+        When.model_validate(raw)
+
+
+def test_always_is_known() -> None:
+    assert When().always and When(seed=3).always
+    assert not any(When(**raw).always for raw in ({"mode": "train"}, {"step": 0}, {"probability": 0.5}))
+
+
+def test_a_schedule_reads_well() -> None:
+    assert str(When()) == "always"
+    assert str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0)) == "eval, step 1:9 every 2, call 0"
+    assert str(When(step={"every": 10}, probability=0.5)) == "step every 10, p=0.5"
+
+
+@pytest.mark.parametrize(
+    ("raw", "inside", "outside"),
+    [(3, (3,), (2, 4)), (">=1", (1, 99), (0,)), ("0..2", (0, 2), (3,)), ("<= 4", (0, 4), (5,)), ("2", (2,), (1,))],
+)
+def test_expectations(raw: Any, inside: Any, outside: Any) -> None:
+    assert all(count in parse_expect(raw) for count in inside)
+    assert not any(count in parse_expect(raw) for count in outside)
+
+
+@pytest.mark.parametrize("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
+def test_what_is_no_expectation_is_refused(raw: Any) -> None:
+    with pytest.raises(ValueError, match="found"):
+        parse_expect(raw)
