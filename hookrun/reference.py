@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -28,7 +27,10 @@ def action_table() -> str:
     """What each action does, its parameters with their defaults, and the hook types that carry it."""
     return _table(
         ("action", "what it does", "parameters", "hook types"),
-        ((f"`{name}`", _first_line(action), _parameters(action), _carriers(action)) for name, action in actions().items()),
+        (
+            (f"`{name}`", _first_line(action), _parameters(action), _carriers(action))
+            for name, action in actions().items()
+        ),
     )
 
 
@@ -48,11 +50,10 @@ def updated(text: str) -> str:
     """A text with each table between its markers as the code has it now. Raises ValueError where markers lack."""
     for name, table in TABLES.items():
         begin, end = f"<!-- reference: {name} -->", f"<!-- end of reference: {name} -->"
-        pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
-        if pattern.search(text) is None:
+        if text.find(end) < text.find(begin) or begin not in text:
             raise ValueError(f"there is no {begin} ... {end}")
-        content = table()
-        text = pattern.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", text)
+        start, _, rest = text.partition(begin)
+        text = f"{start}{begin}\n{table()}\n{end}{rest.partition(end)[2]}"
     return text
 
 
@@ -70,14 +71,22 @@ def _parameters(action: type[Action]) -> str:
     for name, info in action.model_fields.items():
         default = info.default
         plain = list(default) if isinstance(default, tuple) else default
-        shown.append(f"`{name}`" if default is PydanticUndefined or default is None else f"`{name}: {_yaml(plain)}`")
+        shown.append(
+            f"`{name}`" if default is PydanticUndefined or default is None else f"`{name}: {_yaml(plain)}`"
+        )
     return ", ".join(shown)
 
 
 def _yaml(value: object) -> str:
     if isinstance(value, list):
         return "[" + ", ".join(map(_yaml, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def _carriers(action: type[Action]) -> str:
@@ -93,7 +102,9 @@ def main() -> int:
     """Bring a README up to date, or with ``--check`` say whether it is."""
     parser = argparse.ArgumentParser(description="Write the reference tables into a README.")
     parser.add_argument("readme", type=Path)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where the tables are stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 where the tables are stale"
+    )
     args = parser.parse_args()
     text = args.readme.read_text(encoding="utf-8")
     current = updated(text)

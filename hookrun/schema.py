@@ -46,7 +46,9 @@ def _hook_schema(name: str) -> dict[str, Any]:
     action = actions()[name]
     keys: type[BaseModel] = SavedTensorKeys if "saved_tensors" in action.hooks else HookKeys
     fields: dict[str, Any] = {
-        field: (info.annotation, info) for model in (keys, action) for field, info in model.model_fields.items()
+        field: (info.annotation, info)
+        for model in (keys, action)
+        for field, info in model.model_fields.items()
     }
     schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
     hook_types = sorted(action.hooks)

@@ -22,7 +22,7 @@ Run = Callable[[], object]
 
 
 def ratios(cases: dict[str, Run], rounds: int, seconds: float) -> dict[str, tuple[float, float]]:
-    """For each case its median time in µs, and the median over the rounds of its time as a ratio to the first case's."""
+    """For each case its median time in µs, and the median over the rounds of its ratio to the first case."""
     names = list(cases)
     for run in cases.values():
         run()
@@ -168,7 +168,11 @@ def hooks_bench(rounds: int, seconds: float) -> None:
         images = torch.randn(8, 3, 224, 224)
         with torch.no_grad():
             cases = capture_cases(lambda: resnet18(num_classes=10).eval(), images)
-            show("resnet18, capture 60 leaves, inference", ratios(cases, max(rounds // 4, 5), seconds * 3), "≤ 1.03")
+            show(
+                "resnet18, capture 60 leaves, inference",
+                ratios(cases, max(rounds // 4, 5), seconds * 3),
+                "≤ 1.03",
+            )
 
 
 # ---- start-up and selectors ------------------------------------------------------------------------------------
@@ -225,7 +229,13 @@ def selectors_bench() -> None:
         nn.ModuleDict({name: nn.Identity() for name in ("attn", "mlp", "norm", "proj")}) for _ in range(1000)
     )
     model = nn.ModuleDict({"blocks": blocks})
-    forms = ("blocks.{n}.*", "blocks[{n}:{m}].attn", "**.{n}.mlp", r"re:blocks\.{n}\..*", "blocks.{n}.{{attn,mlp}}")
+    forms = (
+        "blocks.{n}.*",
+        "blocks[{n}:{m}].attn",
+        "**.{n}.mlp",
+        r"re:blocks\.{n}\..*",
+        "blocks.{n}.{{attn,mlp}}",
+    )
     names = [forms[n % len(forms)].format(n=n, m=n + 10) for n in range(100)]
     spec = {f"h{n}": {"select": name, "hook": "forward", "action": "print"} for n, name in enumerate(names)}
     hookrun.compile({}, model)  # its imports
@@ -238,9 +248,15 @@ def selectors_bench() -> None:
 
 def main() -> None:
     """Run one part, or all."""
-    parser = argparse.ArgumentParser(description="Cost of hooks, start-up and selectors, as ratios within one run.")
-    parser.add_argument("part", nargs="?", choices=["hooks", "start", "selectors"], help="all of them unless given")
-    parser.add_argument("--rounds", type=int, default=40, help="interleaved rounds (start-up: an eighth of it)")
+    parser = argparse.ArgumentParser(
+        description="Cost of hooks, start-up and selectors, as ratios within one run."
+    )
+    parser.add_argument(
+        "part", nargs="?", choices=["hooks", "start", "selectors"], help="all of them unless given"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=40, help="interleaved rounds (start-up: an eighth of it)"
+    )
     parser.add_argument("--seconds", type=float, default=6.0, help="about so long for each block of hooks")
     args = parser.parse_args()
     if args.part in (None, "selectors"):

@@ -36,7 +36,7 @@ def text(plan: Plan) -> str:
 
     file = io.StringIO()
     show(plan, Console(file=file, no_color=True, highlight=False, emoji=False, markup=False))
-    return "\n".join(line.rstrip() for line in file.getvalue().strip("\n").splitlines())
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
 def show(plan: Plan, console: Console) -> None:

@@ -39,7 +39,9 @@ def lacks(action: type[Action], tests: Path, conf: Path) -> list[str]:
         missing.append("a docstring whose first line is a sentence of under 100 characters")
     if not (tests / f"test_{module}.py").is_file():
         missing.append(f"a test file test_{module}.py")
-    if not any(action.action_name in words(yaml.safe_load(file.read_text())) for file in conf.rglob("*.yaml")):
+    if not any(
+        action.action_name in words(yaml.safe_load(file.read_text())) for file in conf.rglob("*.yaml")
+    ):
         missing.append("an example under conf/")
     return missing
 

@@ -57,7 +57,9 @@ def test_every_hook_set_runs(name: str) -> None:
 
 def test_clip_fc_reaches_95_percent_on_digits() -> None:
     assert main(["experiment=clip_fc", "compute.threads=1", "compute.device=cpu"]) == 0
-    accuracies = [line["accuracy"] for line in hookrun.open_run("outputs/latest").metrics if line["split"] == "val"]
+    accuracies = [
+        line["accuracy"] for line in hookrun.open_run("outputs/latest").metrics if line["split"] == "val"
+    ]
     assert len(accuracies) == 10
     assert accuracies[-1] >= 0.95
 
@@ -77,7 +79,9 @@ def test_captured_features_are_rows_in_data_order() -> None:
 
 
 def test_scaling_by_one_changes_nothing_and_by_half_does() -> None:
-    losses = [run("scale_activations", f"hooks.scale.factor={factor}").metrics[-1]["loss"] for factor in (1, 0.5)]
+    losses = [
+        run("scale_activations", f"hooks.scale.factor={factor}").metrics[-1]["loss"] for factor in (1, 0.5)
+    ]
     assert losses[0] == run("scale_activations", "+hooks.scale.enabled=false").metrics[-1]["loss"]
     assert losses[0] != losses[1]
 
@@ -96,7 +100,11 @@ def test_the_added_bias_is_trained_and_saved() -> None:
 
 
 def test_noise_is_repeatable_and_only_in_validation() -> None:
-    first, second, none = run("noise_robustness"), run("noise_robustness"), run("noise_robustness", "hooks.noise.std=0")
+    first, second, none = (
+        run("noise_robustness"),
+        run("noise_robustness"),
+        run("noise_robustness", "hooks.noise.std=0"),
+    )
     assert first.metrics == second.metrics
     train = [[line for line in each.metrics if line["split"] == "train"] for each in (first, none)]
     assert train[0] == train[1]
@@ -119,7 +127,10 @@ def test_the_nan_hunt_names_module_and_step(capsys) -> None:
 
 
 def test_a_frozen_backbone_does_not_move() -> None:
-    frozen, trained = weights(run("freeze_backbone")), weights(run("freeze_backbone", "+hooks.freeze.enabled=false"))
+    frozen, trained = (
+        weights(run("freeze_backbone")),
+        weights(run("freeze_backbone", "+hooks.freeze.enabled=false")),
+    )
     start = weights(run("freeze_backbone", "train.optimizer.lr=0", "+train.optimizer.weight_decay=0"))
     assert torch.equal(frozen["conv1.weight"], start["conv1.weight"])
     assert not torch.equal(trained["conv1.weight"], start["conv1.weight"])

@@ -51,7 +51,9 @@ STEPS = st.fixed_dictionaries(
 def test_the_fit_is_what_a_real_sample_becomes(
     transforms: dict[str, Any], channels: int, height: int, width: int
 ) -> None:
-    last = {name: transforms.pop(name) for name in ("flatten",) if name in transforms}  # the others take images
+    last = {
+        name: transforms.pop(name) for name in ("flatten",) if name in transforms
+    }  # the others take images
     steps = pipeline(**transforms, **last)
     fitted = steps.fit(TensorInfo((channels, height, width), torch.float32))
     sample = torch.rand(channels, height, width)

@@ -1,4 +1,4 @@
-"""Headers tell shapes and dtypes without the tensors; what cannot be read is an error at the key that named the file."""
+"""Headers tell shapes and dtypes without the tensors; what cannot be read is an error at the key of the file."""
 
 from __future__ import annotations
 

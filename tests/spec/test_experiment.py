@@ -20,7 +20,9 @@ def problems(**changes: Any) -> dict[str, str]:
 
 
 def hook_problems(**changes: Any) -> dict[str, str]:
-    return problems(hooks={"h": {key: value for key, value in (CLAMP | changes).items() if value is not None}})
+    return problems(
+        hooks={"h": {key: value for key, value in (CLAMP | changes).items() if value is not None}}
+    )
 
 
 def test_a_good_one_has_settings_and_hooks() -> None:
@@ -32,7 +34,10 @@ def test_a_good_one_has_settings_and_hooks() -> None:
 
 def test_every_mistake_is_told_at_once() -> None:
     found = problems(
-        trian={}, seed=-1, train={"epoch": 3, "loss": 1}, hooks={"a": CLAMP | {"mx": 1, "hook": "gard"}, "b": {}}
+        trian={},
+        seed=-1,
+        train={"epoch": 3, "loss": 1},
+        hooks={"a": CLAMP | {"mx": 1, "hook": "gard"}, "b": {}},
     )
     assert set(found) == {
         "trian", "seed", "train.epoch", "train.loss", "hooks.a.mx", "hooks.a.hook", "hooks.b.action",
@@ -71,14 +76,18 @@ def test_trust_never_comes_from_a_file() -> None:
     ids=str,
 )
 def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> None:
-    found = hook_problems(**changes) if all(isinstance(key, str) for key in changes) else problems(
-        hooks={"h": CLAMP | changes}
+    found = (
+        hook_problems(**changes)
+        if all(isinstance(key, str) for key in changes)
+        else problems(hooks={"h": CLAMP | changes})
     )
     assert set(found) == {where}
     assert what in found[where]
 
 
-@pytest.mark.parametrize("hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}], ids=str)
+@pytest.mark.parametrize(
+    "hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}], ids=str
+)
 def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
     assert "expected" in next(iter(problems(hooks=hooks).values()))
 

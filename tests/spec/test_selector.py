@@ -16,7 +16,10 @@ NAMES = (
     "layer2.0.conv1", "h", "h.0", "h.0.mlp", "h.1", "h.1.mlp", "h.10", "h.10.mlp", "h.2", "h.2.mlp",
     "attn", "attn.q_proj", "attn.k_proj", "attn.out", "fc",
 )  # fmt: skip
-TYPES = {"conv1": ("Conv2d", "torch.nn.modules.conv.Conv2d", "Module"), "fc": ("Linear", "torch.nn.modules.linear.Linear")}
+TYPES = {
+    "conv1": ("Conv2d", "torch.nn.modules.conv.Conv2d", "Module"),
+    "fc": ("Linear", "torch.nn.modules.linear.Linear"),
+}
 TREE = Tree(
     {
         name: Node(

@@ -29,13 +29,17 @@ def test_targets(text: Any, keys: tuple[int | str, ...]) -> None:
     assert parse_target(text).keys == keys
 
 
-@pytest.mark.parametrize("text", ["", " ", ".a", "a b", "[x]", "a[", "[1:2]", "f()", "['a]", "[0]logits", 1.5, True, None])
+@pytest.mark.parametrize(
+    "text", ["", " ", ".a", "a b", "[x]", "a[", "[1:2]", "f()", "['a]", "[0]logits", 1.5, True, None]
+)
 def test_what_is_no_path_is_refused(text: Any) -> None:
     with pytest.raises(ValueError, match="found"):
         parse_target(text)
 
 
-KEYS = st.lists(st.one_of(st.integers(-5, 5), st.text(alphabet="ab _1.", min_size=1, max_size=4)), min_size=1, max_size=4)
+KEYS = st.lists(
+    st.one_of(st.integers(-5, 5), st.text(alphabet="ab _1.", min_size=1, max_size=4)), min_size=1, max_size=4
+)
 
 
 @given(KEYS)

@@ -54,13 +54,22 @@ def test_always_is_known() -> None:
 
 def test_a_schedule_reads_well() -> None:
     assert str(When()) == "always"
-    assert str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0)) == "eval, step 1:9 every 2, call 0"
+    assert (
+        str(When(mode="eval", step=Range(start=1, end=9, every=2), call=0))
+        == "eval, step 1:9 every 2, call 0"
+    )
     assert str(When(step={"every": 10}, probability=0.5)) == "step every 10, p=0.5"
 
 
 @pytest.mark.parametrize(
     ("raw", "inside", "outside"),
-    [(3, (3,), (2, 4)), (">=1", (1, 99), (0,)), ("0..2", (0, 2), (3,)), ("<= 4", (0, 4), (5,)), ("2", (2,), (1,))],
+    [
+        (3, (3,), (2, 4)),
+        (">=1", (1, 99), (0,)),
+        ("0..2", (0, 2), (3,)),
+        ("<= 4", (0, 4), (5,)),
+        ("2", (2,), (1,)),
+    ],
 )
 def test_expectations(raw: Any, inside: Any, outside: Any) -> None:
     assert all(count in parse_expect(raw) for count in inside)

@@ -1,0 +1,168 @@
+"""Selectors become modules, once per object; whatever does not fit is told at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import hookrun
+from hookrun.errors import CompileError
+
+CAPTURE = {"hook": "forward", "action": "capture"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.h = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.fc = nn.Linear(4, 2)
+        self.head = self.fc  # the same module under a second name
+        self.tied = nn.Linear(4, 4)
+        self.tied.weight = self.h[0].weight
+
+
+def plan(model: nn.Module, **hook: Any) -> hookrun.Plan:
+    return hookrun.compile({"h": CAPTURE | hook}, model)
+
+
+def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]:
+    with pytest.raises(CompileError) as caught:
+        hookrun.compile(spec, model, **kwargs)
+    return [str(problem) for problem in caught.value.errors]
+
+
+def test_a_module_under_two_names_is_one_target_with_both() -> None:
+    (target,) = plan(Net(), select=["head", "fc"]).hooks[0].targets
+    assert (target.path, target.names, target.type, target.parameters) == ("fc", ("fc", "head"), "Linear", 10)
+
+
+def test_a_tied_parameter_is_one_target_with_both_names() -> None:
+    targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].targets
+    assert [target.path for target in targets] == ["h.0.weight", "h.0.bias", "tied.bias"]
+    assert targets[0].names == ("h.0.weight", "tied.weight")
+    assert targets[0].shape == "[4, 4]"
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> nn.Module:
+    """Modules that share children at random."""
+    pool: list[nn.Module] = [nn.Identity() for _ in range(draw(st.integers(1, 3)))]
+    for _ in range(draw(st.integers(1, 6))):
+        parent = nn.Module()
+        for number in range(draw(st.integers(1, 3))):
+            parent.add_module(f"m{number}", pool[draw(st.integers(0, len(pool) - 1))])
+        pool.append(parent)
+    return pool[-1]
+
+
+@given(trees())
+def test_every_module_is_hooked_once_and_shown_with_all_its_names(model: nn.Module) -> None:
+    targets = plan(model, select="**").hooks[0].targets
+    assert [target.path for target in targets] == [name for name, _ in model.named_modules()]
+    names = [name for target in targets for name in target.names]
+    assert sorted(names) == sorted(name for name, _ in model.named_modules(remove_duplicate=False))
+    for target in targets:
+        assert {id(model.get_submodule(name)) for name in target.names} == {
+            id(model.get_submodule(target.path))
+        }
+
+
+def test_firing_order_is_priority_then_declaration() -> None:
+    spec = {
+        name: CAPTURE | {"select": "fc", "priority": priority}
+        for name, priority in (("a", 0), ("b", -1), ("c", 0))
+    }
+    assert [hook.spec.name for hook in hookrun.compile(spec, Net()).hooks] == ["b", "a", "c"]
+
+
+def test_a_hook_that_is_switched_off_is_not_planned_and_not_resolved() -> None:
+    assert plan(Net(), select="nothing", enabled=False).hooks == ()
+
+
+@pytest.mark.parametrize(
+    ("hook", "said"),
+    [
+        ({"select": "fcc"}, "'fcc' matches no module of Net\n    did you mean 'fc'?"),
+        ({"select": "type:Conv3d"}, "did you mean 'Conv2d'"),
+        ({"select": "con", "hook": "grad"}, "matches no parameter of Net"),
+        ({"select": "h.*", "expect": 2}, "expected 2 modules, 'h.*' matches 3: h.0, h.1, h.2"),
+        ({"select": "fc", "hook": "backward", "action": "linear"}, "it goes with forward"),
+        ({"select": "h", "action": "linear"}, "weight"),
+        ({"select": "h", "hook": "apply", "action": "fill", "value": 1}, "on h:"),
+        ({"select": "fc", "hook": "apply", "action": "freeze", "when": {"step": 3}}, "leave `when` out"),
+        ({"select": "fc", "hook": "apply", "action": "freeze", "index": "0"}, "leave `index` out"),
+        ({"select": "fc", "action": "scale", "factor": {"file": "none.safetensors"}}, "there is no file"),
+        ({"select": "fc", "hook": "grad", "action": "add_bias", "value": 1, "trainable": True}, "trainable"),
+    ],
+    ids=str,
+)
+def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str) -> None:
+    (problem,) = problems(Net(), {"h": CAPTURE | hook})
+    assert problem.startswith("hooks.h")
+    assert said in problem
+
+
+def test_nothing_is_expected_where_zero_is_allowed() -> None:
+    assert plan(Net(), select="nothing", expect="0..2").hooks[0].targets == ()
+
+
+def test_all_misfits_are_told_at_once_those_of_the_shape_check_included() -> None:
+    spec = {
+        "a": CAPTURE | {"select": "x"},
+        "b": CAPTURE | {"select": "y"},
+        "c": {"select": "0", "hook": "forward", "action": "add_bias", "value": [1, 2, 3]},
+    }
+    model = nn.Sequential(nn.Linear(2, 2))
+    said = problems(model, spec, example=((torch.ones(1, 2),), {}))
+    assert [text.partition(":")[0] for text in said] == ["hooks.a.select", "hooks.b.select", "hooks.c"]
+
+
+def test_a_gradient_hook_on_a_frozen_parameter_is_refused_whoever_froze_it() -> None:
+    model = Net()
+    model.fc.weight.requires_grad_(False)
+    grad = {"select": "fc.weight", "hook": "grad", "action": "print"}
+    assert "does not require one" in problems(model, {"g": grad})[0]
+    freeze = {"select": "fc", "hook": "apply", "action": "freeze"}
+    assert "does not require one" in problems(Net(), {"g": grad, "f": freeze})[0]
+
+
+def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
+    spec = {
+        "see": {"select": "fc.extra", "hook": "grad", "action": "print"},
+        "fill": {
+            "select": "fc",
+            "hook": "apply",
+            "action": "fill",
+            "value": 1,
+            "parameters": "extra",
+            "priority": 1,
+        },
+        "add": {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]},
+    }
+    assert hookrun.compile(spec, Net()).hooks[0].targets[0].path == "fc.extra"
+
+
+@pytest.mark.parametrize(
+    ("wrap", "advice"),
+    [
+        (lambda: torch.compile(nn.Linear(1, 1)), "install the hooks first"),
+        (lambda: nn.DataParallel(nn.Linear(1, 1)), "DistributedDataParallel"),
+    ],
+)
+def test_models_that_ignore_hooks_are_refused_with_advice(wrap: Any, advice: str) -> None:
+    assert advice in problems(wrap(), {"h": CAPTURE | {"select": "**"}})[0]
+
+
+def test_the_model_is_not_changed() -> None:
+    model = Net()
+    before = {name: (len(module._forward_hooks), module.training) for name, module in model.named_modules()}
+    plan(model, select="**")
+    assert before == {
+        name: (len(module._forward_hooks), module.training) for name, module in model.named_modules()
+    }
