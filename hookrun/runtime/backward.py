@@ -107,14 +107,15 @@ def _numbered(value: Any) -> tuple[list[Tensor], Any]:
 
 
 def _filled(numbers: Any, grads: Grads) -> Any:
-    value = rebuild(numbers, lambda leaf: None if leaf is None else grads[leaf])
+    value = rebuild(numbers, lambda leaf: grads[leaf] if isinstance(leaf, int) else None)
     return (value,) if isinstance(value, Tensor) or value is None else value
 
 
 def _in_order(numbers: Any, value: Any) -> Grads:
     if not isinstance(numbers, tuple | list | dict) and isinstance(value, tuple):
         value = value[0]
-    return [leaf for number, leaf in zip(members(numbers), members(value), strict=True) if number is not None]
+    pairs = zip(members(numbers), members(value), strict=True)
+    return [leaf for number, leaf in pairs if isinstance(number, int)]
 
 
 class Backward(Point):
