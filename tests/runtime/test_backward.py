@@ -110,7 +110,9 @@ def test_an_edit_scales_what_flows_upstream_and_nothing_else() -> None:
 def test_backward_pre_edits_the_gradient_of_the_output() -> None:
     model = net()
     plain = run(model)
-    with hookrun.hooked(model, {"h": {"select": "4", "hook": "backward_pre", "action": "scale", "factor": 2}}):
+    with hookrun.hooked(
+        model, {"h": {"select": "4", "hook": "backward_pre", "action": "scale", "factor": 2}}
+    ):
         found = run(model)
     for name, grad in plain.items():
         torch.testing.assert_close(found[name], grad * 2)
@@ -156,7 +158,9 @@ def test_an_output_that_is_not_used_has_no_gradient() -> None:
 
 def test_an_edit_of_gradients_that_are_none_is_reported() -> None:
     model = net()
-    with hookrun.hooked(model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}) as hooks:
+    with hookrun.hooked(
+        model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
+    ) as hooks:
         run(model)
     assert hooks.unheard == [("h", "0", "fired, but never found a tensor to act on")]
 

@@ -1,0 +1,406 @@
+"""Installation leaves nothing behind, changes nothing that it only observes, and belongs to one model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.errors import HookrunError
+
+X = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+EVERYWHERE: dict[str, Any] = {
+    "pre": {"select": "**", "hook": "forward_pre", "action": "capture"},
+    "out": {"select": "**", "hook": "forward", "action": "capture"},
+    "back_pre": {"select": "0", "hook": "backward_pre", "action": "capture"},
+    "back": {"select": "0", "hook": "backward", "action": "capture"},
+    "grad_out": {"select": "2", "hook": "output_grad", "action": "stats"},
+    "grad": {"select": "**", "hook": "grad", "action": "stats"},
+    "acc": {"select": "**", "hook": "post_accumulate_grad", "action": "check", "policy": "warn"},
+    "saved": {"select": "**", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+    "step_pre": {"select": "**", "hook": "optimizer_step_pre", "action": "capture"},
+    "step_post": {"select": "**", "hook": "optimizer_step_post", "action": "capture"},
+}
+
+
+class Raises(nn.Module):
+    """Raises what it is told to, once it is told."""
+
+    error: BaseException | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.error is not None:
+            raise self.error
+        return x
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [
+        nn.Linear(3, 4),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.2),
+        nn.BatchNorm1d(4),
+        Raises(),
+        nn.Linear(4, 2),
+    ]
+    return nn.Sequential(*layers)
+
+
+def dictionaries(model: nn.Module) -> dict[str, Any]:
+    """Every hook dictionary of the model's modules and parameters, and torch's global optimizer hooks."""
+    from torch.optim import optimizer
+
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            if "hooks" in key and isinstance(value, dict):
+                found[f"{name}.{key}"] = dict(value)
+    for name, parameter in model.named_parameters():
+        found[name] = (
+            dict(parameter._backward_hooks or {}),
+            dict(parameter._post_accumulate_grad_hooks or {}),
+        )
+    found["global"] = (
+        dict(optimizer._global_optimizer_pre_hooks),
+        dict(optimizer._global_optimizer_post_hooks),
+    )
+    return found
+
+
+def step(model: nn.Module) -> Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss = model(X).square().sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
+def test_leaving_the_block_restores_every_hook_dictionary() -> None:
+    model = net()
+    model[0].register_forward_hook(lambda *_: None)
+    model[0].weight.register_hook(lambda grad: None)
+    before = dictionaries(model)
+    with hookrun.hooked(model, EVERYWHERE) as hooks:
+        assert dictionaries(model) != before
+        step(model)
+    assert dictionaries(model) == before
+    assert [key for key, count in hooks.fired.items() if not count] == [("saved", "4")], "which saves nothing"
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
+def test_so_does_whatever_is_raised_in_the_forward(error: BaseException) -> None:
+    model = net()
+    before = dictionaries(model)
+    model[4].error = error
+    with pytest.raises(type(error)), hookrun.hooked(model, EVERYWHERE):
+        model(X)
+    assert dictionaries(model) == before
+    model[4].error = None
+    plain = net()
+    plain.load_state_dict(model.state_dict())
+    assert torch.equal(step(model.eval()), step(plain.eval()))
+    assert torch.equal(model[0].weight, plain[0].weight), "no scope of saved tensors is left open"
+
+
+def test_so_does_an_error_in_a_hook_and_in_the_backward() -> None:
+    model = net()
+    before = dictionaries(model)
+    for hook in ("forward", "forward_pre", "output_grad", "saved_tensors"):
+        spec = EVERYWHERE | {"bad": {"select": "5", "hook": hook, "action": "check", "min": 1e9}}
+        with (
+            pytest.raises(hookrun.CheckFailed, match=rf"hook 'bad' \({hook}, check\) on 5"),
+            hookrun.hooked(model, spec),
+        ):
+            step(model)
+        assert dictionaries(model) == before
+
+
+def test_an_installation_that_fails_half_way_is_taken_back() -> None:
+    model = net()
+    before = dictionaries(model)
+    plan = hookrun.compile(EVERYWHERE, model)
+    model[5].requires_grad_(False)
+    with pytest.raises(HookrunError, match="requires no gradient"):
+        plan.install(model).__enter__()
+    assert dictionaries(model) == before
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_two_installations_may_end_in_any_order(first_out: int) -> None:
+    model = net().eval()
+    before, plain = dictionaries(model), model(X)
+    double = {"h": {"select": "5", "hook": "forward", "action": "scale", "factor": 2}}
+    installations = [hookrun.hooked(model, double), hookrun.hooked(model, double)]
+    for each in installations:
+        each.__enter__()
+    assert torch.equal(model(X), plain * 4)
+    installations[first_out].__exit__(None, None, None)
+    assert torch.equal(model(X), plain * 2)
+    installations[1 - first_out].__exit__(None, None, None)
+    assert dictionaries(model) == before
+
+
+def test_an_installation_is_entered_once() -> None:
+    installation = hookrun.hooked(net(), EVERYWHERE)
+    with installation, pytest.raises(HookrunError, match="installed already"):
+        installation.__enter__()
+
+
+def test_observers_change_nothing() -> None:
+    model, plain = net(), net()
+    observers = {name: hook for name, hook in EVERYWHERE.items() if not name.startswith("back")}
+    for observed in (True, False):
+        torch.manual_seed(1)
+        subject = model if observed else plain
+        optimizer = torch.optim.SGD(subject.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            if observed:
+                with hookrun.hooked(subject, observers):
+                    subject(X).square().sum().backward()
+                    optimizer.step()
+            else:
+                subject(X).square().sum().backward()
+                optimizer.step()
+        end = torch.get_rng_state()
+        if observed:
+            observed_end = end
+    assert torch.equal(observed_end, end)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+    for (name, parameter), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad), name
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_a_hooked_model_is_not_hooked_and_writes_into_nobodys_records(copied: Any) -> None:
+    model = net().eval()
+    plain = model(X)
+    spec = EVERYWHERE | {"edit": {"select": "5", "hook": "forward", "action": "scale", "factor": 3}}
+    with hookrun.hooked(model, spec) as hooks:
+        other = copied(model)
+        assert torch.equal(other(X), plain)
+        other(X).sum().backward()
+        assert hooks.captures["out"]["5"] == []
+        model(X)
+        assert len(hooks.captures["out"]["5"]) == 1
+    fresh = net()
+    fresh.load_state_dict(model.state_dict())
+
+
+def test_models_can_be_collected_after_many_installations() -> None:
+    gc.disable()
+    try:
+        model = net()
+        for _ in range(50):
+            with hookrun.hooked(model, EVERYWHERE):
+                pass
+        dead = weakref.ref(model)
+        del model
+        assert dead() is None
+    finally:
+        gc.enable()
+
+
+def test_a_shared_module_is_hooked_once_and_fires_at_each_call() -> None:
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Sequential(shared), nn.ModuleDict({"again": shared})["again"])
+    spec = {"h": {"select": "**", "hook": "forward", "action": "capture"}}
+    with hookrun.hooked(model, spec) as hooks:
+        assert len(shared._forward_hooks) == 1
+        model(X)
+    assert hooks.fired["h", "0"] == 3
+    assert hooks.fired["h", "1.0"] == 3, "found under its other names"
+    assert hooks.captures["h"]["1.0"] is hooks.captures["h"]["0"]
+    with pytest.raises(KeyError, match="has no module 'nowhere'"):
+        hooks.captures["h"]["nowhere"]
+
+
+@pytest.mark.parametrize(
+    ("when", "fired"),
+    [
+        ({"step": [0, 2]}, [0, 2]),
+        ({"step": {"start": 1, "end": 4, "every": 2}}, [1, 3]),
+        ({"epoch": 1}, [3, 4, 5]),
+        ({"mode": "eval"}, [4, 5]),
+        ({"mode": "train", "epoch": 1}, [3]),
+    ],
+    ids=str,
+)
+def test_the_schedule(when: dict[str, Any], fired: list[int]) -> None:
+    model = nn.Sequential(nn.Identity())
+    found = []
+    with hookrun.hooked(
+        model, {"h": {"select": "0", "hook": "forward", "action": "capture", "when": when}}
+    ) as hooks:
+        for number in range(6):
+            model.train(number < 4)
+            assert hooks.mode == ("train" if number < 4 else "eval")
+            before = hooks.fired["h", "0"]
+            model(X)
+            if hooks.fired["h", "0"] > before:
+                found.append(number)
+            hooks.step()
+            if number == 2:
+                hooks.epoch()
+    assert found == fired
+
+
+def test_the_nth_call_within_one_forward() -> None:
+    linear = nn.Linear(3, 3)
+    model = nn.Sequential(linear, nn.Tanh(), linear)
+    spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "when": {"call": 1}}}
+    with hookrun.hooked(model, spec) as hooks:
+        outputs = [model(X).detach(), model(2 * X).detach()]
+    assert [torch.equal(*pair) for pair in zip(hooks.captures["h"]["0"], outputs, strict=True)] == [
+        True,
+        True,
+    ]
+
+
+def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
+    model = nn.Sequential(nn.Identity())
+
+    def firings(seed: int) -> int:
+        when = {"probability": 0.5, "seed": seed}
+        spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "when": when}}
+        state = torch.get_rng_state()
+        with hookrun.hooked(model, spec) as hooks:
+            for _ in range(200):
+                model(X)
+        assert torch.equal(torch.get_rng_state(), state)
+        return hooks.fired["h", "0"]
+
+    assert 60 < firings(0) < 140
+    assert firings(0) == firings(0)
+    assert len({firings(seed) for seed in range(5)}) > 1
+
+
+def test_what_never_fired_is_known() -> None:
+    attention = nn.MultiheadAttention(4, 2)
+    spec = {"h": {"select": "**", "hook": "forward", "action": "capture"}}
+    x = torch.zeros(3, 1, 4)
+    with hookrun.hooked(attention, spec) as hooks:
+        attention(x, x, x)
+    assert hooks.unheard == [("h", "out_proj", "never fired")]
+
+
+def test_effects_are_counted_when_asked_for() -> None:
+    model = nn.Sequential(nn.Identity())
+    spec = {"h": {"select": "0", "hook": "forward", "action": "clamp", "min": 0}}
+    with hookrun.hooked(model, spec, effects=True) as hooks:
+        model(torch.tensor([-1.0, 2.0, -3.0]))
+    assert hooks.effects == {("h", "0"): (2, 3)}
+    with hookrun.hooked(model, spec) as hooks:
+        model(torch.tensor([-1.0]))
+    assert hooks.effects == {}
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_gradient_hooks_see_unscaled_values_under_a_gradient_scaler(half: bool) -> None:
+    model = nn.Sequential(nn.Linear(3, 1, bias=False))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0 if half else 65536.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    hook_types = ("grad", "post_accumulate_grad", "optimizer_step_pre")
+    spec: dict[str, Any] = {name: {"select": "**", "hook": name, "action": "capture"} for name in hook_types}
+    spec |= {
+        name: {"select": "0", "hook": name, "action": "capture"} for name in ("output_grad", "backward_pre")
+    }
+    spec["limit"] = {"select": "**", "hook": "grad", "action": "clamp", "max": 0.5, "priority": -1}
+    with (
+        hookrun.hooked(model, spec, scaler=scaler) as hooks,
+        torch.autocast("cpu", torch.float16, enabled=half),
+    ):
+        scaler.scale(model(torch.ones(1, 3)).float().sum()).backward()
+        scaler.step(optimizer)
+    for name in hook_types:
+        assert torch.equal(hooks.captures[name]["0.weight"][0].float(), torch.full((1, 3), 0.5)), name
+    assert hooks.captures["output_grad"]["0"][0].item() == 1
+    assert hooks.captures["backward_pre"]["0"][0].item() == 1
+
+
+def test_added_parameters_are_trained_saved_and_taken_away_on_request() -> None:
+    model = net()
+    spec = {
+        "shift": {"select": "5", "hook": "forward", "action": "add_bias", "value": [1, 2], "trainable": True},
+        "new": {"select": "0", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]},
+    }
+    keys = set(model.state_dict())
+    with hookrun.hooked(model, spec) as hooks:
+        assert {name for name, _ in hooks.named_parameters()} == {"5.shift_bias", "0.extra"}
+        torch.optim.SGD(hooks.parameters(), lr=0.1)
+        model(X).sum().backward()
+        assert torch.equal(model[5].shift_bias.grad, torch.full((2,), 4.0))
+    assert set(model.state_dict()) == keys | {"5.shift_bias", "0.extra"}
+    with torch.no_grad():
+        model[5].shift_bias.fill_(7)
+    for again in (model, copy.deepcopy(model)):
+        with hookrun.hooked(again, spec) as hooks:
+            assert torch.equal(again[5].shift_bias, torch.full((2,), 7.0)), "what it has learned is kept"
+    hooks.uninstall_parameters()
+    hookrun.hooked(model, spec).uninstall_parameters()
+    assert set(model.state_dict()) == keys
+
+
+def test_fills_and_freezes_last() -> None:
+    model = net()
+    spec = {
+        "one": {
+            "select": "type:Linear",
+            "hook": "apply",
+            "action": "fill",
+            "value": 1,
+            "parameters": "weight",
+        },
+        "still": {"select": "0", "hook": "apply", "action": "freeze"},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        assert hooks.fired == {("one", "0"): 1, ("one", "5"): 1, ("still", "0"): 1}
+    assert torch.equal(model[0].weight, torch.ones(4, 3))
+    assert [parameter.requires_grad for parameter in model[0].parameters()] == [False, False]
+    assert model[5].weight.requires_grad
+
+
+def test_noise_repeats_with_its_seed_and_leaves_the_global_generator_alone() -> None:
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+
+    def noise(seed: int) -> list[Tensor]:
+        spec = {"h": {"select": "*", "hook": "forward", "action": "noise", "seed": seed}}
+        see = {"s": {"select": "*", "hook": "forward", "action": "capture"}}
+        state = torch.get_rng_state()
+        with hookrun.hooked(model, spec | see) as hooks:
+            model(torch.zeros(5))
+            model(torch.zeros(5))
+        assert torch.equal(torch.get_rng_state(), state)
+        return [*hooks.captures["s"]["0"], *hooks.captures["s"]["1"]]
+
+    first = noise(1)
+    assert all(torch.equal(*pair) for pair in zip(first, noise(1), strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(first, noise(2), strict=True))
+    assert not torch.equal(first[0], first[1]), "each firing draws anew"
+
+
+@pytest.mark.parametrize("policy", ["warn", "stop"])
+def test_checks_that_do_not_stop_at_once_are_read_later(policy: str) -> None:
+    model = nn.Sequential(nn.Identity())
+    spec = {"h": {"select": "0", "hook": "forward", "action": "check", "max": 1, "policy": policy}}
+    with hookrun.hooked(model, spec) as hooks:
+        model(torch.tensor([0.5]))
+        assert hooks.records == [] and hooks.stopped is None
+        hooks.step()
+        model(torch.tensor([2.0]))
+    (record,) = hooks.records
+    assert (record["hook"], record["module"], record["step"], record["ok"]) == ("h", "0", 1, False)
+    assert (hooks.stopped is not None) == (policy == "stop")
