@@ -68,15 +68,10 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     ):
         _load_leftover(prepared, hooks)
         running = Running(prepared, hooks, sink, run_dir, screen)
-        match settings.task.name:
-            case "train":
-                train(running, scaler)
-            case "evaluate":
-                evaluate(running)
-            case "predict":
-                predict(running)
-            case other:
-                raise HookrunError(f"task {other!r} is shown, not run")
+        try:
+            _perform(running, scaler)
+        finally:
+            sink.settle()  # what was recorded before a failure is what explains it
         stopped = hooks.stopped
         for line in summary(running):
             screen.say(line)
@@ -84,6 +79,18 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
         if silent and settings.strict and stopped is None:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(silent))
     return stopped
+
+
+def _perform(running: Running, scaler: GradScaler) -> None:
+    match running.settings.task.name:
+        case "train":
+            train(running, scaler)
+        case "evaluate":
+            evaluate(running)
+        case "predict":
+            predict(running)
+        case other:
+            raise HookrunError(f"task {other!r} is shown, not run")
 
 
 def _load_leftover(prepared: Prepared, hooks: Installation) -> None:

@@ -1,0 +1,60 @@
+"""Small runs, in a folder of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookrun
+from hookrun.cli import main
+from hookrun.store.reader import Run
+
+SMALL = ("compute.device=cpu", "compute.threads=1")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., Run]:
+    """Run a command line that must end with `code`, and open its directory."""
+    count = 0
+
+    def run(*overrides: str, code: int = 0) -> Run:
+        nonlocal count
+        count += 1
+        assert main([*SMALL, f"hydra.run.dir=run{count}", *overrides]) == code
+        return hookrun.open_run(tmp_path / f"run{count}")
+
+    return run
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys) -> Callable[..., str]:
+    """What is said about a command line that is refused and leaves nothing behind."""
+
+    def refused(*overrides: str) -> str:
+        before = set(tmp_path.rglob("*"))
+        assert main([*SMALL, *overrides]) == 2
+        said = capsys.readouterr().err
+        assert set(tmp_path.rglob("*")) == before, "no run directory"
+        assert "Traceback" not in said and len(said.splitlines()) < 25
+        return str(said)
+
+    return refused
+
+
+@pytest.fixture
+def hook() -> Callable[..., str]:
+    """Makes an override that adds a hook called `h`."""
+
+    def hook(**keys: Any) -> str:
+        body = ", ".join(f"{key}: {value}" for key, value in keys.items())
+        return f"+hooks.h={{{body}}}"
+
+    return hook

@@ -1,0 +1,88 @@
+"""predict and evaluate read a split in order; plan and modules show and leave nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from hookrun import data, models
+from hookrun.cli import main
+from hookrun.spec.experiment import Data, Model
+
+
+def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_forward(run, hook) -> None:
+    see = hook(select="conv1", hook="forward", action="capture")
+    found = run("task=predict", "data.batch_size=50", see, "seed=3")
+    samples = data.load(Data(name="digits"), "val", seed=3)
+    images = torch.stack([samples[number][0] for number in range(len(samples))])
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model = models.build(Model(name="cnn"), sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
+    with torch.no_grad():
+        assert found.predictions is not None
+        torch.testing.assert_close(found.predictions[:], model(images))
+        torch.testing.assert_close(found.captures["h"]["conv1"][:], model.conv1(images))
+    assert found.predictions.sample_ids.tolist() == list(range(len(samples)))
+    assert found.metrics == [{"split": "val", "epoch": 0, "step": 0, "samples": len(samples)}]
+
+
+def test_the_train_split_may_be_read_too(run) -> None:
+    found = run("task=predict", "task.split=train", "train.limit_batches=2")
+    assert found.predictions is not None
+    assert found.predictions.sample_ids.tolist() == list(range(128))
+
+
+def test_evaluate_gives_the_mean_over_all_samples_whatever_the_batches(run) -> None:
+    losses = [run("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 359, 7)]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+
+
+def test_data_without_targets_can_be_predicted_and_not_evaluated(run, refused, tmp_path: Path) -> None:
+    save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
+    own = (
+        "data=tensors",
+        f"data.args.file={tmp_path}/x.safetensors",
+        "data.args.input=x",
+        "data.args.target=null",
+    )
+    found = run("task=predict", *own, "model.args.num_classes=3", "task.split=train")
+    assert found.predictions is not None and found.predictions.shape[1:] == (3,)
+    assert "train.loss" in refused("task=evaluate", *own, "model.args.num_classes=3")
+
+
+def test_a_capture_of_gradients_in_evaluation_never_fires_and_that_is_said(run, hook, capsys) -> None:
+    run("task=evaluate", "train.limit_batches=1", hook(select="fc", hook="grad", action="capture"))
+    assert "WARNING: h never fired on fc.weight, fc.bias" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["plan", "modules"])
+def test_plan_and_modules_leave_nothing_behind(task: str, tmp_path: Path, capsys) -> None:
+    assert main(["experiment=clip_fc", f"task={task}"]) == 0
+    assert main(["-m", "experiment=clip_fc", f"task={task}", "seed=1,2"]) == 0
+    assert list(tmp_path.iterdir()) == []
+    assert "fc" in capsys.readouterr().out
+
+
+def test_modules_shows_the_tree_and_what_a_selector_matches(capsys) -> None:
+    assert main(["task=modules", "task.select='conv?.weight'"]) == 0
+    printed = capsys.readouterr().out
+    assert "conv2  Conv2d  36,992  [2, 128, 4, 4]" in printed
+    assert "'conv?.weight' matches 2: conv1.weight, conv2.weight" in printed
+
+
+def test_modules_works_where_the_hooks_do_not_fit(hook, capsys) -> None:
+    assert main(["task=modules", hook(select="nowhere", hook="forward", action="capture")]) == 0
+    assert "conv1" in capsys.readouterr().out
+
+
+def test_a_selector_that_matches_nothing_is_refused(refused) -> None:
+    assert "did you mean 'conv1'" in refused("task=modules", "task.select=conv11")
+    assert "task.select" in refused("task=modules", "task.select=1.5")
+
+
+def test_the_plan_says_what_captures_will_take(hook, capsys) -> None:
+    assert main(["task=plan", "train.epochs=2", hook(select="fc", hook="forward", action="capture")]) == 0
+    assert "h: captures 40 B per sample, 144 kB per run of 3594 samples" in capsys.readouterr().out
