@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import string
 import textwrap
 from collections.abc import Callable
@@ -69,5 +70,5 @@ def _summary(folders: list[Path], group: str, name: str) -> str:
     lines = (line.strip() for line in file.read_text(encoding="utf-8", errors="replace").splitlines())
     top = takewhile(lambda line: not line or line.startswith("#"), lines)
     comments = [line.lstrip("# ") for line in top if not line.startswith("# @")]
-    sentence = " ".join(comments).strip().partition(". ")[0]
-    return textwrap.shorten(sentence.removesuffix("."), 90, placeholder=" …")
+    sentence = re.split(r"(?<=[.?]) ", " ".join(comments).strip())[0]
+    return textwrap.shorten(sentence.removesuffix("."), 85, placeholder=" …")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -53,9 +54,8 @@ def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) ->
         }
     )
     lines = section(help_of("--config-dir", folder), "Experiments").splitlines()
-    assert "  mine      What I am after" in lines
-    assert "  silent" in lines
-    assert "  sub/deep  Deep down" in lines
+    for words in (["mine", "What I am after"], ["silent"], ["sub/deep", "Deep down"]):
+        assert words in [re.split("  +", line.strip()) for line in lines]
 
 
 def test_no_line_is_too_long_to_read(help_of) -> None:
@@ -64,5 +64,5 @@ def test_no_line_is_too_long_to_read(help_of) -> None:
 
 def test_another_help_template_of_hydras_still_works(help_of) -> None:
     text = help_of("hydra/help=default", "seed=7")
-    assert "experiment: clip_fc" in text
+    assert "experiment: add_bias, " in text
     assert "seed: 7" in text

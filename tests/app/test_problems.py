@@ -40,7 +40,11 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
     [
         (
             ["experiment=clip_fx"],
-            ["experiment: there is no 'clip_fx'; did you mean 'clip_fc'?", "there are: clip_fc"],
+            [
+                "experiment: there is no 'clip_fx'; did you mean 'clip_fc'?",
+                "there are: add_bias, ",
+                "clip_fc, ",
+            ],
         ),
         (["model=resnet19"], ["model: there is no 'resnet19'; did you mean 'resnet18'", "cnn, mlp, "]),
         (["compute=tpu_pod"], ["compute: there is no 'tpu_pod'; there are: auto, cpu, cuda"]),
