@@ -74,12 +74,12 @@ def leaves(model: Any, cls: type | None = None) -> list[tuple[str, Any]]:
     return [(name, module) for name, module in found if cls is None or isinstance(module, cls)]
 
 
-def captures_by_hand(model: Any) -> Callable[[], None]:
-    """Every leaf's output, each firing kept."""
+def captures_by_hand(model: Any, clone: bool) -> Callable[[], None]:
+    """Every leaf's output, each firing kept: by reference, which an in-place successor overwrites, or as a clone."""
     kept: dict[str, list[Any]] = {name: [] for name, _ in leaves(model)}
 
     def hook(name: str, module: Any, args: Any, output: Any) -> None:
-        kept[name].append(output.detach())
+        kept[name].append(output.detach().clone() if clone else output.detach())
 
     for name, module in leaves(model):
         module.register_forward_hook(partial(hook, name))
@@ -120,13 +120,14 @@ def hooks_bench(rounds: int, seconds: float) -> None:
         return run_and_forget
 
     def capture_cases(make: Callable[[], Any], x: Any) -> dict[str, Run]:
-        bare, by_hand, ours = make(), make(), make()
-        clear = captures_by_hand(by_hand)
+        bare, by_hand, cloned, ours = make(), make(), make(), make()
+        clear, clear_clones = captures_by_hand(by_hand, clone=False), captures_by_hand(cloned, clone=True)
         hooks = hooked(ours, select={"path": "**", "leaf": True}, action="capture")
         lists = [values for by_module in hooks.captures.values() for values in by_module.values()]
         return {
             "bare": kept(lambda: bare(x), lambda: None),
-            "hand-written": kept(lambda: by_hand(x), clear),
+            "hand-written, reference": kept(lambda: by_hand(x), clear),
+            "hand-written, clone": kept(lambda: cloned(x), clear_clones),
             "hookrun": kept(lambda: ours(x), lambda: [values.clear() for values in lists] and None),
         }
 
