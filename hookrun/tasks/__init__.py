@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hookrun.compiler.table import show as show_plan
+from hookrun.errors import HookrunError
 from hookrun.store.reader import open_run
 from hookrun.tasks.modules import show_modules
 from hookrun.tasks.prepare import Prepared, prepare
@@ -24,8 +25,13 @@ def show(prepared: Prepared) -> None:
 
 
 def objective(run_dir: Path) -> float:
-    """What an optimizing sweeper optimizes: the best validation accuracy, else the last loss."""
+    """What an optimizing sweeper optimizes: the best validation accuracy, else the last loss.
+
+    Raises HookrunError where the run has neither, as `predict` has.
+    """
     metrics = open_run(run_dir).metrics
     accuracies = [line["accuracy"] for line in metrics if line.get("split") == "val" and "accuracy" in line]
     losses = [line["loss"] for line in metrics if "loss" in line]
+    if not accuracies and not losses:
+        raise HookrunError(f"{run_dir} has neither accuracy nor loss to optimize: use task=train or evaluate")
     return float(max(accuracies) if accuracies else losses[-1])

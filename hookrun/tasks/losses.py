@@ -38,28 +38,51 @@ def _own_loss(output: Any, target: Tensor) -> Tensor:
     return loss.reshape(())
 
 
-def _of(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    return lambda output, target: function(main_tensor(output), target)
+def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """A loss of class scores [B, classes, ...] against labels [B, ...], or against probabilities like the scores."""
 
-
-def _like_output(function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     def loss(output: Any, target: Tensor) -> Tensor:
-        found = main_tensor(output)
-        return function(
-            found, target.to(found.dtype).reshape(found.shape) if target.numel() == found.numel() else target
-        )
+        scores = main_tensor(output)
+        if not _labels(scores, target) and scores.shape != target.shape:
+            raise _misfit(
+                name, scores, target, "it takes scores [batch, classes, ...] and labels [batch, ...]"
+            )
+        return function(scores, target)
 
     return loss
 
 
+def _of_values(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """A loss that compares numbers one by one; targets of as many numbers take the output's shape."""
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        values = main_tensor(output)
+        if values.numel() != target.numel() or (values.dim() > 0 and values.shape[0] != target.shape[0]):
+            raise _misfit(name, values, target, "it takes as many numbers of each sample as its target has")
+        return function(values, target.to(values.dtype).reshape(values.shape))
+
+    return loss
+
+
+def _labels(scores: Tensor, target: Tensor) -> bool:
+    return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
+
+
+def _misfit(name: str, output: Tensor, target: Tensor, takes: str) -> HookrunError:
+    shapes = f"the model returned shape {list(output.shape)} for targets of shape {list(target.shape)}"
+    return HookrunError(
+        f"train.loss={name}: {shapes}, and {takes}; output_mean and output_sum need no target"
+    )
+
+
 LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": _of(F.cross_entropy),
-    "nll": _of(F.nll_loss),
-    "mse": _like_output(F.mse_loss),
-    "l1": _like_output(F.l1_loss),
-    "smooth_l1": _like_output(F.smooth_l1_loss),
-    "huber": _like_output(F.huber_loss),
-    "bce": _like_output(F.binary_cross_entropy_with_logits),
+    "cross_entropy": _of_scores("cross_entropy", F.cross_entropy),
+    "nll": _of_scores("nll", F.nll_loss),
+    "mse": _of_values("mse", F.mse_loss),
+    "l1": _of_values("l1", F.l1_loss),
+    "smooth_l1": _of_values("smooth_l1", F.smooth_l1_loss),
+    "huber": _of_values("huber", F.huber_loss),
+    "bce": _of_values("bce", F.binary_cross_entropy_with_logits),
     "output": _own_loss,
     "output_mean": lambda output, target: main_tensor(output).mean(),
     "output_sum": lambda output, target: main_tensor(output).sum(),
@@ -77,12 +100,12 @@ def loss_named(name: str) -> Loss:
 
 
 def correct(output: Any, target: Tensor) -> Tensor | None:
-    """How many samples of a batch are classified right, as a tensor; None where the targets are no labels."""
+    """How many samples of a batch are classified right, as a tensor; None where the targets are no labels.
+
+    A sample of several labels (pixels, tokens) counts by the fraction of them that is right.
+    """
     scores = main_tensor(output)
-    if target.is_floating_point() or scores.dim() < 2 or scores.shape[:1] + scores.shape[2:] != target.shape:
+    if target.is_floating_point() or not _labels(scores, target):
         return None
-    return (
-        (scores.detach().argmax(1) == target).float().flatten(1).mean(1).sum()
-        if target.dim() > 1
-        else (scores.detach().argmax(1) == target).sum()
-    )
+    right = scores.detach().argmax(1) == target
+    return right.sum() if right.dim() == 1 else right.float().flatten(1).mean(1).sum()

@@ -22,7 +22,8 @@ class Average:
         """One batch: its mean loss, the model's output and the targets."""
         size = target.shape[0] if target.dim() else 1
         self.samples += size
-        self._loss = self._loss + loss.detach().to(torch.float64) * size
+        precise = torch.float32 if loss.device.type == "mps" else torch.float64  # which mps does not have
+        self._loss = self._loss + loss.detach().to(precise) * size
         right = correct(output, target)
         if right is not None:
             self._correct = right if self._correct is None else self._correct + right

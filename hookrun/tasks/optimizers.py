@@ -10,10 +10,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer, lr_scheduler
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
-from hookrun.spec.experiment import Named, Scheduler
+from hookrun.spec.experiment import Named, Scheduler, Train
+
+OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"
+FILLED = ("T_max", "total_steps")
+"""The arguments of schedules that are the length of the run where they are left out."""
 
 _NEED_CODE = frozenset({"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler"})
 _NEED_CLOSURE = frozenset({"LBFGS"})
@@ -41,13 +45,23 @@ def schedulers() -> Mapping[str, type[LRScheduler]]:
     }
 
 
-def check_named(
-    named: Named, where: str, registry: Mapping[str, type], fills: Iterable[str] = ()
-) -> list[Problem]:
-    """What is wrong with a name and its arguments.
+def check_optimizer(named: Named) -> list[Problem]:
+    """What is wrong with the name of an optimizer and the names of its arguments."""
+    return _check_named(named, OPTIMIZER, optimizers())
 
-    fills: arguments that are found by themselves where they are left out
-    """
+
+def check_scheduler(named: Scheduler) -> list[Problem]:
+    """What is wrong with the name of a schedule, the names of its arguments and its interval."""
+    problems = _check_named(named, SCHEDULER, schedulers(), FILLED)
+    if not problems and named.interval == "step" and _found(named.name, schedulers()) is ReduceLROnPlateau:
+        text = "ReduceLROnPlateau watches the validation loss, which there is once per epoch"
+        problems.append(Problem(f"{SCHEDULER}.interval", text, "use interval: epoch"))
+    return problems
+
+
+def _check_named(
+    named: Named, where: str, registry: Mapping[str, type], filled: Iterable[str] = ()
+) -> list[Problem]:
     cls = _found(named.name, registry)
     if cls is None:
         return [
@@ -64,13 +78,24 @@ def check_named(
         if key not in parameters
     ]
     needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
-    missing = [key for key in needed if key not in named.args and key not in fills]
+    missing = [key for key in needed if key not in named.args and key not in filled]
     return problems + [Problem(f"{where}.{key}", f"is missing: {cls.__name__} needs it") for key in missing]
 
 
 def _found(name: str, registry: Mapping[str, type]) -> type | None:
     by_lower = {key.lower(): item for key, item in registry.items()}
     return by_lower.get(name.lower().replace("_", ""))
+
+
+def check_arguments(train: Train, model: nn.Module) -> list[Problem]:
+    """Which values the optimizer or its schedule refuses, found by making both; what is made is dropped."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        return []  # hooks may add what is trained
+    try:
+        make_scheduler(train.scheduler, make_optimizer(train.optimizer, model), intervals=2)
+    except SpecError as error:
+        return error.errors
+    return []
 
 
 def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
@@ -83,10 +108,7 @@ def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
         raise HookrunError(
             "nothing to train: no parameter of the model requires a gradient; task=evaluate needs none"
         )
-    return _made(named, "train.optimizer", optimizers(), parameters, named.args)  # type: ignore[no-any-return]
-
-
-FILLED = ("T_max", "total_steps", "total_iters")
+    return _made(named, OPTIMIZER, optimizers(), parameters, named.args)  # type: ignore[no-any-return]
 
 
 def make_scheduler(named: Scheduler | None, optimizer: Optimizer, intervals: int) -> LRScheduler | None:
@@ -98,9 +120,9 @@ def make_scheduler(named: Scheduler | None, optimizer: Optimizer, intervals: int
         return None
     cls = _found(named.name, schedulers())
     takes = inspect.signature(cls).parameters if cls else {}
-    length = {"T_max": intervals, "total_steps": intervals} if "total_iters" not in takes else {}
-    filled = {key: value for key, value in length.items() if key in takes}
-    return _made(named, "train.scheduler", schedulers(), optimizer, filled | named.args)  # type: ignore[no-any-return]
+    says_otherwise = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
+    length = {key: intervals for key in FILLED if key in takes and not says_otherwise}
+    return _made(named, SCHEDULER, schedulers(), optimizer, length | named.args)  # type: ignore[no-any-return]
 
 
 def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, args: Mapping[str, Any]) -> Any:
@@ -109,5 +131,7 @@ def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, ar
         raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
     try:
         return cls(first, **args)
-    except (TypeError, ValueError) as error:
+    except (
+        Exception
+    ) as error:  # what torch's classes raise for arguments that they cannot use has no common type
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error

@@ -25,7 +25,7 @@ def predict(running: Running) -> None:
             )
             samples += len(batch.ids)
             running.hooks.step()
-            if running.hooks.stopped:
+            if running.stopped:
                 break
     running.log(split, {"samples": samples})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from hookrun import data, models
 from hookrun.compiler import Example, Plan, compile_plan
-from hookrun.data import DataInfo
+from hookrun.data import DataInfo, Split
 from hookrun.errors import Problem, SpecError
 from hookrun.runtime import checking
 from hookrun.spec import Experiment, Settings, Spec, parse_spec
 from hookrun.tasks.losses import NEED_TARGET, loss_named
-from hookrun.tasks.optimizers import check_named, optimizers, schedulers
+from hookrun.tasks.optimizers import check_arguments, check_optimizer, check_scheduler
 from hookrun.tasks.session import device_named, session
 from hookrun.tasks.values import read_run_value
 
@@ -55,20 +55,34 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     settings = experiment.settings
     problems = list[Problem]()
     device = _collected(problems, lambda: device_named(settings.compute.device))
-    info = _collected(problems, lambda: data.describe(settings.data))
+    info = _collected(problems, lambda: data.describe(settings.data, _split(settings)))
     problems += _training_problems(settings, info)
     with session(settings.compute, settings.seed):
         model = _collected(problems, lambda: _model(settings, info, trust))
         if problems or model is None or info is None or device is None:
             raise SpecError(problems)
         leftover = models.load_weights(model, settings.model)
-    hooks = _every_module(settings) if settings.task.name == "modules" else experiment.hooks
+        if _trains(settings) and (refused := check_arguments(settings.train, model)):
+            raise SpecError(refused)
+    listing = settings.task.name == "modules"
+    hooks = _every_module() if listing else experiment.hooks
     example, unchecked = _example(info)
-    training = settings.task.name in ("train", "plan", "modules")
+    training = _trains(settings) or listing
     plan = compile_plan(hooks, model, read_run_value, checking, example=example, training=training)
-    _check_leftover(leftover, plan)
+    if not listing:
+        _check_leftover(leftover, plan)
     plan = replace(plan, samples=_samples(settings, info), unchecked=plan.unchecked or unchecked)
     return Prepared(experiment, info, model, plan, device, leftover)
+
+
+def _trains(settings: Settings) -> bool:
+    """`plan` shows what `train` would do."""
+    return settings.task.name in ("train", "plan")
+
+
+def _split(settings: Settings) -> Split:
+    """The split whose samples the hooks meet first."""
+    return settings.task.split if settings.task.name in ("evaluate", "predict") else "train"
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -91,28 +105,31 @@ def _training_problems(settings: Settings, info: DataInfo | None) -> list[Proble
     train = settings.train
     problems = list[Problem]()
     _collected(problems, lambda: loss_named(train.loss))
-    if settings.task.name in ("train", "plan"):
-        problems += check_named(train.optimizer, "train.optimizer", optimizers())
+    if _trains(settings):
+        problems += check_optimizer(train.optimizer)
         if train.scheduler is not None:
-            filled = ("optimizer", "T_max", "total_steps")
-            problems += check_named(train.scheduler, "train.scheduler", schedulers(), filled)
-    if (
-        info
-        and info.target is None
-        and train.loss in NEED_TARGET
-        and settings.task.name in ("train", "evaluate")
-    ):
-        text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
-        problems.append(
-            Problem("train.loss", text, "use output, output_mean or output_sum, or name a target")
-        )
+            problems += check_scheduler(train.scheduler)
+    if info and settings.task.name in ("train", "evaluate", "predict"):
+        problems += _data_problems(settings, info)
     return problems
 
 
-def _every_module(settings: Settings) -> Spec:
-    """Hooks that stand for a look at the model: every module, and what `task.select` matches."""
-    seen = {"select": "**", "hook": "forward", "action": "capture"}
-    return parse_spec({"every": seen})
+def _data_problems(settings: Settings, info: DataInfo) -> Iterator[Problem]:
+    """What the task asks of the data and the data has not."""
+    loss, split = settings.train.loss, _split(settings)
+    if info.target is None and loss in NEED_TARGET and settings.task.name != "predict":
+        text = f"{loss!r} needs targets, and the data {info.name!r} has none"
+        yield Problem("train.loss", text, "use output, output_mean or output_sum, or name a target")
+    if info.sizes[split] == 0:
+        where = "data.name" if settings.task.name == "train" else "task.split"
+        there = [name for name, size in info.sizes.items() if size != 0]
+        text = f"the data {info.name!r} has no samples in its {split} split"
+        yield Problem(where, text, f"it has {' and '.join(there)}" if there else "")
+
+
+def _every_module() -> Spec:
+    """A hook that stands for a look at every module."""
+    return parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
 
 
 def _check_leftover(leftover: Mapping[str, Tensor], plan: Plan) -> None:

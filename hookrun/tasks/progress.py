@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import sys
+from collections.abc import Generator, Iterable, Mapping
 from typing import TypeVar
 
 from rich.console import Console
@@ -11,18 +13,31 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 T = TypeVar("T")
 
 
+class _Console(Console):
+    """A console whose reader may leave, as ``| head`` does: the run goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Write nothing more, and nothing at exit."""
+        self.quiet = True
+        if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 class Screen:
     """Writes to stdout. The bar is drawn on terminals only and gone when a pass is over."""
 
     def __init__(self) -> None:
-        self.console = Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+        self.console = _Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
 
     def say(self, text: str) -> None:
         """One line, above the bar if there is one."""
         self.console.print(text)
 
-    def track(self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float]) -> Iterator[T]:
-        """Go through batches under a bar. `shown` is read at every update: put the latest numbers there."""
+    def track(self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float]) -> Generator[T]:
+        """Go through batches under a bar, and close it, so that the bar is gone before an error is told.
+
+        shown: read at every update: put the latest numbers there
+        """
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch.amp import GradScaler
 
 from hookrun.compiler.table import show as show_plan
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.tasks.predict import evaluate, predict
@@ -97,4 +97,8 @@ def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
     """The values of added parameters that came with `model.weights`."""
     added = dict(hooks.named_parameters())
     for name, tensor in prepared.leftover.items():
+        if tensor.shape != added[name].shape:
+            shapes = f"{list(tensor.shape)} in the file and {list(added[name].shape)} where its hook adds it"
+            hint = "use the hooks that the file was saved with"
+            raise SpecError([Problem("model.weights", f"{name} is {shapes}", hint)])
         added[name].data.copy_(tensor)

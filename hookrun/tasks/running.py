@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -48,6 +49,15 @@ class Running:
     def model(self) -> nn.Module:
         """The hooked model."""
         return self.prepared.model
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a check asks for the end of the run. Only checks that may ask are waited for."""
+        return self._may_stop and self.hooks.stopped is not None
+
+    @cached_property
+    def _may_stop(self) -> bool:
+        return any(getattr(hook.spec.action, "policy", None) == "stop" for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for."""
@@ -94,7 +104,7 @@ class Running:
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
                     shown.update(average.read())
-                if self.hooks.stopped:
+                if self.stopped:
                     break
         return average.read()
 
@@ -106,8 +116,9 @@ class Running:
         shown = dict[str, float]()
         self.model.eval()
         try:
-            with torch.no_grad():
-                yield self.screen.track(batches.epoch(0), len(batches), label, shown), shown
+            passes = self.screen.track(batches.epoch(0), len(batches), label, shown)
+            with torch.no_grad(), closing(passes) as passed:
+                yield passed, shown
         finally:
             self.sink.settle()
             self.model.train(training)

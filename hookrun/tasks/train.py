@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import closing
 from dataclasses import dataclass
 
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hookrun.errors import HookrunError
 from hookrun.store import checkpoint
 from hookrun.tasks.batches import Batch, Batches
 from hookrun.tasks.metrics import Average
@@ -34,6 +37,8 @@ def train(running: Running, scaler: GradScaler) -> None:
     settings = running.settings.train
     sizes = running.prepared.data.sizes
     batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
+    if not len(batches):
+        raise HookrunError("the data has no samples in its train split")
     val = Batches(running.prepared, "val") if sizes["val"] != 0 else None
     optimizer = make_optimizer(settings.optimizer, running.model)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
@@ -52,8 +57,8 @@ def train(running: Running, scaler: GradScaler) -> None:
 
 
 def _over(loop: Loop) -> bool:
-    hooks, limit = loop.running.hooks, loop.running.settings.train.steps
-    return hooks.stopped is not None or (limit is not None and hooks.clock.step >= limit)
+    running, limit = loop.running, loop.running.settings.train.steps
+    return running.stopped or (limit is not None and running.hooks.clock.step >= limit)
 
 
 def _train_epoch(loop: Loop, epoch: int) -> None:
@@ -62,14 +67,15 @@ def _train_epoch(loop: Loop, epoch: int) -> None:
     average, shown = Average(), dict[str, float]()
     group = list[Batch]()
     label = f"epoch {epoch + 1}/{running.settings.train.epochs}"
-    for number, batch in enumerate(running.screen.track(loop.train.epoch(epoch), total, label, shown)):
-        group.append(batch)
-        if len(group) < accumulate and number + 1 < total:
-            continue
-        _step(loop, group, average, shown)
-        group.clear()
-        if _over(loop):
-            break
+    with closing(running.screen.track(loop.train.epoch(epoch), total, label, shown)) as batches:
+        for number, batch in enumerate(batches):
+            group.append(batch)
+            if len(group) < accumulate and number + 1 < total:
+                continue
+            _step(loop, group, average, shown)
+            group.clear()
+            if _over(loop):
+                break
     running.metrics["train"] = average.read()
     running.screen.say(f"{label}  train {numbers(average.read())}")
 
@@ -89,6 +95,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
             average.add(loss, output, batch.target)
             if logs:
                 of_step.add(loss, output, batch.target)
+        loop.scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         loop.scaler.step(loop.optimizer)
         loop.scaler.update()
         if logs:
@@ -105,17 +112,17 @@ def _after_epoch(loop: Loop) -> None:
     """Validate, keep the best weights, step the schedule."""
     running = loop.running
     values = running.metrics["train"]
-    if loop.val is not None and not running.hooks.stopped:
+    if loop.val is not None and not running.stopped:
         values = running.evaluate(loop.val, "val", "validation")
         running.log("val", values)
         running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
-    score = values.get("accuracy", -values.get("loss", 0.0))
-    if loop.best is None or score > loop.best:
+    score = values.get("accuracy", -values["loss"])
+    if loop.best is None or score > loop.best or math.isnan(loop.best):
         loop.best = score
         checkpoint.save(running.model, running.run_dir.checkpoints / "best.safetensors")
     schedule = running.settings.train.scheduler
     if loop.scheduler is not None and schedule is not None and schedule.interval == "epoch":
         if isinstance(loop.scheduler, ReduceLROnPlateau):
-            loop.scheduler.step(values.get("loss", 0.0))
+            loop.scheduler.step(values["loss"])
         else:
             loop.scheduler.step()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+import hookrun
 from hookrun import data, models
 from hookrun.cli import main
 from hookrun.spec.experiment import Data, Model
@@ -86,3 +89,11 @@ def test_a_selector_that_matches_nothing_is_refused(refused) -> None:
 def test_the_plan_says_what_captures_will_take(hook, capsys) -> None:
     assert main(["task=plan", "train.epochs=2", hook(select="fc", hook="forward", action="capture")]) == 0
     assert "h: captures 40 B per sample, 144 kB per run of 3594 samples" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
+    command = (
+        f"{sys.executable} -m hookrun hydra.run.dir=run train.epochs=1 train.limit_batches=2 | head -n 1"
+    )
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, capture_output=True)
+    assert hookrun.open_run(tmp_path / "run").status["status"] == "done"
