@@ -15,6 +15,8 @@ from hookrun.errors import HookError, HookrunError, nearest
 from hookrun.runtime.site import Site
 
 _lazy_clone = torch._lazy_clone
+DECIDED = torch.empty(0)
+"""Stands for a first captured value that is no longer needed."""
 
 
 class ByModule(Mapping[str, Any]):
@@ -98,15 +100,29 @@ class Memory(Records):
         self._records = list[dict[str, Any]]()
 
     def keeper(self, site: Site) -> Callable[[Any], None]:
-        """Append to the live list of the site's module."""
+        """Append to the live list of the site's module.
+
+        Both ways to copy are right, whatever happens to the value. Copy-on-write costs next to nothing where nothing
+        is written, and more than a clone where it is (its copy runs on one thread): the first firing decides.
+        """
         append = self.captures.setdefault(site.hook, {}).setdefault(site.path, []).append
+        copy, first, version = _lazy_clone, None, 0
 
         def keep(value: Any) -> None:
+            nonlocal copy, first, version
             if type(value) is not Tensor:
                 append(snapshot(value))
                 return
-            try:  # snapshot_of_tensor without its call
-                append(_lazy_clone(value.detach() if value.requires_grad else value))
+            if value.requires_grad:
+                value = value.detach()
+            if first is not DECIDED:
+                if first is None and not value.is_inference():  # which keep no version
+                    first, version = value, value._version
+                else:
+                    copy = torch.clone if first is not None and first._version != version else _lazy_clone
+                    first = DECIDED
+            try:
+                append(copy(value))
             except RuntimeError:
                 append(snapshot_of_tensor(value))
 

@@ -284,10 +284,26 @@ def test_several_hooks_on_one_module_run_in_order_as_one_registered_callable() -
 def test_a_captured_value_is_the_value_at_hook_time_under_an_in_place_successor() -> None:
     model = net()
     with hooked(model, select="a", hook="forward", action="capture") as hooks:
-        model(X)
-    captured = hooks.captures["h"]["a"][0]
-    assert torch.equal(captured, nn.functional.linear(X, model.a.weight, model.a.bias).detach())
-    assert captured.min() < 0 and not captured.requires_grad
+        for grad in (True, False, True):
+            with torch.set_grad_enabled(grad):
+                model(X)
+        with torch.inference_mode():
+            model(X)
+    assert len(hooks.captures["h"]["a"]) == 4
+    for captured in hooks.captures["h"]["a"]:
+        assert torch.equal(captured, nn.functional.linear(X, model.a.weight, model.a.bias).detach())
+        assert captured.min() < 0 and not captured.requires_grad
+
+
+def test_a_captured_value_survives_the_callers_own_writes_whenever_they_begin() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    with torch.no_grad(), hooked(model, select="0", hook="forward", action="capture") as hooks:
+        for number in range(4):
+            out = model(X)
+            expected = out.clone()
+            if number >= 2:
+                out.zero_()
+            assert torch.equal(hooks.captures["h"]["0"][number], expected)
 
 
 def test_a_captured_value_of_foreign_storage_is_a_copy() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +60,17 @@ def hook() -> Callable[..., str]:
         return f"+hooks.h={{{body}}}"
 
     return hook
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], tuple[str, ...]]]:
+    """Makes the overrides for a network of the user's own from the body of its class; images are [B, 1, 8, 8]."""
+
+    def own_model(body: str) -> tuple[str, ...]:
+        head = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n"
+        (tmp_path / "own_models.py").write_text(head + textwrap.indent(textwrap.dedent(body), "    "))
+        monkeypatch.setenv("HOOKRUN_TRUST", "own_models")
+        return "model=python", "model.factory=own_models:Net"
+
+    yield own_model
+    sys.modules.pop("own_models", None)

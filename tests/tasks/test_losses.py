@@ -1,0 +1,119 @@
+"""Losses by name, and which of a model's outputs they are about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hookrun.errors import HookrunError, SpecError
+from hookrun.tasks.losses import LOSSES, NEED_TARGET, correct, loss_named, main_tensor
+
+SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+LABELS = torch.tensor([0, 2])
+
+
+class Named(NamedTuple):
+    hidden: torch.Tensor
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        SCORES,
+        (SCORES, torch.zeros(2)),
+        [None, SCORES],
+        {"aux": torch.zeros(2), "out": SCORES},
+        {"loss": torch.tensor(1.0), "logits": SCORES},
+        Named(torch.zeros(2), SCORES),
+        {"first": SCORES, "second": torch.zeros(2)},
+    ],
+)
+def test_the_main_tensor_is_the_output_or_its_logits_or_out_or_its_first(output: object) -> None:
+    assert main_tensor(output) is SCORES
+
+
+def test_an_output_without_a_tensor_is_told() -> None:
+    with pytest.raises(HookrunError, match="returned a str"):
+        main_tensor("nothing")
+
+
+def test_classification_losses_take_labels_or_probabilities() -> None:
+    assert torch.equal(loss_named("cross_entropy")(SCORES, LABELS), F.cross_entropy(SCORES, LABELS))
+    probabilities = SCORES.softmax(1)
+    assert torch.equal(
+        loss_named("cross_entropy")(SCORES, probabilities), F.cross_entropy(SCORES, probabilities)
+    )
+    logs = SCORES.log_softmax(1)
+    assert torch.equal(loss_named("nll")(logs, LABELS), F.nll_loss(logs, LABELS))
+
+
+def test_a_loss_of_pixels_takes_one_label_for_each() -> None:
+    scores, labels = torch.randn(2, 3, 4, 4), torch.randint(0, 3, (2, 4, 4))
+    assert torch.equal(loss_named("cross_entropy")(scores, labels), F.cross_entropy(scores, labels))
+
+
+@pytest.mark.parametrize("name", ["mse", "l1", "smooth_l1", "huber", "bce"])
+def test_losses_of_numbers_give_integer_targets_the_shape_and_dtype_of_the_output(name: str) -> None:
+    column, targets = torch.tensor([[0.5], [0.25]]), torch.tensor([1, 0])
+    same = loss_named(name)(column, targets.float()[:, None])
+    assert torch.equal(loss_named(name)(column, targets), same)
+    assert same.shape == ()
+
+
+@pytest.mark.parametrize("name", sorted(NEED_TARGET))
+def test_an_output_that_does_not_fit_the_targets_is_told_with_both_shapes(name: str) -> None:
+    with pytest.raises(HookrunError, match=rf"train.loss={name}: .*shape \[5\] for targets of shape \[2\]"):
+        loss_named(name)(torch.ones(5), LABELS)
+
+
+def test_numbers_of_a_whole_batch_are_never_compared_with_one_label_each() -> None:
+    with pytest.raises(HookrunError, match=r"shape \[2, 2\]"):  # torch would broadcast, and warn
+        loss_named("mse")(torch.ones(2, 2), LABELS)
+
+
+def test_a_model_may_return_its_own_loss() -> None:
+    own = loss_named("output")
+    for output in (torch.tensor([3.0]), torch.tensor(3.0), {"logits": SCORES, "loss": torch.tensor(3.0)}):
+        assert own(output, LABELS).shape == ()
+        assert own(output, LABELS).item() == 3.0
+    with pytest.raises(HookrunError, match=r"shape \[2, 3\], not one number"):
+        own(SCORES, LABELS)
+
+
+def test_any_output_has_a_mean_and_a_sum() -> None:
+    assert loss_named("output_mean")((SCORES,), LABELS) == SCORES.mean()
+    assert loss_named("output_sum")((SCORES,), LABELS) == SCORES.sum()
+
+
+def test_an_unknown_loss_is_refused_with_the_nearest_name() -> None:
+    assert set(LOSSES) >= {"cross_entropy", "mse", "output", "output_mean"}
+    with pytest.raises(SpecError, match="did you mean 'cross_entropy'"):
+        loss_named("crossentropy")
+
+
+def test_correct_counts_samples() -> None:
+    right = correct(SCORES, LABELS)
+    assert right is not None and right.item() == 1
+    pixels = torch.tensor([[[5.0, 0.0], [0.0, 5.0]]])  # one sample, two classes, two pixels: classes 0, 1
+    half = correct(pixels, torch.tensor([[0, 0]]))
+    assert half is not None and half.item() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("output", "target"),
+    [
+        (torch.ones(5), LABELS),
+        (torch.tensor(1.0), LABELS),
+        (torch.ones(2, 1), torch.tensor([0.5, 1.0])),
+        (torch.ones(5, 3), LABELS),
+        (torch.ones(2, 4), torch.empty(2, 0)),
+    ],
+)
+def test_where_the_targets_are_no_labels_of_the_output_nothing_is_correct_or_wrong(
+    output: torch.Tensor, target: torch.Tensor
+) -> None:
+    assert correct(output, target) is None

@@ -1,0 +1,162 @@
+"""However a run ends, its directory says so, the model is free of hooks and the process as it was."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookrun import tasks
+from hookrun.cli import main
+from hookrun.errors import HookrunError
+
+QUICK = ("train.epochs=1", "train.limit_batches=4")
+TWO_LAYERS = """
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(64, 10)
+        self.calls = 0
+
+    def forward(self, x):
+        x = self.fc(x.flatten(1))
+        self.calls += not isinstance(x, torch._subclasses.FakeTensor)
+        if self.calls == 3:
+            raise {error}
+        return x
+"""
+
+
+def installed(model: torch.nn.Module) -> list[str]:
+    """The hook dictionaries of a model that are not empty."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    found = [name for module in model.modules() for name in names if getattr(module, name)]
+    return found + [
+        "parameter" for p in model.parameters() if p._backward_hooks or p._post_accumulate_grad_hooks
+    ]
+
+
+HOOKS = [
+    f"+hooks.{kind}={{select: fc, hook: {kind}, action: stats}}"
+    for kind in (
+        "forward_pre", "forward", "backward_pre", "backward", "output_grad", "grad", "post_accumulate_grad",
+        "saved_tensors", "optimizer_step_pre", "optimizer_step_post",
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "status", "reason"),
+    [
+        ("ValueError('batch 3 is bad')", 1, "failed", "ValueError: batch 3 is bad"),
+        ("SystemExit(0)", 1, "failed", "SystemExit: 0"),
+        ("KeyboardInterrupt", 130, "interrupted", "interrupted from the keyboard"),
+    ],
+)
+def test_a_failure_in_the_third_batch(
+    run, own_model, monkeypatch: pytest.MonkeyPatch, capsys, error: str, code: int, status: str, reason: str
+) -> None:
+    from torch.optim import optimizer
+
+    from hookrun import models
+
+    build, built = models.build, []
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        built.append(build(*args, **kwargs))
+        return built[-1]
+
+    monkeypatch.setattr(models, "build", remember)
+    state = torch.get_rng_state()
+    of_steps = len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)
+    found = run(*own_model(TWO_LAYERS.format(error=error)), "train.log_every=1", *HOOKS, code=code)
+    assert (found.status["status"], found.status["exit_code"]) == (status, code)
+    assert found.status["reason"] == reason
+    assert found.status["ended"] is not None
+    assert installed(built[0]) == []
+    assert (
+        len(optimizer._global_optimizer_pre_hooks),
+        len(optimizer._global_optimizer_post_hooks),
+    ) == of_steps
+    assert torch.equal(torch.get_rng_state(), state)
+    assert {line["step"] for line in found.stats} == {0, 1, 2}, "what was seen before the failure is kept"
+    assert len(found.metrics) == 2
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    assert str(found.path) in told
+
+
+def test_the_bar_of_a_terminal_is_gone_before_the_error_is_told(
+    run, own_model, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    run(*own_model(TWO_LAYERS.format(error="ValueError('batch 3 is bad')")), code=1)
+    printed = capsys.readouterr()
+    assert "epoch 1/10" in printed.out, "there was a bar"
+    assert "batch 3 is bad" in printed.err, "rich sends what is written under a bar to stdout"
+    assert "batch 3 is bad" not in printed.out
+
+
+def test_a_directory_that_holds_a_run_is_not_used_again(run, capsys) -> None:
+    first = run(*QUICK)
+    assert main([*QUICK, f"hydra.run.dir={first.path}"]) != 0
+    assert "already" in capsys.readouterr().err
+    assert first.status["status"] == "done"
+
+
+def test_a_run_directory_holds_what_was_asked_and_what_came_of_it(run) -> None:
+    found = run("experiment=clip_fc", *QUICK)
+    assert {path.name for path in found.path.iterdir()} >= {
+        ".hydra", "plan.json", "status.json", "metrics.jsonl", "env.json", "checkpoints",
+    }  # fmt: skip
+    assert found.plan["hooks"][0]["name"] == "clip_fc"
+    assert found.env["device"] == "cpu"
+    assert all(not isinstance(value, dict | list) for line in found.metrics for value in line.values())
+
+
+def test_an_added_parameter_of_another_shape_is_refused_not_broadcast(run, hook, capsys) -> None:
+    def bias(value: str) -> str:
+        return hook(select="fc", hook="forward", action="add_bias", value=value, trainable="true")
+
+    trained = run(*QUICK, bias("0"))
+    file = f"model.weights={trained.path}/checkpoints/last.safetensors"
+    again = run("task=evaluate", bias(str([0.0] * 10)), file, code=2)
+    assert "fc.h_bias is [] in the file and [10] where its hook adds it" in again.status["reason"]
+
+
+def test_a_sweep_gives_the_objective_of_each_run(run) -> None:
+    trained = run(*QUICK)
+    accuracies = [line["accuracy"] for line in trained.metrics if line["split"] == "val"]
+    assert tasks.objective(trained.path) == max(accuracies)
+    own_loss = run(*QUICK, "model=tutorial/regression", "train.loss=output")
+    assert tasks.objective(own_loss.path) == own_loss.metrics[-1]["loss"]
+    with pytest.raises(HookrunError, match="neither accuracy nor loss"):
+        tasks.objective(run("task=predict", "train.limit_batches=1").path)
+
+
+def test_the_jobs_of_a_sweep_do_not_see_each_other(tmp_path: Path, hook) -> None:
+    """A job of a sweep gives what it gives alone; one that fails does not take the others down."""
+    noise = hook(select="relu1", hook="forward", action="noise", std=0.1, when="{probability: 0.5}")
+    common = [*QUICK, "compute.threads=1", "compute.device=cpu", noise]
+    state = torch.get_rng_state()
+    assert main(["-m", *common, "train.optimizer.lr=0.01,0.001", "hydra.sweep.dir=sweep"]) == 0
+    assert main([*common, "train.optimizer.lr=0.001", "hydra.run.dir=alone"]) == 0
+    assert torch.equal(torch.get_rng_state(), state)
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("sweep/1", "alone", "sweep/0")]
+    assert lines[0] == lines[1] != lines[2]
+    assert main(["-m", *common, "train.loss=cross_entropy,output", "hydra.sweep.dir=half"]) == 1
+    statuses = [json.loads((tmp_path / f"half/{job}/status.json").read_text())["status"] for job in (0, 1)]
+    assert statuses == ["done", "failed"]
+
+
+def test_nothing_of_a_run_stays_in_memory(run, hook) -> None:
+    def models() -> int:
+        gc.collect()
+        return sum(type(item).__name__ == "CNN" for item in gc.get_objects())
+
+    before = models()
+    run(*QUICK, *(each for each in HOOKS), hook(select="**", hook="forward", action="capture"))
+    assert models() == before

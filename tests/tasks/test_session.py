@@ -1,0 +1,106 @@
+"""A session seeds and sets everything that a run draws and computes with, and gives the process back unchanged."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookrun.errors import SpecError
+from hookrun.spec.experiment import Compute
+from hookrun.tasks.session import device_named, session
+
+ONE = Compute(threads=1)
+
+
+def state() -> tuple[Any, ...]:
+    return (
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),
+        torch.get_num_threads(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+    )
+
+
+def draws() -> tuple[float, float, float]:
+    return torch.rand(()).item(), random.random(), float(np.random.rand())
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**63 - 1])
+def test_one_seed_gives_the_same_draws(seed: int) -> None:
+    found = []
+    for _ in range(2):
+        with session(ONE, seed):
+            found.append(draws())
+        draws()
+    assert found[0] == found[1]
+    with session(ONE, seed - 1 if seed else 1):
+        assert draws() != found[0]
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
+def test_the_process_is_given_back_however_the_session_ends(
+    deterministic: bool, error: type[BaseException] | None
+) -> None:
+    before = state()
+
+    def inside() -> None:
+        with session(Compute(threads=1, deterministic=deterministic), 3):
+            draws()
+            assert torch.get_num_threads() == 1
+            assert torch.are_deterministic_algorithms_enabled() == deterministic
+            assert torch.backends.cudnn.benchmark != deterministic
+            if error is not None:
+                raise error
+
+    expect_end(inside, error)
+    assert state() == before
+
+
+def expect_end(function: Callable[[], None], error: type[BaseException] | None) -> None:
+    if error is None:
+        function()
+    else:
+        with pytest.raises(error):
+            function()
+
+
+def test_what_the_user_had_set_comes_back() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=False)
+    try:
+        with session(Compute(deterministic=False), 0):
+            assert not torch.are_deterministic_algorithms_enabled()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_sessions_nest() -> None:
+    with session(ONE, 1):
+        alone = draws()
+    with session(ONE, 1):
+        with session(ONE, 2):
+            draws()
+        assert draws() == alone
+
+
+def test_auto_is_a_device_of_this_machine() -> None:
+    assert device_named("cpu") == torch.device("cpu")
+    chosen = device_named("auto")
+    assert torch.ones(1, device=chosen).item() == 1
+    assert (chosen.type == "cpu") == (not torch.accelerator.is_available())
+
+
+@pytest.mark.parametrize("name", ["cud", "cpuu", "", "cuda:99", "meta", "xla"])
+def test_a_device_that_this_machine_lacks_is_refused(name: str) -> None:
+    with pytest.raises(SpecError, match=r"compute\.device: found"):
+        device_named(name)
