@@ -178,7 +178,8 @@ class Probe:
         """Remember the tensors of the first firing."""
 
         def keep(value: Any) -> None:
-            self.captured.setdefault((site.hook, site.path), list(tensors(value)))
+            # Detached: a tensor with its graph holds the hooks on it, and they this probe, in a cycle gc cannot see.
+            self.captured.setdefault((site.hook, site.path), [tensor.detach() for tensor in tensors(value)])
 
         return keep
 

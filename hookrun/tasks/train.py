@@ -96,14 +96,16 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
             if logs:
                 of_step.add(loss, output, batch.target)
         loop.scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
+        scale = loop.scaler.get_scale()
         loop.scaler.step(loop.optimizer)
         loop.scaler.update()
+        skipped = loop.scaler.get_scale() < scale  # gradients overflowed, and the optimizer has not stepped
         if logs:
             shown.update(of_step.read())
             running.log("train", of_step.read(), lr=loop.optimizer.param_groups[0]["lr"])
             running.sink.settle()
     schedule = running.settings.train.scheduler
-    if loop.scheduler is not None and schedule is not None and schedule.interval == "step":
+    if loop.scheduler is not None and schedule is not None and schedule.interval == "step" and not skipped:
         loop.scheduler.step()
     hooks.step()
 

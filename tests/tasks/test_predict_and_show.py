@@ -97,3 +97,65 @@ def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
     )
     subprocess.run(command, shell=True, check=True, cwd=tmp_path, capture_output=True)
     assert hookrun.open_run(tmp_path / "run").status["status"] == "done"
+
+
+CONTAINER = """
+    def __init__(self):
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x):
+        first, second = self.pair(x.flatten(1))
+        return {"logits": first, "aux": [second, None]}
+
+
+class Pair(nn.Module):
+    def forward(self, x):
+        return x.sum(1), x[:, :3]
+"""
+
+
+def test_containers_are_predicted_and_captured_as_they_are(run, own_model, hook) -> None:
+    body = CONTAINER.replace("\nclass Pair", "\nPLACE").split("PLACE")
+    see = hook(select="pair", hook="forward", action="capture")
+    overrides = own_model(body[0])
+    own = Path("own_models.py")
+    own.write_text(own.read_text() + "\n\nclass Pair" + body[1])
+    found = run(*overrides, "task=predict", "train.limit_batches=2", see)
+    samples = data.load(Data(name="digits"), "val", seed=0)
+    images = torch.stack([samples[number][0] for number in range(128)]).flatten(1)
+    predicted, captured = found.predictions, found.captures["h"]["pair"]
+    assert set(predicted) == {"logits", "aux[0]"}
+    torch.testing.assert_close(predicted["logits"][:], images.sum(1))
+    assert torch.equal(predicted["aux[0]"][:], images[:, :3])
+    assert set(captured) == {"[0]", "[1]"}
+    assert torch.equal(captured["[1]"][:], predicted["aux[0]"][:])
+    assert captured["[0]"].sample_ids.tolist() == list(range(128))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"), [("doubling", [5]), ("regression", []), ("testnet", []), ("pooling", [64, 1])]
+)
+def test_outputs_that_are_no_batch_are_predicted_too(run, model: str, shape: list[int]) -> None:
+    found = run(
+        f"model=tutorial/{model}", "task=predict", "train.limit_batches=2", "data.batch_size=64"
+    ).predictions
+    assert found is not None
+    if shape[:1] == [64]:
+        assert found.shape == (128, 1)
+        assert found.sample_ids.tolist() == list(range(128))
+    else:
+        assert list(found.shape) == [2, *shape], "one row for each batch"
+        assert found.sample_ids.tolist() == [-1, -1]
+
+
+def test_the_example_of_the_check_is_of_the_split_that_is_read(run, capsys) -> None:
+    """Other transforms in training: another shape there than in validation."""
+    crop = "data.train_transforms={center_crop: {size: 6}}"
+    run(
+        "task=predict",
+        crop,
+        "train.limit_batches=1",
+        "+hooks.h={select: conv1, hook: forward, action: capture}",
+    )
+    assert "[2, 32, 8, 8]" in capsys.readouterr().out

@@ -152,11 +152,40 @@ def test_the_jobs_of_a_sweep_do_not_see_each_other(tmp_path: Path, hook) -> None
     assert statuses == ["done", "failed"]
 
 
-def test_nothing_of_a_run_stays_in_memory(run, hook) -> None:
+@pytest.mark.parametrize(
+    "hooks",
+    [
+        HOOKS,
+        ["+hooks.h={select: '**', hook: forward, action: capture}"],
+        [*HOOKS, "+hooks.h={select: '**', hook: forward, action: capture}"],
+    ],
+    ids=["all types", "captures", "both"],
+)
+def test_nothing_of_a_run_stays_in_memory(run, hooks: list[str]) -> None:
     def models() -> int:
         gc.collect()
         return sum(type(item).__name__ == "CNN" for item in gc.get_objects())
 
     before = models()
-    run(*QUICK, *(each for each in HOOKS), hook(select="**", hook="forward", action="capture"))
+    run(*QUICK, *hooks)
     assert models() == before
+
+
+def test_the_jobs_of_a_sweep_leave_no_model_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+    import weakref
+
+    from hookrun import models
+
+    alive, build = [], models.build
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        model = build(*args, **kwargs)
+        alive.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(models, "build", remember)
+    assert main(["-m", "experiment=clip_fc", *QUICK, "compute.threads=1", "hooks.clip_fc.max=0.1,1"]) == 0
+    gc.collect()
+    assert len(alive) == 2
+    assert [reference() for reference in alive] == [None, None]

@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
-
-from hookrun.cli import main
+from safetensors.torch import load_file, save_file
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 
@@ -85,7 +83,7 @@ def test_steps_end_a_run_before_its_epochs_do(run) -> None:
     assert [line["epoch"] for line in val(found)] == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["SGD", "adam", "AdamW", "rmsprop", "Adagrad", "NAdam"])
+@pytest.mark.parametrize("name", ["adam", "RMSprop"])
 def test_optimizers_go_by_name(run, name: str) -> None:
     assert run(*QUICK, f"train.optimizer.name={name}").status["status"] == "done"
 
@@ -116,27 +114,6 @@ def test_mixed_precision_trains_and_gradient_hooks_see_true_values(run, precisio
     torch.testing.assert_close(mixed.float(), plain, rtol=0.1, atol=2e-3)
 
 
-def test_the_best_checkpoint_is_that_of_the_best_epoch(run) -> None:
-    found = run("train.epochs=3", "train.limit_batches=6")
-    best = max(line["accuracy"] for line in val(found))
-    for name, accuracy in (("best", best), ("last", val(found)[-1]["accuracy"])):
-        again = run(
-            "task=evaluate",
-            "train.limit_batches=6",
-            f"model.weights={found.path}/checkpoints/{name}.safetensors",
-        )
-        assert again.metrics[-1]["accuracy"] == accuracy
-
-
-def test_added_parameters_come_back_with_the_checkpoint_where_the_hook_is_there(run, refused, hook) -> None:
-    bias = hook(select="flatten", hook="forward", action="add_bias", value=0, trainable="true")
-    trained = run(*QUICK, bias, "train.optimizer.lr=0.1")
-    file = f"model.weights={trained.path}/checkpoints/last.safetensors"
-    again = run("task=evaluate", "train.limit_batches=4", bias, file)
-    assert again.metrics[-1]["loss"] == val(trained)[-1]["loss"]
-    assert "flatten.h_bias" in refused("task=evaluate", file)
-
-
 def test_captures_in_training_know_sample_epoch_and_step(run, hook) -> None:
     found = run(
         "train.epochs=2",
@@ -150,109 +127,94 @@ def test_captures_in_training_know_sample_epoch_and_step(run, hook) -> None:
     assert len(capture.sample_ids[:128].unique()) == 128
 
 
-def test_a_run_that_fails_says_so_and_leaves_no_hooks(
-    run, monkeypatch: pytest.MonkeyPatch, capsys, hook
+def test_a_reused_module_gives_a_row_for_each_of_its_calls(run, own_model, hook) -> None:
+    body = """
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 64)
+
+        def forward(self, x):
+            return self.fc(self.fc(x.flatten(1)))[:, :10]
+    """
+    see = hook(select="fc", hook="forward", action="capture", when="{mode: train}")
+    found = run(*own_model(body), "train.steps=2", see).captures["h"]["fc"]
+    assert found.shape == (2 * 2 * 64, 64)
+    assert found.calls.tolist() == ([0] * 64 + [1] * 64) * 2
+    assert found.steps.tolist() == [0] * 128 + [1] * 128
+    assert torch.equal(found.sample_ids[:64], found.sample_ids[64:128])
+
+
+def test_gradients_of_parameters_are_rows_per_firing(run, hook) -> None:
+    see = hook(select="fc", hook="grad", action="capture")
+    found = run("train.epochs=2", "train.limit_batches=3", see).captures["h"]
+    assert found["fc.weight"].shape == (6, 10, 512)
+    assert found["fc.bias"].steps.tolist() == [0, 1, 2, 3, 4, 5]
+    assert found["fc.bias"].epochs.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("last", [1, 63])
+def test_an_incomplete_last_batch_counts_by_its_samples(run, tmp_path: Path, last: int) -> None:
+    """Micro-batches of 32, 32 and a rest are one batch of all: each sample weighs the same."""
+    torch.manual_seed(0)
+    count = 64 + last
+    tensors = {"x": torch.rand(count, 1, 8, 8), "y": torch.randint(0, 3, (count,))}
+    save_file(tensors, tmp_path / "x.safetensors")
+    own = (
+        "data=tensors", f"data.args.file={tmp_path}/x.safetensors", "data.args.input=x", "data.args.target=y",
+        "data.args.val_fraction=0", "model.args.num_classes=3", *SGD,
+    )  # fmt: skip
+    whole = run(*own, f"data.batch_size={count}")
+    parts = run(*own, "data.batch_size=32", "train.accumulate=9")
+    assert [line["step"] for line in parts.metrics] == [0]
+    assert parts.metrics[0]["loss"] == pytest.approx(whole.metrics[0]["loss"], rel=1e-5)
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(parts)[name], tensor, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("optimizer", "fused"), [("SGD", "false"), ("Adam", "true")])
+def test_every_gradient_is_seen_without_the_factor_of_the_gradient_scaler(
+    run, optimizer: str, fused: str
 ) -> None:
-    from hookrun.models.cnn import CNN
-
-    calls, models, forward = [], [], CNN.forward
-
-    def failing(self: CNN, x: torch.Tensor) -> torch.Tensor:
-        models.append(self)
-        calls.append(isinstance(x, torch.Tensor) and type(x) is torch.Tensor)
-        if sum(calls) == 3:
-            raise RuntimeError("the third batch is bad")
-        return forward(self, x)
-
-    monkeypatch.setattr(CNN, "forward", failing)
-    found = run("experiment=clip_fc", hook(select="**", hook="forward", action="capture"), code=1)
-    assert found.status["status"] == "failed"
-    assert "the third batch is bad" in found.status["reason"]
-    assert "the third batch is bad" in capsys.readouterr().err
-    assert not any(module._forward_hooks for module in models[-1].modules())
-    assert not models[-1].fc.weight._backward_hooks
-    assert len(found.captures["h"]["fc"]) == 128, "what was captured before is kept"
-
-
-def test_an_interrupted_run_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hookrun.tasks.train as module
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "_after_epoch", interrupt)
-    assert run(*QUICK, code=130).status["status"] == "interrupted"
-
-
-@pytest.mark.parametrize(
-    ("policy", "code", "status"), [("error", 3, "failed"), ("stop", 3, "stopped"), ("warn", 0, "done")]
-)
-def test_checks(run, policy: str, code: int, status: str, hook) -> None:
-    found = run(*QUICK, hook(select="fc", hook="forward", action="check", max=0, policy=policy), code=code)
-    assert (found.status["status"], found.status["exit_code"]) == (status, code)
-    assert found.stats[0]["ok"] is False
-    assert (found.path / "checkpoints/last.safetensors").exists() == (policy != "error")
-    if code:
-        assert "'h'" in found.status["reason"] and "fc" in found.status["reason"]
-
-
-@pytest.mark.parametrize("strict", ["true", "false"])
-def test_a_hook_that_never_fires_is_loud(run, capsys, strict: str, hook) -> None:
-    never = hook(select="fc", hook="output_grad", action="print", when="{step: 1000}")
-    found = run(*QUICK, never, f"strict={strict}", code=1 if strict == "true" else 0)
-    printed = capsys.readouterr()
-    assert "WARNING: h never fired on fc" in printed.out
-    assert ("h never fired on fc" in found.status["reason"]) == (strict == "true")
-
-
-def test_a_model_with_nothing_to_train_is_told(run, hook) -> None:
-    found = run(*QUICK, hook(select="''", hook="apply", action="freeze"), code=1)
-    assert "nothing to train" in found.status["reason"]
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "hooks", "captured"),
-    [
-        ("doubling", "output_mean", {"a": "grad", "b": "output_grad"}, {"a": [0.4] * 5, "b": [0.2] * 5}),
-        (
-            "regression", "output", {"w": "grad", "b": "grad", "y": "output_grad"},
-            {"w": [-0.9064] * 5, "b": [-1.8891, 0.5235, 0.4592], "y": [-1.8891, 0.5235, 0.4592]},
-        ),
-        ("testnet", "output", {"fc.bias": "grad"}, {"fc.bias": [-0.2] * 5}),
-    ],
-)  # fmt: skip
-def test_the_tutorials_gradients(run, model: str, loss: str, hooks: Any, captured: Any) -> None:
+    types = ("output_grad", "grad", "post_accumulate_grad", "optimizer_step_pre")
     see = [
-        f"+hooks.h{n}={{select: {path}, hook: {kind}, action: capture}}"
-        for n, (path, kind) in enumerate(hooks.items())
+        f"+hooks.{kind}={{select: {'fc' if kind == 'output_grad' else 'fc.bias'}, hook: {kind}, action: capture}}"
+        for kind in types
     ]
+    one = ("train.steps=1", f"train.optimizer.name={optimizer}", f"+train.optimizer.fused={fused}", *see)
+    plain, scaled = run(*one), run(*one, "compute.precision=fp16")
+    for kind in types:
+        path = "fc" if kind == "output_grad" else "fc.bias"
+        values, true = scaled.captures[kind][path][:].float(), plain.captures[kind][path][:]
+        assert true.abs().max() > 1e-3
+        torch.testing.assert_close(values, true, rtol=0.05, atol=1e-3)
+
+
+def test_a_step_that_the_gradient_scaler_skips_moves_no_schedule(run, own_model) -> None:
+    """The first gradients overflow half precision: the scaler halves its factor until they do not."""
+    body = """
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(64, 10)
+
+        def forward(self, x):
+            return self.fc(x.flatten(1)) * 64
+    """
     found = run(
-        f"model=tutorial/{model}",
-        f"train.loss={loss}",
-        "seed=2",
-        "train.steps=1",
-        "train.limit_batches=1",
-        *see,
-    )
-    for number, (path, values) in enumerate(captured.items()):
-        assert found.captures[f"h{number}"][path][0].tolist() == pytest.approx(values, abs=1e-4)
+        *own_model(body), "compute.precision=fp16", "train.steps=16", "train.log_every=1", *SGD[:1],
+        "train.optimizer.lr=1e-6", "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5, interval: step}",
+    )  # fmt: skip
+    rates = [line["lr"] for line in found.metrics if "lr" in line]
+    skipped = rates.count(1e-6) - 1
+    assert 1 <= skipped < 15
+    assert rates[skipped:] == pytest.approx([1e-6 * 0.5**n for n in range(16 - skipped)])
 
 
-def test_the_jobs_of_a_sweep_leave_no_model_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import gc
-    import weakref
-
-    from hookrun import models
-
-    alive, build = [], models.build
-
-    def remember(*args: Any, **kwargs: Any) -> Any:
-        model = build(*args, **kwargs)
-        alive.append(weakref.ref(model))
-        return model
-
-    monkeypatch.setattr(models, "build", remember)
-    assert main(["-m", "experiment=clip_fc", *QUICK, "compute.threads=1", "hooks.clip_fc.max=0.1,1"]) == 0
-    gc.collect()
-    assert len(alive) == 2
-    assert [reference() for reference in alive] == [None, None]
+def test_the_plateau_schedule_watches_the_validation_loss(run) -> None:
+    """No loss is a hundred times the first: every epoch after it is without improvement."""
+    found = run(
+        "train.epochs=4", "train.limit_batches=1", *SGD[:1], "train.optimizer.lr=1",
+        "train.scheduler={name: ReduceLROnPlateau, mode: max, threshold: 100, patience: 0, factor: 0.5}",
+        "train.log_every=1",
+    )  # fmt: skip
+    rates = [line["lr"] for line in found.metrics if "lr" in line]
+    assert rates == pytest.approx([1, 1, 0.5, 0.25])
