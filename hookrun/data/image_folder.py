@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from pydantic import Field
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from hookrun.data.args import A, Args
@@ -56,7 +57,7 @@ class _Folders(Source[A]):
             raise self.missing(root / split)
         classes = {s: self.class_folders(folder) for s, folder in folders.items()}
         if len(set(classes.values())) > 1:
-            odd = _shown(set(classes["train"]) ^ set(classes["val"]))
+            odd = _shown(sorted(set(classes["train"]) ^ set(classes["val"])))
             what = f"train and val in {root} differ in their class folders, hence in their labels: {odd}"
             raise SpecError([Problem("data.root", what, "give both the same class folders")])
         return Layout(folders, classes[split])
@@ -67,7 +68,7 @@ class _Folders(Source[A]):
 
     def class_folders(self, folder: Path) -> tuple[str, ...]:
         """The sorted names of the class folders. Raises SpecError where there are none."""
-        classes = tuple(sorted(entry.name for entry in os.scandir(folder) if entry.is_dir()))
+        classes = tuple(_folders_in(folder))
         if not classes:
             what = f"the data set '{self.name}' finds no class folders in {folder}"
             raise SpecError([Problem("data.root", what, self.hint)])
@@ -75,18 +76,18 @@ class _Folders(Source[A]):
 
     def missing(self, folder: Path) -> SpecError:
         """The error for a folder of a split that is not there, with what is there."""
-        found = _shown({entry.name for entry in os.scandir(folder.parent) if entry.is_dir()}) or "no folder"
+        found = _shown(_folders_in(folder.parent)) or "no folder"
         what = f"the data set '{self.name}' has no folder {folder}; beside it there is {found}"
         return SpecError([Problem("data.root", what, self.hint)])
 
-    def description(self, layout: Layout) -> DataInfo:
-        """Images of any size: their transforms give them one."""
+    def description(self, layout: Layout, empty: Split | None = None) -> DataInfo:
+        """Images of any size: their transforms give them one. `empty` is a split that has none of them."""
         return DataInfo(
             name=self.name,
             inputs=TensorInfo((3, -1, -1), torch.float32),
             target=TensorInfo((), torch.int64),
             num_classes=len(layout.classes),
-            sizes={split: None if split in layout.folders else 0 for split in SPLITS},
+            sizes={split: None if split in layout.folders and split != empty else 0 for split in SPLITS},
         )
 
     def images(self, folder: Path) -> list[tuple[str, int]]:
@@ -106,19 +107,22 @@ class _ImageFolder(_Folders[ImageFolderArgs]):
 
     def flat_layout(self, root: Path, split: Split) -> Layout:
         classes = self.class_folders(root)
-        # Folders of folders alone are splits under other names, and would pass for classes.
-        if not any(entry.is_file() for name in classes for entry in os.scandir(root / name)):
+        # Without an image of their own they are splits under other names, and would pass for classes.
+        if not any(_holds_image(root / name) for name in classes):
             raise self.missing(root / split)
         return Layout(dict.fromkeys(SPLITS, root), classes, shared=True)
 
     def inspect(self, root: Path | None, args: ImageFolderArgs, split: Split) -> DataInfo:
         layout = self.layout(root, split)
-        if layout.shared and args.val_fraction == (0 if split == "val" else 1):
+        empty: Split | None = None
+        if layout.shared and args.val_fraction in (0, 1):
+            empty = "val" if args.val_fraction == 0 else "train"
+        if split == empty:
             what = (
                 f"none of the images in {root} is for the split '{split}' (val_fraction {args.val_fraction})"
             )
             raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
-        return self.description(layout)
+        return self.description(layout, empty)
 
     def open(self, root: Path | None, args: ImageFolderArgs, split: Split, seed: int) -> Samples:
         self.inspect(root, args, split)
@@ -172,8 +176,18 @@ class _Images(Samples):
         return unit_float(pixels), torch.tensor(label)
 
 
-def _shown(names: set[str]) -> str:
-    first = sorted(names)[:6]
+def _folders_in(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
+
+
+def _holds_image(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(is_image_file(entry.name) and entry.is_file() for entry in entries)
+
+
+def _shown(names: list[str]) -> str:
+    first = names[:6]
     return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
 
 

@@ -135,12 +135,12 @@ def test_one_seed_repeats_what_is_random() -> None:
 
 
 def test_all_mistakes_are_found_at_once() -> None:
-    given = {"resiz": {}, "resize": {"sise": 1}, "rgb": {"x": 1}, "flatten": None}
+    given = {"resiz": {}, "resize": {"sise": 1}, "grayscale": {"num_output": 1}, "flatten": None}
     parsed, problems = parse_transforms(given, WHERE)
     assert list(parsed.transforms) == ["flatten"]
     assert problems == [
         Problem(f"{WHERE}.resiz", "unknown transform", "did you mean 'resize'?"),
         Problem(f"{WHERE}.resize.size", "is missing", "add `size:`"),
         Problem(f"{WHERE}.resize.sise", "unknown key", "did you mean 'size'?"),
-        Problem(f"{WHERE}.rgb.x", "unknown key", "there are none"),
+        Problem(f"{WHERE}.grayscale.num_output", "unknown key", "did you mean 'num_output_channels'?"),
     ]

@@ -1,0 +1,57 @@
+"""Each data set has its file in conf/data, in which every key stands ready to be overridden."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hookrun.data import names, registry
+from hookrun.data.args import Args
+from hookrun.data.pipeline import parse_transforms
+from hookrun.spec.experiment import Data
+
+FOLDER = Path(__file__).resolve().parents[2] / "conf" / "data"
+
+
+def content(name: str) -> dict[str, Any]:
+    loaded = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+    assert isinstance(loaded, dict)
+    return {str(key): value for key, value in loaded.items()}
+
+
+def test_there_is_a_file_for_each_data_set_and_no_other() -> None:
+    assert {path.stem for path in FOLDER.iterdir()} == set(names())
+
+
+@pytest.mark.parametrize("name", names())
+def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
+    assert set(content(name)) == set(Data.model_fields)
+    section = Data(**content(name))
+    assert (section.name, section.batch_size) == (name, 64)
+
+
+@pytest.mark.parametrize("name", names())
+def test_it_begins_by_saying_what_the_data_is(name: str) -> None:
+    first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first[2] != "@"
+
+
+@pytest.mark.parametrize("name", names())
+def test_its_arguments_are_all_there_are_at_their_defaults(name: str) -> None:
+    module, constant = registry._SOURCES[name]
+    args: type[Args] = getattr(import_module(module), constant).args
+    assert content(name)["args"] == {
+        key: field.get_default(call_default_factory=False) for key, field in args.model_fields.items()
+    }
+
+
+@pytest.mark.parametrize("name", names())
+def test_its_transforms_are_right(name: str) -> None:
+    section = Data(**content(name))
+    for transforms in (section.transforms, section.train_transforms or {}):
+        assert parse_transforms(transforms, "data.transforms")[1] == []

@@ -1,0 +1,181 @@
+"""Images in class folders: labels in the order of names, the same in both splits; one size by the transforms."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookrun.data import Split, describe, load
+from hookrun.data.samples import Samples
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.spec.experiment import Data
+
+RESIZE = {"resize": {"size": [4, 6]}}
+
+
+def section(root: Path, name: str = "image_folder", **args: Any) -> Data:
+    return Data(name=name, root=str(root), args=args, transforms=RESIZE)
+
+
+def problem(config: Data, split: Split = "train") -> Problem:
+    """The one problem that description and loading agree on."""
+    found = []
+    for use in (lambda: describe(config, split), lambda: load(config, split, seed=0)):
+        with pytest.raises(SpecError) as caught:
+            use()
+        found += caught.value.errors
+    assert len(found) == 2
+    assert found[0] == found[1]
+    return found[0]
+
+
+def labels(samples: Samples) -> list[int]:
+    return [int(samples[i][1]) for i in range(len(samples))]
+
+
+@pytest.fixture
+def split_root(tmp_path: Path, write_images: Any) -> Path:
+    """Classes b and a, three images each for training, one each for validation."""
+    for name in ("b", "a"):
+        write_images(tmp_path / "train" / name, 3)
+        write_images(tmp_path / "val" / name, 1)
+    return tmp_path
+
+
+@pytest.fixture
+def flat_root(tmp_path: Path, write_images: Any) -> Path:
+    """Ten images of class a, five of class b, and no splits."""
+    write_images(tmp_path / "a", 10)
+    write_images(tmp_path / "b", 5)
+    return tmp_path
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_what_is_described_is_what_is_loaded(split_root: Path, split: Split) -> None:
+    config = section(split_root)
+    info = describe(config, split)
+    assert (info.num_classes, info.sizes) == (2, {"train": None, "val": None})
+    samples = load(config, split, seed=0)
+    for i in range(len(samples)):
+        value, target = samples[i]
+        assert isinstance(value, torch.Tensor)
+        assert (value.shape, value.dtype) == (info.shape, info.dtype) == ((3, 4, 6), torch.float32)
+        assert (target.shape, target.dtype) == (info.target_shape, info.target_dtype) == ((), torch.int64)
+
+
+def test_samples_come_by_class_and_name(split_root: Path) -> None:
+    samples = load(section(split_root), "train", seed=0)
+    assert labels(samples) == [0, 0, 0, 1, 1, 1]
+    levels = [float(torch.as_tensor(samples[i][0]).max()) * 255 for i in range(6)]
+    assert levels == pytest.approx([0, 1, 2, 0, 1, 2])
+
+
+def test_nothing_is_read_to_describe_them(split_root: Path) -> None:
+    for path in split_root.rglob("*.png"):
+        path.write_bytes(b"no image")
+    assert describe(section(split_root)).shape == (3, 4, 6)
+
+
+def test_a_single_root_is_divided_class_by_class_always_alike(flat_root: Path) -> None:
+    config = section(flat_root, val_fraction=0.4)
+    train, val = load(config, "train", seed=0), load(config, "val", seed=0)
+    assert Counter(labels(train)) == {0: 6, 1: 3}
+    assert Counter(labels(val)) == {0: 4, 1: 2}
+    assert describe(config).sizes == {"train": None, "val": None}
+    again = load(config, "val", seed=1)
+    assert all(torch.equal(torch.as_tensor(val[i][0]), torch.as_tensor(again[i][0])) for i in range(6))
+
+
+@pytest.mark.parametrize(("fraction", "empty", "full"), [(0.0, "val", "train"), (1.0, "train", "val")])
+def test_all_of_a_single_root_can_be_one_split(
+    flat_root: Path, fraction: float, empty: Split, full: Split
+) -> None:
+    config = section(flat_root, val_fraction=fraction)
+    assert len(load(config, full, seed=0)) == 15
+    assert describe(config, full).sizes[empty] == 0
+    assert problem(config, empty).where == "data.args.val_fraction"
+
+
+def test_one_split_alone_will_do_where_only_it_is_used(tmp_path: Path, write_images: Any) -> None:
+    write_images(tmp_path / "val" / "a")
+    config = section(tmp_path)
+    assert describe(config, "val").sizes == {"train": 0, "val": None}
+    found = problem(config, "train")
+    assert found.where == "data.root"
+    assert str(tmp_path / "train") in found.what
+    assert found.what.endswith("beside it there is val")
+
+
+def test_different_classes_would_shift_the_labels_and_are_refused(
+    split_root: Path, write_images: Any
+) -> None:
+    write_images(split_root / "train" / "aa")
+    found = problem(section(split_root))
+    assert found.what.endswith("differ in their class folders, hence in their labels: aa")
+
+
+def test_splits_under_other_names_do_not_pass_for_classes(tmp_path: Path, write_images: Any) -> None:
+    write_images(tmp_path / "training" / "a")
+    write_images(tmp_path / "testing" / "a")
+    assert problem(section(tmp_path)).what.endswith("beside it there is testing, training")
+
+
+@pytest.mark.parametrize("folder", ["", "train"])
+def test_no_class_folders(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(exist_ok=True)
+    assert (
+        problem(section(tmp_path)).what
+        == f"the data set 'image_folder' finds no class folders in {tmp_path / folder}"
+    )
+
+
+def test_a_class_without_images_is_named_when_the_data_is_loaded(split_root: Path) -> None:
+    for part in ("train", "val"):
+        (split_root / part / "empty").mkdir()
+    with pytest.raises(SpecError, match="Found no valid file for the classes empty") as caught:
+        load(section(split_root), "train", seed=0)
+    assert [p.where for p in caught.value.errors] == ["data.root"]
+
+
+def test_images_without_one_size_are_refused_with_a_way_out(split_root: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        describe(Data(name="image_folder", root=str(split_root)))
+    assert [p.where for p in caught.value.errors] == ["data.transforms"]
+
+
+@pytest.mark.parametrize("content", [b"no image", None])
+def test_a_file_that_is_no_whole_image_fails_by_its_name(split_root: Path, content: bytes | None) -> None:
+    path = split_root / "train" / "a" / "001.png"
+    path.write_bytes(path.read_bytes()[:-30] if content is None else content)
+    samples = load(section(split_root), "train", seed=0)
+    assert torch.as_tensor(samples[0][0]).shape == (3, 4, 6)
+    with pytest.raises(HookrunError, match="cannot be read as an image") as caught:
+        samples[1]
+    assert str(path) in str(caught.value)
+
+
+def test_samples_pickle_for_worker_processes(split_root: Path) -> None:
+    samples = load(section(split_root), "train", seed=0)
+    again = pickle.loads(pickle.dumps(samples))
+    assert torch.equal(torch.as_tensor(again[4][0]), torch.as_tensor(samples[4][0]))
+
+
+def test_imagenet_has_all_its_classes_unless_another_number_is_given(split_root: Path) -> None:
+    found = problem(section(split_root, "imagenet"))
+    assert found.where == "data.args.classes"
+    assert found.what == f"{split_root / 'train'} has 2 class folders, where 1000 are expected"
+    for classes in (2, None):
+        config = section(split_root, "imagenet", classes=classes)
+        assert describe(config).num_classes == 2
+        assert labels(load(config, "val", seed=0)) == [0, 1]
+
+
+def test_imagenet_has_a_folder_for_each_split(flat_root: Path) -> None:
+    found = problem(section(flat_root, "imagenet", classes=None))
+    assert found.what.endswith(f"{flat_root / 'train'}; beside it there is a, b")
+    assert "torchvision.datasets.ImageNet" in found.hint

@@ -1,0 +1,156 @@
+"""Data by name: every mistake of the section at once, before anything is read."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from hookrun.data import Split, describe, load, names, registry
+from hookrun.data.source import Source
+from hookrun.errors import Problem, SpecError
+from hookrun.spec.experiment import Data
+
+NAMES = (
+    "digits",
+    "fake_images",
+    "tensors",
+    "image_folder",
+    "imagenet",
+    "mnist",
+    "fashion_mnist",
+    "cifar10",
+    "cifar100",
+)
+NORMALIZE = {"mean": [0.5], "std": [0.5]}
+
+
+def problems(split: Split = "train", **section: Any) -> list[Problem]:
+    with pytest.raises(SpecError) as caught:
+        describe(Data(**section), split)
+    return caught.value.errors
+
+
+def test_the_names_are_public() -> None:
+    assert names() == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_stands_for_a_source_that_knows_it(name: str) -> None:
+    module, constant = registry._SOURCES[name]
+    source = getattr(import_module(module), constant)
+    assert isinstance(source, Source)
+    assert source.name == name
+
+
+def test_an_unknown_name_comes_with_the_nearest() -> None:
+    expected = [Problem("data.name", "unknown data set 'cifar'", "did you mean 'cifar10' or 'cifar100'?")]
+    assert problems(name="cifar") == expected
+    with pytest.raises(SpecError) as caught:
+        load(Data(name="cifar"), "train", seed=0)
+    assert caught.value.errors == expected
+
+
+def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
+    found = problems(
+        name="mnist",
+        root=str(tmp_path),
+        transforms={"normalise": NORMALIZE},
+        train_transforms={"resize": {"size": "big"}},
+    )
+    assert [problem.where for problem in found] == [
+        "data.transforms.normalise",
+        "data.train_transforms.resize.size",
+        "data.root",
+    ]
+
+
+def test_wrong_arguments_are_found_beside_wrong_transforms() -> None:
+    found = problems(name="digits", args={"root": 1}, transforms={"rgb": {"x": 1}})
+    assert [problem.where for problem in found] == ["data.args.root", "data.transforms.rgb.x"]
+
+
+def test_misfits_of_both_splits_are_found_at_once() -> None:
+    three = {"mean": [0, 0, 0], "std": [1, 1, 1]}
+    found = problems(
+        name="digits", transforms={"normalize": three}, train_transforms={"random_crop": {"size": 9}}
+    )
+    assert {problem.where for problem in found} == {
+        "data.transforms.normalize",
+        "data.train_transforms.random_crop",
+    }
+
+
+def test_a_misfit_shared_by_both_splits_is_told_once() -> None:
+    assert [p.where for p in problems(name="digits", transforms={"random_crop": {"size": 9}})] == [
+        "data.transforms.random_crop"
+    ]
+
+
+@pytest.mark.parametrize("split", get_args(Split))
+def test_transforms_shape_what_is_described_and_what_is_loaded(split: Split) -> None:
+    config = Data(name="digits", transforms={"resize": {"size": [6, 4]}, "rgb": None, "flatten": {}})
+    info = describe(config, split)
+    value, target = load(config, split, seed=0)[0]
+    assert isinstance(value, torch.Tensor)
+    assert (info.shape, info.dtype) == (value.shape, value.dtype) == ((72,), torch.float32)
+    assert (info.target_shape, info.target_dtype) == (target.shape, target.dtype)
+
+
+def test_the_train_split_has_transforms_of_its_own_where_given() -> None:
+    config = Data(
+        name="digits", train_transforms={"random_crop": {"size": 4}}, transforms={"center_crop": {"size": 6}}
+    )
+    for split, shape in (("train", (1, 4, 4)), ("val", (1, 6, 6))):
+        assert describe(config, split).shape == shape  # type: ignore[arg-type]
+        value, _ = load(config, split, seed=0)[0]  # type: ignore[arg-type]
+        assert isinstance(value, torch.Tensor)
+        assert value.shape == shape
+
+
+def test_no_transforms_for_the_train_split_are_an_empty_mapping() -> None:
+    config = Data(name="digits", train_transforms={}, transforms={"flatten": {}})
+    assert describe(config, "train").shape == (1, 8, 8)
+    assert describe(config, "val").shape == (64,)
+
+
+def test_values_are_transformed() -> None:
+    plain, _ = load(Data(name="digits"), "val", seed=0)[7]
+    normal, _ = load(Data(name="digits", transforms={"normalize": NORMALIZE}), "val", seed=0)[7]
+    assert isinstance(plain, torch.Tensor)
+    assert torch.equal(torch.as_tensor(normal), plain * 2 - 1)
+
+
+def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (problem,) = problems(name="mnist", root="~/mine")
+    assert str(tmp_path / "mine") in problem.what
+
+
+def test_a_relative_root_is_shown_as_the_absolute_path_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (problem,) = problems(name="image_folder", root="mine")
+    assert str(tmp_path / "mine") in problem.what
+
+
+def test_a_path_that_the_system_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
+    (problem,) = problems(name="imagenet", root=str(tmp_path / ("x" * 300)))
+    assert problem.where == "data.root"
+    assert "x" * 300 in problem.what
+
+
+def test_a_file_that_cannot_be_opened_is_the_users_to_mend(
+    mnist_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *args: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    (problem,) = problems(name="mnist", root=str(mnist_root))
+    assert (problem.where, problem.hint) == ("data.root", "make it readable, or give another path")
+    assert problem.what == f"{mnist_root / 'MNIST/raw/train-images-idx3-ubyte'}: Permission denied"

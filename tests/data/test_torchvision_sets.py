@@ -1,0 +1,209 @@
+"""MNIST and CIFAR: read from where torchvision puts them, never unpickled unless they are the published files."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+from torchvision import datasets
+
+from hookrun.data import Split, describe, load
+from hookrun.errors import Problem, SpecError
+from hookrun.spec.experiment import Data
+
+MNIST_LIKE = {"mnist": "MNIST", "fashion_mnist": "FashionMNIST"}
+CIFAR_LIKE = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
+WriteIdx = Callable[[Path, np.ndarray], None]
+
+
+def section(name: str, root: Path, download: bool = False) -> Data:
+    return Data(name=name, root=str(root), args={"download": download})
+
+
+def problem(use: Callable[[], object]) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        use()
+    (found,) = caught.value.errors
+    return found
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """No network; the list gets the time limit that each attempt would have had."""
+    limits: list[float | None] = []
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        limits.append(socket.getdefaulttimeout())
+        raise URLError("Name or service not known")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    return limits
+
+
+@pytest.mark.parametrize("name", MNIST_LIKE)
+@pytest.mark.parametrize(("split", "count"), [("train", 6), ("val", 4)])
+def test_mnist_is_described_by_its_headers_and_loaded_alike(
+    mnist_root: Path, name: str, split: Split, count: int
+) -> None:
+    config = section(name, mnist_root)
+    info = describe(config, split)
+    assert (info.shape, info.dtype, info.num_classes) == ((1, 28, 28), torch.float32, 10)
+    assert info.sizes == {"train": 6, "val": 4}
+    samples = load(config, split, seed=0)
+    assert len(samples) == count
+    for i in range(count):
+        value, target = samples[i]
+        assert torch.equal(torch.as_tensor(value), torch.full((1, 28, 28), i / 255))
+        assert (target.dtype, int(target)) == (torch.int64, i)
+
+
+@pytest.mark.parametrize("name", CIFAR_LIKE)
+@pytest.mark.parametrize(("split", "part"), [("train", "train_list"), ("val", "test_list")])
+def test_cifar_is_loaded_channels_first(cifar_root: Path, name: str, split: Split, part: str) -> None:
+    config = section(name, cifar_root)
+    samples = load(config, split, seed=0)
+    assert len(samples) == 2 * len(getattr(CIFAR_LIKE[name], part))
+    info = describe(config, split)
+    red = torch.stack([torch.ones(32, 32), torch.zeros(32, 32), torch.zeros(32, 32)])
+    value, target = samples[1]
+    assert torch.equal(torch.as_tensor(value), red)
+    assert (info.shape, info.dtype) == (red.shape, red.dtype)
+    assert (target.dtype, int(target)) == (info.target_dtype, 1) == (torch.int64, 1)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("cifar10", 10), ("cifar100", 100)])
+def test_cifar_is_described_as_it_was_published(cifar_root: Path, name: str, classes: int) -> None:
+    info = describe(section(name, cifar_root))
+    assert (info.num_classes, info.sizes) == (classes, {"train": 50_000, "val": 10_000})
+
+
+def test_samples_pickle_for_worker_processes(mnist_root: Path) -> None:
+    samples = load(section("mnist", mnist_root), "train", seed=0)
+    again = pickle.loads(pickle.dumps(samples))
+    assert torch.equal(torch.as_tensor(again[3][0]), torch.as_tensor(samples[3][0]))
+
+
+@pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
+def test_missing_files_are_named_with_where_they_were_looked_for_and_how_to_get_them(
+    tmp_path: Path, name: str
+) -> None:
+    config = section(name, tmp_path)
+    found = problem(lambda: describe(config))
+    assert found == problem(lambda: load(config, "val", seed=0))
+    assert found.where == "data.root"
+    folder = f"{MNIST_LIKE[name]}/raw" if name in MNIST_LIKE else CIFAR_LIKE[name].base_folder
+    assert str(tmp_path / folder) in found.what
+    cls = MNIST_LIKE.get(name) or CIFAR_LIKE[name].__name__
+    assert f"from torchvision.datasets import {cls}; {cls}('DIR', download=True)" in found.hint
+    assert "data.args.download=true" in found.hint
+
+
+def test_only_the_missing_files_are_named(mnist_root: Path) -> None:
+    (mnist_root / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
+    found = problem(lambda: describe(section("mnist", mnist_root)))
+    assert found.what == f"the data set 'mnist' lacks t10k-labels-idx1-ubyte in {mnist_root / 'MNIST/raw'}"
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_without_a_root_there_is_nowhere_to_look_or_to_download_to(download: bool) -> None:
+    found = problem(lambda: describe(Data(name="mnist", args={"download": download})))
+    assert (found.where, found.what) == (
+        "data.root",
+        "the data set 'mnist' lies in a folder, and none is given",
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "what"),
+    [
+        ("train-images-idx3-ubyte", lambda data: data[:-1], "4719 bytes, where its header promises 4720"),
+        ("train-labels-idx1-ubyte", lambda data: data + b"0", "15 bytes, where its header promises 14"),
+        ("train-images-idx3-ubyte", lambda data: data[:10], "not an IDX file of this kind"),
+        ("t10k-images-idx3-ubyte", lambda data: b"<html>" + data, "not an IDX file of this kind"),
+        ("t10k-labels-idx1-ubyte", lambda data: b"", "not an IDX file of this kind"),
+    ],
+)
+def test_a_damaged_file_of_mnist_is_told_from_its_header(
+    mnist_root: Path, file: str, change: Callable[[bytes], bytes], what: str
+) -> None:
+    path = mnist_root / "MNIST/raw" / file
+    path.write_bytes(change(path.read_bytes()))
+    found = problem(lambda: describe(section("mnist", mnist_root)))
+    assert (found.where, found.what) == ("data.root", f"{path}: {what}")
+
+
+def test_images_and_labels_of_mnist_are_as_many(mnist_root: Path, idx: WriteIdx) -> None:
+    idx(mnist_root / "MNIST/raw/train-labels-idx1-ubyte", np.zeros(5))
+    assert "6 images and 5 labels" in problem(lambda: describe(section("mnist", mnist_root))).what
+
+
+def test_both_splits_of_mnist_have_images_of_one_shape(mnist_root: Path, idx: WriteIdx) -> None:
+    idx(mnist_root / "MNIST/raw/t10k-images-idx3-ubyte", np.zeros((4, 8, 9)))
+    found = problem(lambda: describe(section("mnist", mnist_root)))
+    assert "images of [1, 8, 9] and [1, 28, 28]" in found.what
+
+
+class Explosive:
+    """A pickle that would leave a file behind if it were loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("file", ["data_batch_3", "test_batch", "batches.meta"])
+def test_a_pickle_that_is_not_the_published_one_is_never_loaded(cifar_root: Path, file: str) -> None:
+    trace = cifar_root / "loaded"
+    data = pickle.dumps(Explosive(trace))
+    (cifar_root / "cifar-10-batches-py" / file).write_bytes(data)
+    for split in ("train", "val"):
+        found = problem(lambda: load(section("cifar10", cifar_root), split, seed=0))  # type: ignore[arg-type]  # noqa: B023
+        assert found.where == "data.root"
+        assert "not the published files of 'cifar10'" in found.what
+        assert found.what.endswith(f": {file}")
+    assert not trace.exists()
+    pickle.loads(data)
+    assert trace.exists(), "the pickle would have done it"
+
+
+@pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
+def test_what_will_be_downloaded_can_be_described_without_a_network(
+    tmp_path: Path, name: str, offline: list[float | None]
+) -> None:
+    info = describe(section(name, tmp_path, download=True))
+    assert sum(size or 0 for size in info.sizes.values()) == (70_000 if name in MNIST_LIKE else 60_000)
+    assert info.shape == ((1, 28, 28) if name in MNIST_LIKE else (3, 32, 32))
+    assert offline == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
+def test_a_failed_download_is_one_error_with_the_way_round_the_network(
+    tmp_path: Path, name: str, offline: list[float | None]
+) -> None:
+    found = problem(lambda: load(section(name, tmp_path, download=True), "train", seed=0))
+    assert found.where == "data.args.download"
+    assert str(tmp_path) in found.what
+    assert "Name or service not known" in found.what
+    assert found.hint.startswith("on a machine with a network run python -c")
+    assert offline
+    assert None not in offline, "a silent network ends the attempt"
+    assert socket.getdefaulttimeout() is None
+
+
+@pytest.mark.parametrize("name", ["mnist", "cifar10"])
+def test_what_is_there_is_not_downloaded_again(
+    name: str, mnist_root: Path, cifar_root: Path, offline: list[float | None]
+) -> None:
+    assert len(load(section(name, mnist_root, download=True), "train", seed=0)) in (6, 10)
+    assert offline == []
