@@ -44,10 +44,10 @@ def _parsed(raw: object) -> Selector:
 
 
 def _picked(selector: Selector, prepared: Prepared) -> set[str]:
+    """The modules that match, which stand for their parameters too; else the parameters that do."""
     names = ModelNames(prepared.model)
-    parameters = names.parameter_tree()
     modules = {names.first_name(path) for path in selector.select(names.tree)}
-    picked = modules | set(selector.select(parameters))
+    picked = modules or set(selector.select(names.parameter_tree()))
     if not picked:
         text = f"{str(selector)!r} matches no module and no parameter"
         raise CompileError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.compiler import Example, Plan, compile_plan
+from hookrun.compiler import Plan, compile_plan
 from hookrun.data import DataInfo, Split
 from hookrun.errors import Problem, SpecError
 from hookrun.runtime import checking
@@ -66,12 +66,12 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
             raise SpecError(refused)
     listing = settings.task.name == "modules"
     hooks = _every_module() if listing else experiment.hooks
-    example, unchecked = _example(info)
+    example = as_call(info.example(EXAMPLE_BATCH))
     training = _trains(settings) or listing
     plan = compile_plan(hooks, model, read_run_value, checking, example=example, training=training)
     if not listing:
         _check_leftover(leftover, plan)
-    plan = replace(plan, samples=_samples(settings, info), unchecked=plan.unchecked or unchecked)
+    plan = replace(plan, samples=_samples(settings, info))
     return Prepared(experiment, info, model, plan, device, leftover)
 
 
@@ -109,22 +109,12 @@ def _training_problems(settings: Settings, info: DataInfo | None) -> list[Proble
         problems += check_optimizer(train.optimizer)
         if train.scheduler is not None:
             problems += check_scheduler(train.scheduler)
-    if info and settings.task.name in ("train", "evaluate", "predict"):
-        problems += _data_problems(settings, info)
+    scores = settings.task.name in ("train", "evaluate")
+    if info and info.target is None and train.loss in NEED_TARGET and scores:
+        text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
+        hint = "use output, output_mean or output_sum, or name a target"
+        problems.append(Problem("train.loss", text, hint))
     return problems
-
-
-def _data_problems(settings: Settings, info: DataInfo) -> Iterator[Problem]:
-    """What the task asks of the data and the data has not."""
-    loss, split = settings.train.loss, _split(settings)
-    if info.target is None and loss in NEED_TARGET and settings.task.name != "predict":
-        text = f"{loss!r} needs targets, and the data {info.name!r} has none"
-        yield Problem("train.loss", text, "use output, output_mean or output_sum, or name a target")
-    if info.sizes[split] == 0:
-        where = "data.name" if settings.task.name == "train" else "task.split"
-        there = [name for name, size in info.sizes.items() if size != 0]
-        text = f"the data {info.name!r} has no samples in its {split} split"
-        yield Problem(where, text, f"it has {' and '.join(there)}" if there else "")
 
 
 def _every_module() -> Spec:
@@ -150,13 +140,6 @@ def added_names(plan: Plan) -> list[str]:
         if (name := hook.spec.action.adds(hook.spec.name)) is not None
         for target in hook.targets
     ]
-
-
-def _example(info: DataInfo) -> tuple[Example | None, str | None]:
-    inputs = [info.inputs] if isinstance(info.inputs, data.TensorInfo) else list(info.inputs.values())
-    if any(-1 in each.shape for each in inputs):
-        return None, "the samples of the data differ in shape"
-    return as_call(info.example(EXAMPLE_BATCH)), None
 
 
 def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,7 +10,6 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hookrun.errors import HookrunError
 from hookrun.store import checkpoint
 from hookrun.tasks.batches import Batch, Batches
 from hookrun.tasks.metrics import Average
@@ -37,8 +36,6 @@ def train(running: Running, scaler: GradScaler) -> None:
     settings = running.settings.train
     sizes = running.prepared.data.sizes
     batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
-    if not len(batches):
-        raise HookrunError("the data has no samples in its train split")
     val = Batches(running.prepared, "val") if sizes["val"] != 0 else None
     optimizer = make_optimizer(settings.optimizer, running.model)
     steps_per_epoch = -(-len(batches) // settings.accumulate)

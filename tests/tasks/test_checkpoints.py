@@ -1,0 +1,90 @@
+"""best.safetensors is the best epoch, last.safetensors the last, and both can be started from again."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+QUICK = ("train.epochs=1", "train.limit_batches=4")
+SGD = ("train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.shuffle=false", "train.epochs=1")
+
+
+def weights(run: Any, name: str = "last") -> dict[str, torch.Tensor]:
+    return load_file(run.path / f"checkpoints/{name}.safetensors")
+
+
+def val(run: Any) -> list[dict[str, Any]]:
+    return [line for line in run.metrics if line["split"] == "val"]
+
+
+def equal(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_the_best_checkpoint_is_that_of_the_best_epoch(run) -> None:
+    found = run("train.epochs=3", "train.limit_batches=3")
+    best = max(line["accuracy"] for line in val(found))
+    for name, accuracy in (("best", best), ("last", val(found)[-1]["accuracy"])):
+        again = run(
+            "task=evaluate",
+            "train.limit_batches=3",
+            f"model.weights={found.path}/checkpoints/{name}.safetensors",
+        )
+        assert again.metrics[-1]["accuracy"] == accuracy
+
+
+def test_added_parameters_come_back_with_the_checkpoint_where_the_hook_is_there(run, refused, hook) -> None:
+    bias = hook(select="flatten", hook="forward", action="add_bias", value=0, trainable="true")
+    trained = run(*QUICK, bias, "train.optimizer.lr=0.1")
+    file = f"model.weights={trained.path}/checkpoints/last.safetensors"
+    again = run("task=evaluate", "train.limit_batches=4", bias, file)
+    assert again.metrics[-1]["loss"] == val(trained)[-1]["loss"]
+    assert "flatten.h_bias" in refused("task=evaluate", file)
+
+
+def test_a_first_epoch_that_is_no_number_is_not_the_best(run, own_model) -> None:
+    body = """
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, x):
+            self.weight.data += 1
+            bad = not self.training and self.weight.item() < 6
+            return self.weight * (float("nan") if bad else 1.0)
+    """
+    found = run(
+        *own_model(body), "train.loss=output_mean", "train.epochs=2", "train.limit_batches=2", *SGD[:1],
+        "train.optimizer.lr=0",
+    )  # fmt: skip
+    losses = [line["loss"] for line in val(found)]
+    assert math.isnan(losses[0]) and losses[1] == pytest.approx(8.5)
+    assert weights(found, "best")["weight"].item() == 9
+
+
+def test_best_and_last_are_the_weights_of_their_epochs(run) -> None:
+    """A rate that is far too high after the first epoch: the best is the first, the last is another."""
+    found = run(
+        "train.epochs=2", "train.limit_batches=8", "train.scheduler={name: StepLR, step_size: 1, gamma: 1e4}"
+    )
+    first, second = (line["accuracy"] for line in val(found))
+    assert first > second
+    one = run("train.epochs=1", "train.limit_batches=8")
+    assert equal(weights(found, "best"), weights(one, "last"))
+    assert not equal(weights(found, "last"), weights(found, "best"))
+    again = run(
+        "task=evaluate", "train.limit_batches=8", f"model.weights={found.path}/checkpoints/best.safetensors"
+    )
+    assert [again.metrics[-1][key] for key in ("loss", "accuracy")] == [
+        val(found)[0][key] for key in ("loss", "accuracy")
+    ]
+
+
+def test_no_epoch_at_all_saves_the_model_as_it_was_built(run) -> None:
+    found = run("train.epochs=0")
+    assert found.metrics == []
+    assert equal(weights(found), weights(run("train.epochs=0")))

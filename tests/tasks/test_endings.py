@@ -1,0 +1,104 @@
+"""Checks that stop a run, hooks that stay silent, and everything else that ends a run before its time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+QUICK = ("train.epochs=1", "train.limit_batches=4")
+
+
+def val(run: Any) -> list[dict[str, Any]]:
+    return [line for line in run.metrics if line["split"] == "val"]
+
+
+def test_a_run_that_fails_says_so_and_leaves_no_hooks(
+    run, monkeypatch: pytest.MonkeyPatch, capsys, hook
+) -> None:
+    from hookrun.models.cnn import CNN
+
+    calls, models, forward = [], [], CNN.forward
+
+    def failing(self: CNN, x: torch.Tensor) -> torch.Tensor:
+        models.append(self)
+        calls.append(isinstance(x, torch.Tensor) and type(x) is torch.Tensor)
+        if sum(calls) == 3:
+            raise RuntimeError("the third batch is bad")
+        return forward(self, x)
+
+    monkeypatch.setattr(CNN, "forward", failing)
+    found = run("experiment=clip_fc", hook(select="**", hook="forward", action="capture"), code=1)
+    assert found.status["status"] == "failed"
+    assert "the third batch is bad" in found.status["reason"]
+    assert "the third batch is bad" in capsys.readouterr().err
+    assert not any(module._forward_hooks for module in models[-1].modules())
+    assert not models[-1].fc.weight._backward_hooks
+    assert len(found.captures["h"]["fc"]) == 128, "what was captured before is kept"
+
+
+def test_an_interrupted_run_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hookrun.tasks.train as module
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_after_epoch", interrupt)
+    assert run(*QUICK, code=130).status["status"] == "interrupted"
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "status"), [("error", 3, "failed"), ("stop", 3, "stopped"), ("warn", 0, "done")]
+)
+def test_checks(run, policy: str, code: int, status: str, hook) -> None:
+    found = run(*QUICK, hook(select="fc", hook="forward", action="check", max=0, policy=policy), code=code)
+    assert (found.status["status"], found.status["exit_code"]) == (status, code)
+    assert found.stats[0]["ok"] is False
+    assert (found.path / "checkpoints/last.safetensors").exists() == (policy != "error")
+    if code:
+        assert "'h'" in found.status["reason"] and "fc" in found.status["reason"]
+
+
+@pytest.mark.parametrize("strict", ["true", "false"])
+def test_a_hook_that_never_fires_is_loud(run, capsys, strict: str, hook) -> None:
+    never = hook(select="fc", hook="output_grad", action="print", when="{step: 1000}")
+    found = run(*QUICK, never, f"strict={strict}", code=1 if strict == "true" else 0)
+    printed = capsys.readouterr()
+    assert "WARNING: h never fired on fc" in printed.out
+    assert ("h never fired on fc" in found.status["reason"]) == (strict == "true")
+
+
+def test_a_model_with_nothing_to_train_is_told(run, hook) -> None:
+    found = run(*QUICK, hook(select="''", hook="apply", action="freeze"), code=1)
+    assert "nothing to train" in found.status["reason"]
+
+
+def test_a_loss_that_does_not_fit_the_output_is_told(run, capsys) -> None:
+    found = run("model=tutorial/doubling", "train.loss=cross_entropy", code=1)
+    assert "train.loss=cross_entropy: the model returned shape [5]" in found.status["reason"]
+
+
+def test_a_stopping_check_ends_validation_and_evaluation_too(run, hook) -> None:
+    stop = hook(
+        select="fc", hook="forward", action="check", max=-1e9, policy="stop", when="{mode: eval, step: [1]}"
+    )
+    trained = run("train.epochs=5", "train.limit_batches=4", stop, code=3)
+    assert trained.status["status"] == "stopped"
+    assert len(val(trained)) == 1
+    assert (trained.path / "checkpoints/last.safetensors").exists()
+    assert run("task=evaluate", stop, code=3).status["status"] == "stopped"
+    seen = run("task=predict", stop, code=3).predictions
+    assert seen is not None and len(seen) == 2 * 64
+
+
+def test_a_stopping_check_in_training_ends_it_after_that_step(run, hook) -> None:
+    stop = hook(select="fc", hook="forward", action="check", max=-1e9, policy="stop", when="{step: [2]}")
+    found = run("train.epochs=2", "train.limit_batches=6", "train.log_every=1", stop, code=3)
+    assert [line["step"] for line in found.metrics] == [0, 1, 2], "and no validation"
+
+
+def test_warnings_of_a_check_are_records(run, hook) -> None:
+    found = run(*QUICK, hook(select="fc", hook="forward", action="check", max=-1e9, policy="warn"))
+    assert {(line["mode"], line["policy"]) for line in found.stats} == {("train", "warn"), ("eval", "warn")}
+    assert len(found.stats) == 8

@@ -1,0 +1,45 @@
+"""What a run says at its end."""
+
+from __future__ import annotations
+
+import re
+
+QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
+
+
+def test_metrics_and_the_run_directory(run, capsys) -> None:
+    found = run(*QUICK)
+    *_, train, val, where = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"train +loss \d\.\d+ +accuracy \d+\.\d %", train)
+    assert val.startswith("val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
+    assert where == f"run directory: {found.path}"
+
+
+def test_how_often_each_hook_fired_where(run, hook, capsys) -> None:
+    run(*QUICK, hook(select="'{fc,conv1}'", hook="forward", action="stats", when="{mode: train}"))
+    assert "h (forward, stats) fired: conv1 x4, fc x4" in capsys.readouterr().out
+
+
+def test_what_an_edit_changed_is_counted_on_the_logged_steps(run, hook, capsys) -> None:
+    run(*QUICK, hook(select="fc", hook="forward", action="scale", factor=2, when="{mode: train}"))
+    assert "changed 1,280 of 1,280 elements (100.0%) on the logged steps" in capsys.readouterr().out
+    run(*QUICK, hook(select="fc.bias", hook="grad", action="clamp", min=-9, max=9))
+    assert "changed 0 of 20 elements (0.0%)" in capsys.readouterr().out
+
+
+def test_what_was_captured(run, hook, capsys) -> None:
+    run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="capture"))
+    assert "captured 4 tensors, 10.2 kB" in capsys.readouterr().out
+
+
+def test_many_modules_are_cut_short(run, hook, capsys) -> None:
+    run(*QUICK, "model=resnet18", "train.limit_batches=1", "task=predict", "data.batch_size=2",
+        "+data.transforms={rgb: {}}", hook(select="type:Conv2d", hook="forward", action="stats"))  # fmt: skip
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "fired:" in line]
+    assert line.endswith("and 16 more")
+
+
+def test_what_stayed_silent_is_loud(run, hook, capsys) -> None:
+    never = hook(select="'{fc,conv1}'", hook="forward", action="stats", when="{epoch: [9]}")
+    run(*QUICK, never)
+    assert "WARNING: h never fired on conv1, fc" in capsys.readouterr().out
