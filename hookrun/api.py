@@ -52,14 +52,19 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
+    from hookrun.app.broken_yaml import problem_of_yaml
+
     path = path.expanduser().absolute()
     if not path.is_file():
         raise SpecError([Problem(str(path), "there is no such file")])
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
-    except (YAMLError, OmegaConfBaseException) as error:
-        hint = "a value that starts with * ! @ % or & needs quotes"
-        raise SpecError([Problem(str(path), f"is no readable YAML: {error}", hint)]) from error
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
+    except YAMLError as error:
+        raise SpecError([problem_of_yaml(error)]) from error
+    except OmegaConfBaseException as error:
+        raise SpecError([Problem(str(path), str(error).splitlines()[0])]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(str(path), f"is no YAML of a mapping: {error}")]) from error
     if not isinstance(content, dict):
         raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
     return {str(key): value for key, value in content.items()}

@@ -127,7 +127,7 @@ def _with_shape(
     target = replace(target, shape=shapes.get(target.path), called=target.path in shapes)
     if captured is None:
         return target
-    per_sample = all(tensor.dim() > 0 and tensor.shape[0] == batch for tensor in captured)
+    per_sample = batch > 0 and all(tensor.dim() > 0 and tensor.shape[0] == batch for tensor in captured)
     total = sum(tensor.numel() * tensor.element_size() for tensor in captured)
     return replace(target, bytes=total / batch if per_sample else total, per_sample=per_sample)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cached_property
+from typing import NamedTuple
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -14,6 +17,35 @@ from hookrun.compiler.plan import Target
 from hookrun.errors import nearest
 from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Node, Tree
+
+
+class Deaf(NamedTuple):
+    """Why a module runs without the hooks on those inside it, and what to do.
+
+    itself: hooks on the module itself don't fire either
+    """
+
+    what: str
+    hint: str
+    itself: bool = True
+
+
+def deaf(module: nn.Module) -> Deaf | None:
+    """Why hooks inside `module` would never fire, or None."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return Deaf("a scripted module runs without Python hooks", "hook the module before torch.jit.script")
+    compiled = "an already compiled module ignores new hooks"
+    first = "install the hooks first, then compile"
+    if module._compiled_call_impl is not None:
+        return Deaf(compiled, first)
+    # half a second to import, and there if anything is compiled
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
+        return Deaf(compiled, first, itself=False)
+    if isinstance(module, nn.DataParallel):
+        hint = "use DistributedDataParallel, or hook the inner module"
+        return Deaf("DataParallel's threads race on hooks", hint)
+    return None
 
 
 class ModelNames:
@@ -38,10 +70,11 @@ class ModelNames:
             for path, module in self.modules.items()
         }
         numbered = {
-            path: [name for name in module._modules if name.isdecimal()]
+            path: [name for name in module._modules.keys() if name.isdecimal()]  # noqa: SIM118 (a scripted one)
             for path, module in self.modules.items()
         }
-        return Tree(nodes, {path: names for path, names in numbered.items() if names})
+        first = {path: self.first_name(path) for path in self.modules}
+        return Tree(nodes, {path: names for path, names in numbered.items() if names}, _others(first))
 
     @cached_property
     def _parameters(self) -> Mapping[str, nn.Parameter]:
@@ -62,7 +95,8 @@ class ModelNames:
             owner = self.tree.nodes[name.rpartition(".")[0]]
             size = _numel(self._parameters[name]) if name in self._parameters else 0
             nodes[name] = Node(name, owner.types, owner.leaf, size)
-        return Tree(nodes)
+        first = {name: self._first_parameter_name(name) for name in names}
+        return Tree(nodes, first=_others(first))
 
     def _added_names(self) -> list[str]:
         return [f"{path}.{name}" if path else name for path, names in self.added.items() for name in names]
@@ -121,6 +155,19 @@ class ModelNames:
                     name for name, parameter in self._parameters.items() if id(parameter) in frozen
                 }
 
+    @cached_property
+    def deaf(self) -> Mapping[int, Deaf]:
+        """id of a module -> why hooks on it would never fire."""
+        found = dict[int, Deaf]()
+        for path, module in self.modules.items():
+            if (reason := deaf(module)) is not None:
+                named = reason._replace(what=f"{path}: {reason.what}") if path else reason
+                inner = iter(module.modules())
+                if not reason.itself:
+                    next(inner)
+                found = {id(each): named for each in inner} | found  # the outermost is named
+        return found
+
     def nearest(self, spec: HookSpec) -> str:
         """The names closest to what the hook's selector asked for."""
         text = str(spec.keys.select)
@@ -135,6 +182,10 @@ class ModelNames:
         last = text.rpartition(".")[2].strip("*?")
         ends = [path for path in paths if last and last.lower() in path.lower()]
         return nearest(text, ends or [name for name, _ in self.model.named_children()] or paths)
+
+
+def _others(first: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: main for name, main in first.items() if name != main}
 
 
 def _type_names(cls: type) -> frozenset[str]:

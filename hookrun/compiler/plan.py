@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -129,6 +129,13 @@ class Plan:
                 for hook in self.hooks
             ],
         }
+
+    def added(self) -> Iterator[tuple[str, str]]:
+        """Module path and name of every parameter that the plan adds."""
+        for hook in self.hooks:
+            name = hook.spec.action.adds(hook.spec.name)
+            if name is not None:
+                yield from ((target.path, name) for target in hook.targets)
 
     def __str__(self) -> str:
         from hookrun.compiler.table import text

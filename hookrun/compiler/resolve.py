@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path as FilePath
 from types import MappingProxyType
 
-import torch
 from torch import Tensor, nn
 
-from hookrun.actions.base import NEEDS_GRADIENT
+from hookrun.actions.base import NEEDS_GRADIENT, ON_PARAMETERS
 from hookrun.actions.values import FileValue, RunValue
-from hookrun.compiler.names import ModelNames
+from hookrun.compiler.names import Deaf, ModelNames, deaf
 from hookrun.compiler.plan import Plan, PlannedHook, Target
 from hookrun.errors import CompileError, HookrunError, Problem, nearest
 from hookrun.spec.hook import HookSpec, Spec
@@ -35,8 +33,8 @@ def resolve(spec: Spec, model: nn.Module, read_run: ReadRun) -> Plan:
 
 def resolved(spec: Spec, model: nn.Module, read_run: ReadRun) -> tuple[Plan, list[Problem]]:
     """The plan of the hooks that match, and every misfit of the others."""
-    if (reason := _refused(model)) is not None:
-        raise CompileError([Problem("model", *reason)])
+    if (reason := deaf(model)) is not None:
+        raise CompileError([Problem("model", reason.what, reason.hint)])
     names = ModelNames(model)
     # stable: ties stay in declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
@@ -51,19 +49,6 @@ def resolved(spec: Spec, model: nn.Module, read_run: ReadRun) -> tuple[Plan, lis
 def _settles(hook: HookSpec) -> int:
     """Installation runs `apply` hooks first and adds parameters next: the other hooks meet the model after that."""
     return 0 if hook.hook == "apply" else 1 if hook.action.adds(hook.name) else 2
-
-
-def _refused(model: nn.Module) -> tuple[str, str] | None:
-    if isinstance(model, torch.jit.ScriptModule):
-        return "a scripted module runs without Python hooks", "hook the module before torch.jit.script"
-    dynamo = sys.modules.get(
-        "torch._dynamo.eval_frame"
-    )  # half a second to import, and there if anything is compiled
-    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
-        return "an already compiled module ignores new hooks", "install the hooks first, then torch.compile"
-    if isinstance(model, nn.DataParallel):
-        return "DataParallel's threads race on hooks", "use DistributedDataParallel, or hook the inner module"
-    return None
 
 
 def _resolve_hook(spec: HookSpec, names: ModelNames, read_run: ReadRun) -> tuple[PlannedHook, list[Problem]]:
@@ -91,11 +76,19 @@ def _carrying(spec: HookSpec) -> Iterable[Problem]:
         yield Problem(f"{spec.where}.action", text, "it goes with " + ", ".join(sorted(action.hooks)))
     elif (reason := action.carried_by(hook)) is not None:
         yield Problem(f"{spec.where}.action", reason)
+    keys = spec.keys
+    senseless = dict[str, str]()
     if hook == "apply":
-        given = [key for key in ("target", "index") if getattr(spec.keys, key) is not None]
-        for key in given if spec.keys.when.always else [*given, "when"]:
-            text = "has no meaning on hook type 'apply', which sees the module once, at installation"
-            yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
+        why = "sees the module once, at installation"
+        senseless = {key: why for key in ("target", "index") if getattr(keys, key) is not None}
+        senseless |= {} if keys.when.always else {"when": why}
+    if (hook in ON_PARAMETERS or hook == "saved_tensors") and keys.target is not None:
+        senseless["target"] = "sees one tensor"
+    if hook in ON_PARAMETERS and keys.when.call is not None:
+        senseless["when.call"] = "belongs to no call of a module"
+    for key, why in senseless.items():
+        text = f"has no meaning on hook type {hook!r}, which {why}"
+        yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
 
 
 def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
@@ -111,17 +104,25 @@ def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Probl
 
 def _fitting(spec: HookSpec, targets: Iterable[Target], names: ModelNames) -> Iterable[Problem]:
     reasons = defaultdict[str, list[str]](list)
+    unheard = defaultdict[Deaf, list[str]](list)
     for target in targets:
         if spec.on_parameters:
             if spec.hook in NEEDS_GRADIENT and not names.trains(target.path):
                 reasons["carries no gradient: it does not require one"].append(target.path)
             continue
         module = names.modules[target.path]
+        if id(module) in names.deaf and spec.hook != "apply":
+            unheard[names.deaf[id(module)]].append(target.path)
         if (reason := spec.action.unfit(spec.hook, module, names.parameter_names(target.path))) is not None:
             reasons[reason].append(target.path or "(root)")
     for reason, paths in reasons.items():
-        shown = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-        yield Problem(spec.where, f"{spec.action.action_name} on {shown}: {reason}")
+        yield Problem(spec.where, f"{spec.action.action_name} on {_some(paths)}: {reason}")
+    for unhearing, paths in unheard.items():
+        yield Problem(f"{spec.where}.select", f"matches {_some(paths)}; {unhearing.what}", unhearing.hint)
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
 
 
 def _read_file(value: FileValue) -> Tensor:

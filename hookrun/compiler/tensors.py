@@ -21,13 +21,20 @@ def children(value: Any) -> list[tuple[Key, Any]]:
             return []
         case dict():
             return list(value.items())
-        case tuple() if hasattr(value, "_fields"):
-            return list(zip(value._fields, value, strict=True))
+        case tuple() if (names := field_names(value)) is not None:
+            return list(zip(names, value, strict=True))
         case tuple() | list():
             return list(enumerate(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     return []
+
+
+def field_names(value: tuple[Any, ...]) -> tuple[str, ...] | None:
+    """The names of a named tuple's members, or of one of torch's own (``x.max(0)``)."""
+    if type(value).__module__ == "torch.return_types":
+        return getattr(type(value), "__match_args__", None)
+    return getattr(value, "_fields", None)
 
 
 def leaves(value: Any, keys: tuple[Key, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -103,8 +110,8 @@ def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
     member = _member(value, key, ())
     if isinstance(key, int) and key < 0 and isinstance(value, tuple | list):
         key += len(value)
-    if isinstance(key, int) and hasattr(value, "_fields"):
-        key = value._fields[key]
+    if isinstance(key, int) and isinstance(value, tuple) and (names := field_names(value)) is not None:
+        key = names[key]
     return replaced(value, {key: put(member, rest, new)})
 
 
@@ -154,7 +161,7 @@ def describe(value: Any) -> str:
     members = children(value)
     if not members:
         return type(value).__name__
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+    if isinstance(value, list) or (isinstance(value, tuple) and field_names(value) is None):
         return "(" + ", ".join(describe(member) for _, member in members) + ")"
     return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
 

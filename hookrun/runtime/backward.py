@@ -64,6 +64,7 @@ class Crossing:
         self.outputs: Any = None
         self.has_inputs = False
         self.grad_output: Any = None
+        self.entered: Sequence[tuple[Tensor, Tensor, int]] = ()
 
     def begin(self, grads: Grads) -> Grads:
         """The gradients of the outputs are known: `backward_pre`."""
@@ -144,20 +145,30 @@ class Backward(Point):
         value = arguments(args, kwargs)
         inputs, crossing.inputs = _numbered(value)
         crossing.has_inputs = bool(inputs)
-        return call_with(_exchanged(value, _Entry.apply(crossing, *inputs))) if inputs else None
+        if not inputs:
+            return None
+        news = _Entry.apply(crossing, *inputs)
+        crossing.entered = [(old, new, new._version) for old, new in zip(inputs, news, strict=True)]
+        return call_with(_exchanged(value, news))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
         if not self.open:
             return None
         crossing = self.open.pop()
+        entered, crossing.entered = crossing.entered, ()
         if not torch.is_grad_enabled() or output is None:
             return None
         outputs, crossing.outputs = _numbered(output)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
             return None
-        return _exchanged(output, _Exit.apply(crossing, *outputs))
+        news = _Exit.apply(crossing, *outputs)
+        left = {id(old): new for old, new in zip(outputs, news, strict=True)}
+        for argument, inside, version in entered:
+            if inside._version != version:  # written in place: the caller's tensor has to hold that too
+                argument.copy_(left.get(id(inside), inside))
+        return _exchanged(output, news)
 
 
 def _exchanged(value: Any, news: Sequence[Tensor]) -> Any:

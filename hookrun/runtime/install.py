@@ -129,7 +129,7 @@ class Installation:
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The parameters that these hooks added, with their names in the model."""
-        for owner, name in self._added():
+        for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
                 yield f"{owner}.{name}" if owner else name, module.get_parameter(name)
@@ -140,17 +140,10 @@ class Installation:
 
     def uninstall_parameters(self) -> None:
         """Delete the parameters that these hooks added; until then they stay in the model, are saved and trained."""
-        for owner, name in self._added():
+        for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
                 remove_parameter(module, name)
-
-    def _added(self) -> Iterator[tuple[str, str]]:
-        """Module path and name of every parameter that the plan adds."""
-        for hook in self.plan.hooks:
-            name = hook.spec.action.adds(hook.spec.name)
-            if name is not None:
-                yield from ((target.path, name) for target in hook.targets)
 
 
 def _aliases(hook: PlannedHook) -> dict[str, str]:

@@ -163,7 +163,11 @@ def _numeric(tensor: Tensor) -> bool:
 def count(site: Site, old: Tensor, new: Tensor | Packed) -> None:
     """Add to what the site's edits changed, without reading it yet."""
     if isinstance(new, Tensor):  # not a saved tensor in another form
-        site.changed = site.changed + (new.detach() != old.detach()).sum()
+        old, after = old.detach(), new.detach()
+        if site.spec.keys.index is not None:
+            old, after = _part(old, site.spec.keys.index.items), _part(after, site.spec.keys.index.items)
+        changed = (after != old) & ~(after.isnan() & old.isnan())
+        site.changed = site.changed + changed.sum()
         site.total += old.numel()
 
 
@@ -183,6 +187,8 @@ def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> 
 
     def edit_part(tensor: Tensor) -> Tensor | None:
         new = function(_part(tensor, items))
+        if isinstance(new, Packed):
+            raise ValueError("`index` does not go with an action that holds the whole tensor in another form")
         return None if new is None else _with_part(tensor, items, new)
 
     return edit_part

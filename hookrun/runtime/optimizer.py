@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hookrun.runtime.points import Firing, Point, write
+from hookrun.runtime.points import Firing, Point, run_unscaled, write
 
 
 class OptimizerSteps(Point):
@@ -36,32 +36,34 @@ class OptimizerSteps(Point):
             for firing, parameter in zip(self.firings, self.parameters, strict=False)
             if firing.site.point == point and id(parameter) in mine
         ]
+        scale = getattr(optimizer, "grad_scale", None)  # set for the step where the optimizer itself unscales
+        unscale = scale if point == "optimizer_step_pre" and isinstance(scale, Tensor) else None
         for _, group in groupby(stepped, key=lambda pair: pair[0].site.hook):
             pairs = list(group)
             if pairs[0][0].site.spec.action.scope == "together":
-                _together(pairs, point)
+                _together(pairs, point, unscale)
             else:
                 for firing, parameter in pairs:
-                    _alone(firing, parameter, point)
+                    _alone(firing, parameter, point, unscale)
 
 
 def _value(parameter: nn.Parameter, point: str) -> Tensor | None:
     return parameter.grad if point == "optimizer_step_pre" else parameter.data
 
 
-def _alone(firing: Firing, parameter: nn.Parameter, point: str) -> None:
+def _alone(firing: Firing, parameter: nn.Parameter, point: str, scale: Tensor | None) -> None:
     value = _value(parameter, point)
-    new = firing.op(value)
+    new = firing.op(value) if scale is None else run_unscaled(firing.op, value, scale)
     if value is not None:
         write(value, new)
 
 
-def _together(pairs: list[tuple[Firing, nn.Parameter]], point: str) -> None:
+def _together(pairs: list[tuple[Firing, nn.Parameter]], point: str, scale: Tensor | None) -> None:
     """The first site's op sees the values of all; the others count as fired with it."""
     first = pairs[0][0]
     values = {firing.site.path: _value(parameter, point) for firing, parameter in pairs}
     before = first.site.fired
-    news = first.op(values)
+    news = first.op(values) if scale is None else run_unscaled(first.op, values, scale)
     for firing, _ in pairs[1:]:
         firing.site.fired += first.site.fired - before
         firing.site.idle += values[firing.site.path] is None

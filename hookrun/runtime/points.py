@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.compiler.tensors import arguments, call_with, get, leaves, rebuild, tensors
+from hookrun.compiler.tensors import arguments, call_with, get, leaves, members, rebuild, tensors
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.ops import Op
 from hookrun.runtime.site import Site
@@ -89,12 +89,12 @@ def _unchanged(value: Any) -> Any:
 
 
 class ForwardWithArguments(Point):
-    """`forward` where an action reads the module's arguments too."""
+    """`forward` where an action reads the module's arguments too, those given by keyword last."""
 
-    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """torch's forward hook."""
+    def forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """torch's forward hook, registered with kwargs."""
         for firing in self.firings:
-            firing.site.args = args
+            firing.site.args = (*args, *kwargs.values()) if kwargs else args
             output = firing.op(output)
             firing.site.args = ()
         return output
@@ -132,11 +132,11 @@ class OutputGrad(Point):
     They are attached to what the module finally returns, so the gradient is that of the output after all edits.
     """
 
-    def attach(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """torch's forward hook."""
+    def attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """torch's forward hook, registered with kwargs."""
         if not self.firings or not torch.is_grad_enabled():
             return None
-        output = _apart_from(args, output)
+        output = _apart_from((args, kwargs) if kwargs else args, output)
         for firing in self.firings:
             self._attach(firing, output)
         return output
@@ -173,7 +173,7 @@ class _Gradient:
         return None if new is grad else new
 
 
-def _apart_from(args: tuple[Any, ...], output: Any) -> Any:
+def _apart_from(args: Any, output: Any) -> Any:
     """The output, with a tensor that is one of the arguments as a view of it.
 
     Where a module returns its input (Identity, Dropout in eval), both are one tensor: a hook on it would see the
@@ -236,14 +236,29 @@ def unscaled(op: Op, clock: Clock) -> Op:
 
     def run(value: Any) -> Any:
         scale = clock.loss_scale()
-        if scale is None:
-            return op(value)
-        plain = rebuild(value, lambda leaf: leaf / scale if isinstance(leaf, Tensor) else leaf)
-        new = op(plain)
-        return (
-            value
-            if new is plain
-            else rebuild(new, lambda leaf: leaf * scale if isinstance(leaf, Tensor) else leaf)
-        )
+        return op(value) if scale is None else run_unscaled(op, value, scale)
 
     return run
+
+
+def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
+    """The op on a value without its factor, which it has again afterwards.
+
+    It sees 16-bit gradients in 32 bits: unscaled, small ones would be lost, which is what the factor is there to
+    prevent.
+    """
+    plain = rebuild(value, lambda leaf: _unscaled_tensor(leaf, scale) if isinstance(leaf, Tensor) else leaf)
+    new = op(plain)
+    if new is plain:
+        return value
+    pairs = zip(members(value), members(plain), strict=True)
+
+    def rescaled(leaf: Any) -> Any:
+        old, seen = next(pairs)
+        return old if leaf is seen else (leaf * scale).to(old.dtype)
+
+    return rebuild(new, rescaled)
+
+
+def _unscaled_tensor(tensor: Tensor, scale: Tensor) -> Tensor:
+    return (tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor) / scale

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import Packed
 from hookrun.errors import HookError
@@ -48,8 +49,20 @@ class Scopes:
     """The modules whose forward is under way; torch packs through the innermost scope only, so it runs them all."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._parameters = {_storage(parameter) for parameter in model.parameters()}
+        self._model = model
+        self._known: set[int] | None = None
         self._open = list[tuple[SavedTensors, Any]]()
+
+    @property
+    def _parameters(self) -> set[int]:
+        """The storages of the model's parameters, those added by hooks included; known once none is lazy any more."""
+        if self._known is not None:
+            return self._known
+        parameters = list(self._model.parameters())
+        storages = {_storage(parameter) for parameter in parameters if not is_lazy(parameter)}
+        if not any(map(is_lazy, parameters)):
+            self._known = storages
+        return storages
 
     def open(self, point: SavedTensors) -> None:
         """A hooked module's forward begins."""

@@ -223,7 +223,10 @@ def _differs(old: Any, new: Any) -> str | None:
         return None
     if type(old) is not type(new):
         return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
-    pairs = zip(children(old), children(new), strict=True)
+    before, after = children(old), children(new)
+    if [key for key, _ in before] != [key for key, _ in after]:
+        return f"the action changes the members of the {type(old).__name__}"
+    pairs = zip(before, after, strict=True)
     return next((text for (_, a), (_, b) in pairs if (text := _differs(a, b)) is not None), None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -111,7 +112,10 @@ class Site:
             raise HookError(f"{self.where}: the action adds no parameter")
         if was_added(self.module, name):
             return self.module.get_parameter(name)
-        like = next((p for p in self.module.parameters() if p.is_floating_point()), torch.empty(0))
+        nearby = chain(
+            self.module.parameters(), self.clock.model.parameters()
+        )  # an activation has none of its own
+        like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
         parameter = nn.Parameter(self.constant(field)(like).clone())
         add_parameter(self.module, name, parameter)
         return parameter

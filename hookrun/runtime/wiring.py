@@ -78,6 +78,8 @@ class Wiring:
         """What is planned for each module; CompileError where the model is not the plan's."""
         modules = dict(self._model.named_modules(remove_duplicate=False))
         planned = defaultdict[int, list[tuple[PlannedHook, Target]]](list)
+        there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
+        there.update(f"{owner}.{name}" if owner else name for owner, name in self.plan.added())
         problems = []
         for hook in self.plan.hooks:
             for target in hook.targets:
@@ -86,6 +88,9 @@ class Wiring:
                 if module is None or type(module).__name__ != target.type:
                     found = "nothing" if module is None else f"a {type(module).__name__}"
                     text = f"the plan is for a {target.type} at {owner or '(root)'}, this model has {found} there"
+                    problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
+                elif hook.spec.on_parameters and target.path not in there:
+                    text = f"the plan is for the parameter {target.path}, which this model has not"
                     problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
                 elif not hook.spec.on_parameters and hook.spec.hook != "apply":
                     planned[id(module)].append((hook, target))
@@ -148,12 +153,16 @@ class Wiring:
             reads = any(site.spec.action.reads_arguments for site in found)
             point = ForwardWithArguments if reads else ForwardOne if len(found) == 1 else Forward
             forward = point(list(map(self._firing, found)))
-            self._handles.append(module.register_forward_hook(self._point(forward).forward))
+            self._handles.append(
+                module.register_forward_hook(self._point(forward).forward, with_kwargs=reads)
+            )
         if backward is not None:
             self._handles.append(module.register_forward_hook(backward.leave, always_call=True))
         if found := sites["output_grad"]:
             firings = [self._firing(site, targeted=False, gradient=True) for site in found]
-            self._handles.append(module.register_forward_hook(self._point(OutputGrad(firings)).attach))
+            self._handles.append(
+                module.register_forward_hook(self._point(OutputGrad(firings)).attach, with_kwargs=True)
+            )
 
     def _point(self, point: P) -> P:
         self._points.append(point)

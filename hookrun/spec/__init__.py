@@ -37,7 +37,7 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
             {key: config[key] for key in config if key in Settings.model_fields}
         )
     except ValidationError as error:
-        problems += [_with_section_keys(problem) for problem in problems_of(error, "", ROOT_KEYS)]
+        problems += problems_of(error, "", Settings)
     problems += wrong
     if problems or settings is None:
         raise SpecError(problems)
@@ -51,12 +51,17 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     """
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {config!r}, expected a mapping from name to hook")])
-    wrapped = isinstance(config.get("hooks"), Mapping | None) and "hooks" in config
+    wrapped = "hooks" in config and not _is_hook(config["hooks"])
     problems = [_unknown_root(key) for key in config if wrapped and key not in ROOT_KEYS]
     hooks, wrong = parse_hooks(config["hooks"] if wrapped else config)
     if problems or wrong:
         raise SpecError([*problems, *wrong])
     return Spec(tuple(hooks), seed=seed)
+
+
+def _is_hook(body: Any) -> bool:
+    """Whether it is the body of a hook, which may be called "hooks", and not the mapping of all hooks."""
+    return isinstance(body, Mapping) and isinstance(body.get("action"), str)
 
 
 ROOT_KEYS = (*Settings.model_fields, "hooks")
@@ -74,15 +79,3 @@ def _unknown_root(key: Any) -> Problem:
         hint = "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment"
         return Problem("trust", "is taken from the command line only, never from a file", hint)
     return Problem(str(key), "unknown key", nearest(str(key), ROOT_KEYS))
-
-
-def _with_section_keys(problem: Problem) -> Problem:
-    """The nearest names for an unknown key inside a section."""
-    section, _, key = problem.where.rpartition(".")
-    fields: Any = Settings.model_fields
-    for part in section.split("."):
-        annotation = fields[part].annotation if part in fields else None
-        fields = getattr(annotation, "model_fields", None) or {}
-    if problem.what != "unknown key" or not fields:
-        return problem
-    return Problem(problem.where, problem.what, nearest(key, fields))

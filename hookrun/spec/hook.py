@@ -166,5 +166,5 @@ def _validate(model: type[M], given: dict[str, Any], where: str, problems: list[
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        problems += problems_of(error, where, set(model.model_fields))
+        problems += problems_of(error, where, model)
         return None

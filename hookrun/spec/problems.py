@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from hookrun.errors import Problem, nearest
 
 
-def problems_of(error: ValidationError, where: str, keys: Collection[str]) -> list[Problem]:
-    """Every error of a validation as a `Problem`; `keys` are what the section at `where` may hold."""
-    return [_problem(detail, where, keys) for detail in error.errors(include_url=False)]
+def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Problem]:
+    """Every error of a validation as a `Problem`; `model` is that of the section at `where`."""
+    return [_problem(detail, where, model) for detail in error.errors(include_url=False)]
 
 
-def _problem(detail: ErrorDetails, where: str, keys: Collection[str]) -> Problem:
+def _problem(detail: ErrorDetails, where: str, model: type[BaseModel]) -> Problem:
     location = [str(part) for part in detail["loc"]]
     found = detail.get("input")
     path = join(where, *location)
     match detail["type"]:
-        case "extra_forbidden" if len(location) == 1:
-            return unknown_key(where, location[0], keys)
         case "extra_forbidden":
-            return Problem(path, "unknown key")
+            return unknown_key(join(where, *location[:-1]), location[-1], _keys(model, location[:-1]))
         case "missing":
             return Problem(path, "is missing", f"add `{location[-1]}:`")
         case "value_error":
@@ -38,6 +37,24 @@ def _problem(detail: ErrorDetails, where: str, keys: Collection[str]) -> Problem
     return Problem(path, f"found {found!r}: {detail['msg'][:1].lower()}{detail['msg'][1:]}")
 
 
+def _keys(model: type[BaseModel], location: Sequence[str]) -> Collection[str]:
+    """What the section at a location may hold."""
+    for part in location:
+        inner = list(_models(model.model_fields[part].annotation)) if part in model.model_fields else []
+        if not inner:
+            return ()
+        model = inner[0]
+    return model.model_fields
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models in an annotation such as ``Scheduler | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
+
+
 def _close(found: str, options: Sequence[str]) -> str:
     hint = nearest(found, options)
     return hint if hint.startswith("did you mean") else ""
@@ -48,7 +65,7 @@ def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
     if isinstance(key, bool):
         hint = "YAML reads on, off, yes and no as true and false: quote the key"
     else:
-        hint = nearest(str(key), keys)
+        hint = nearest(str(key), keys) if keys else ""
     return Problem(join(where, str(key)), "unknown key", hint)
 
 

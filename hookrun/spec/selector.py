@@ -48,10 +48,20 @@ class Node:
 
 @dataclass(frozen=True)
 class Tree:
-    """Every path of a model in ``named_modules`` order, and the numbered children of its containers."""
+    """Every path of a model in ``named_modules`` order, and the numbered children of its containers.
+
+    first: path -> the first name of the same object, for whatever has several
+    """
 
     nodes: Mapping[str, Node]
     numbered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first: Mapping[str, str] = field(default_factory=dict)
+
+    def without(self, found: Iterable[str], excluded: Iterable[str]) -> list[str]:
+        """The paths found but those of an excluded object, whichever of its names was excluded."""
+        first = self.first
+        objects = {first.get(path, path) for path in excluded}
+        return [path for path in found if first.get(path, path) not in objects]
 
 
 class Selector(ABC):
@@ -163,9 +173,9 @@ class All(Selector):
     min_params: int | None = None
 
     def select(self, tree: Tree) -> list[str]:
-        excluded = set(self.exclude.select(tree)) if self.exclude else ()
         candidates = self.path.select(tree) if self.path else tree.nodes
-        return [path for path in candidates if path not in excluded and self._holds(tree.nodes[path], tree)]
+        found = [path for path in candidates if self._holds(tree.nodes[path], tree)]
+        return found if self.exclude is None else tree.without(found, self.exclude.select(tree))
 
     def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
         found = set(parameters.nodes)
@@ -173,7 +183,8 @@ class All(Selector):
             if part is not None:
                 found &= part.select_parameters(modules, parameters)
         if self.exclude is not None:
-            found -= self.exclude.select_parameters(modules, parameters)
+            excluded = self.exclude.select_parameters(modules, parameters)
+            found = set(parameters.without(found, excluded))
         rest = All(self.text, leaf=self.leaf, min_params=self.min_params)
         return {name for name in found if rest.matches(parameters.nodes[name], parameters)}
 

@@ -6,7 +6,15 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetCoreSchemaHandler, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    PlainSerializer,
+    model_validator,
+)
 from pydantic_core import CoreSchema, core_schema
 
 
@@ -42,6 +50,8 @@ def _counts(raw: Any) -> Any:
         raise ValueError(f"found {raw!r}, expected a number, a list of numbers, or start, end, every")
     numbers = [raw] if isinstance(raw, int) else raw
     if isinstance(numbers, list | tuple):
+        if not numbers:
+            raise ValueError("the list is empty: it never fires")
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or number < 0:
                 raise ValueError(f"found {number!r}, expected a count from 0 on")
@@ -51,7 +61,13 @@ def _counts(raw: Any) -> Any:
     return Range.model_validate(raw)
 
 
-Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts)]
+def _plain(counts: frozenset[int] | Range) -> Any:
+    return (
+        counts.model_dump() if isinstance(counts, Range) else sorted(counts)
+    )  # a set has no order of its own
+
+
+Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts), PlainSerializer(_plain)]
 
 
 class When(BaseModel):
