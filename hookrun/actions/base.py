@@ -35,6 +35,9 @@ ON_PARAMETERS = frozenset({"grad", "post_accumulate_grad", "optimizer_step_pre",
 NEEDS_GRADIENT = frozenset({"backward_pre", "backward", "output_grad", "grad", "post_accumulate_grad"})
 """Hook types that fire in the backward pass."""
 
+IN_FORWARD = frozenset({"forward_pre", "forward", "saved_tensors"})
+"""Hook types that fire in the forward pass, and again where activation checkpointing repeats it."""
+
 ON_VALUES = frozenset(HOOK_TYPES) - {"apply"}
 """Hook types whose value consists of tensors."""
 
@@ -62,7 +65,7 @@ class Site(Protocol):
         """The parameter that stands for the value of `field`; the optimizer trains it, the checkpoint holds it."""
 
     def generator(self, like: Tensor) -> Generator:
-        """A generator of this site's own, seeded for this one firing; the global generators stay untouched."""
+        """A generator of this site's own, seeded for this one draw; the global generators stay untouched."""
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor, and every None, of a value with its path (empty for a bare tensor)."""
@@ -130,6 +133,7 @@ class Action(BaseModel):
               parameters), for a list of new ones; or the `module`
     freezes:  its modules' parameters require no gradient afterwards
     reads_arguments: it reads `Site.args`
+    draws:    it uses `Site.generator`
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -140,6 +144,7 @@ class Action(BaseModel):
     scope: ClassVar[Scope] = "tensor"
     freezes: ClassVar[bool] = False
     reads_arguments: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, site: Site) -> Callable[[Any], Any]:

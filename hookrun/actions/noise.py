@@ -26,6 +26,7 @@ class Noise(Action):
     """
 
     action_name = "noise"
+    draws = True
     std: Annotated[Finite, Field(ge=0)] = 0.1
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
     seed: Annotated[int, Field(strict=True, ge=0)] | None = None

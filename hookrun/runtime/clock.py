@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 from torch.nn import Module
 
+from hookrun.runtime.recompute import Call, Log, may_be_checkpointed, regions
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
@@ -49,21 +50,39 @@ class Clock:
 
 
 class Calls:
-    """How many times one module has been called in the forward under way."""
+    """Numbers the calls of one module.
 
-    __slots__ = ("clock", "forward", "number")
+    now:  the call under way or the last one; where activation checkpointing repeats a call, that call
+    runs: how often the module has run, repetitions included
+    """
+
+    __slots__ = ("_forward", "_last", "_logs", "clock", "now", "runs")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.forward = -1
-        self.number = 0
+        self.now = Call(0, 0)
+        self.runs = 0
+        self._last = Call(-1, -1)
+        self._forward = -1
+        self._logs = WeakKeyDictionary[object, Log]()
 
     def count(self) -> None:
         """The module is called once more."""
-        if self.forward == self.clock.forwards:
-            self.number += 1
-        else:
-            self.forward, self.number = self.clock.forwards, 0
+        self.runs += 1
+        if not may_be_checkpointed():
+            self.now = self._next()
+            return
+        around = regions()
+        log = self._logs.get(around.repeated) if around.repeated is not None else None
+        self.now = (log.repeat() if log is not None else None) or self._next()
+        for region in around.first:
+            self._logs.setdefault(region, Log()).append(self.now)
+
+    def _next(self) -> Call:
+        again = self._forward == self.clock.forwards
+        self._forward = self.clock.forwards
+        self._last = Call(self._last.number + 1 if again else 0, self._last.total + 1)
+        return self._last
 
 
 def derived_seed(*parts: object) -> int:
@@ -72,8 +91,19 @@ def derived_seed(*parts: object) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def gate(when: When, clock: Clock, call: Callable[[], int], seed: int) -> Callable[[], bool] | None:
-    """A function that says whether the schedule holds now; None where it always does."""
+def chance(*parts: object) -> float:
+    """A number from 0 to 1, 1 excluded, that depends on every part, the same in every process."""
+    return derived_seed(*parts) / 2**63
+
+
+def gate(
+    when: When, clock: Clock, call: Callable[[], int], draw: Callable[[], float]
+) -> Callable[[], bool] | None:
+    """A function that says whether the schedule holds now; None where it always does.
+
+    call: the number of the module's call within the forward
+    draw: a number from 0 to 1 for the firing under way
+    """
     if when.always:
         return None
     tests = list[Callable[[], bool]]()
@@ -86,7 +116,7 @@ def gate(when: When, clock: Clock, call: Callable[[], int], seed: int) -> Callab
         tests.append(lambda: clock.epoch in epochs)
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
-    if when.probability < 1:  # drawn last: only firings that the rest of the schedule lets through use it up
-        draw, probability = random.Random(seed).random, when.probability
+    if when.probability < 1:
+        probability = when.probability
         tests.append(lambda: draw() < probability)
     return tests[0] if len(tests) == 1 else lambda: all(test() for test in tests)

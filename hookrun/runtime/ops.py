@@ -9,7 +9,8 @@ from torch import Tensor
 
 from hookrun.actions.base import Packed
 from hookrun.compiler import tensors
-from hookrun.errors import HookError, HookrunError
+from hookrun.errors import HookError
+from hookrun.runtime.recompute import PASSING
 from hookrun.runtime.site import Site
 from hookrun.spec.target import Item, Key
 
@@ -75,7 +76,7 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
             return (
                 value if changed is member else changed if path is None else tensors.put(value, path, changed)
             )
-        except HookrunError:
+        except PASSING:
             raise
         except Exception as error:
             raise _named(site, error) from error
@@ -101,7 +102,7 @@ def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op
                 member, lambda leaf: next(left) if isinstance(leaf, Tensor) and _numeric(leaf) else leaf
             )
             return changed if path is None else tensors.put(value, path, changed)
-        except HookrunError:
+        except PASSING:
             raise
         except Exception as error:
             raise _named(site, error) from error
@@ -114,7 +115,7 @@ def _observer_of_all(site: Site, function: Op) -> Op:
         site.fired += 1
         try:
             function(value)
-        except HookrunError:
+        except PASSING:
             raise
         except Exception as error:
             raise _named(site, error) from error
@@ -140,7 +141,7 @@ def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: boo
                     function(leaf)
             site.idle += not found
             return value
-        except HookrunError:
+        except PASSING:
             raise
         except Exception as error:
             raise _named(site, error) from error

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hookrun.compiler.tensors import arguments, call_with, get, leaves, members, rebuild, tensors
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.ops import Op
+from hookrun.runtime.recompute import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.site import Site
 
 
@@ -21,6 +22,25 @@ class Firing:
 
     site: Site
     op: Op
+
+    def repeat(self, value: Any) -> Any:
+        """What it did to the value in the call that is being repeated; nothing is counted or recorded again."""
+        site = self.site
+        if site.spec.action.observes:
+            return value
+        counts = site.fired, site.idle, site.changed, site.total
+        try:
+            return self.op(value)
+        finally:
+            site.fired, site.idle, site.changed, site.total = counts
+
+
+def in_backward(firings: Sequence[Firing], value: Any) -> Any:
+    """Run the firings of a module that is called during a backward pass, nearly always to repeat an earlier call."""
+    again = repeating() is not None
+    for firing in firings:
+        value = firing.repeat(value) if again else firing.op(value)
+    return value
 
 
 class Point:
@@ -52,8 +72,11 @@ class ForwardPre(Point):
     def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's forward pre-hook, registered with kwargs."""
         value = before = arguments(args, kwargs)
-        for op in self.ops:
-            value = op(value)
+        if graph_task() != NO_BACKWARD:
+            value = in_backward(self.firings, value)
+        else:
+            for op in self.ops:
+                value = op(value)
         return None if value is before else call_with(value)
 
 
@@ -62,6 +85,8 @@ class Forward(Point):
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
+        if graph_task() != NO_BACKWARD:
+            return in_backward(self.firings, output)
         for op in self.ops:
             output = op(output)
         return output
@@ -76,7 +101,7 @@ class ForwardOne(Point):
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
-        return self.op(output)
+        return self.op(output) if graph_task() == NO_BACKWARD else in_backward(self.firings, output)
 
     def clear(self) -> None:
         """Run nothing from now on."""
@@ -95,7 +120,7 @@ class ForwardWithArguments(Point):
         """torch's forward hook, registered with kwargs."""
         for firing in self.firings:
             firing.site.args = (*args, *kwargs.values()) if kwargs else args
-            output = firing.op(output)
+            output = firing.op(output) if graph_task() == NO_BACKWARD else in_backward((firing,), output)
             firing.site.args = ()
         return output
 
@@ -109,12 +134,12 @@ class ForwardCounter(Point):
 
     def count(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook on the root module."""
-        if self.clock is not None:
+        if self.clock is not None and repeating() is None:
             self.clock.forwards += 1
 
 
 class CallCounter(Point):
-    """Counts the calls of a module within one forward."""
+    """Numbers the calls of a module."""
 
     def __init__(self, calls: Calls | None = None) -> None:
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from hookrun.actions.base import Packed
 from hookrun.errors import HookError
 from hookrun.runtime.points import Firing, Point
+from hookrun.runtime.recompute import repeating
 from hookrun.spec.hook import SavedTensorKeys
 
 Undo = Callable[[Tensor | None], Tensor]
@@ -51,7 +52,7 @@ class Scopes:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._known: set[int] | None = None
-        self._open = list[tuple[SavedTensors, Any]]()
+        self._open = list[tuple[SavedTensors, Sequence[Firing], Any]]()
 
     @property
     def _parameters(self) -> set[int]:
@@ -64,15 +65,15 @@ class Scopes:
             self._known = storages
         return storages
 
-    def open(self, point: SavedTensors) -> None:
+    def open(self, point: SavedTensors, firings: Sequence[Firing]) -> None:
         """A hooked module's forward begins."""
         context = torch.autograd.graph.saved_tensors_hooks(self._pack, Held.restore)
         context.__enter__()
-        self._open.append((point, context))
+        self._open.append((point, firings, context))
 
     def close(self, point: SavedTensors) -> None:
         """A hooked module's forward has ended, and with it those of modules inside that were interrupted."""
-        if any(open_point is point for open_point, _ in self._open):
+        if any(open_point is point for open_point, _, _ in self._open):
             while self._close_innermost() is not point:
                 pass
 
@@ -82,7 +83,7 @@ class Scopes:
             self._close_innermost()
 
     def _close_innermost(self) -> SavedTensors:
-        point, context = self._open.pop()
+        point, _, context = self._open.pop()
         context.__exit__()
         return point
 
@@ -90,8 +91,8 @@ class Scopes:
         tensor: Tensor | None = saved
         undos = list[Undo]()
         is_parameter = _storage(saved) in self._parameters
-        for point, _ in self._open:
-            for firing in point.firings:
+        for _, firings, _ in self._open:
+            for firing in firings:
                 keys = firing.site.spec.keys
                 if tensor is None or (
                     is_parameter and not (isinstance(keys, SavedTensorKeys) and keys.parameters)
@@ -120,7 +121,10 @@ class SavedTensors(Point):
     def enter(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
         if self.scopes is not None and self.ops:
-            self.scopes.open(self)
+            again = repeating()
+            # what the backward pass asks for was saved in the first run; torch still counts what is saved here
+            idle = again is not None and again.keeps_graph
+            self.scopes.open(self, () if idle else self.firings)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """torch's forward hook, called also when the forward raised."""

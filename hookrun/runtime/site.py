@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.actions.base import add_parameter, was_added
+from hookrun.actions.base import IN_FORWARD, add_parameter, was_added
 from hookrun.compiler import tensors
 from hookrun.compiler.plan import PlannedHook
 from hookrun.errors import CheckFailed, HookError
-from hookrun.runtime.clock import Calls, Clock, derived_seed
+from hookrun.runtime.clock import Calls, Clock, chance, derived_seed
 
 
 class Sink(Protocol):
@@ -73,6 +73,8 @@ class Site:
         own_seed = getattr(hook.spec.action, "seed", None)
         self.seed = derived_seed(seed if own_seed is None else own_seed, self.hook, path)
         self._draws = 0
+        self._run = 0
+        self._chances = 0
         self._generators = dict[torch.device, Generator]()
 
     @property
@@ -85,7 +87,7 @@ class Site:
         """The number of the module's call within the forward, from 0; a gradient belongs to the call that it is of."""
         if self.of_call is not None:
             return self.of_call
-        return 0 if self.calls is None else self.calls.number
+        return 0 if self.calls is None else self.calls.now.number
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
@@ -121,13 +123,28 @@ class Site:
         return parameter
 
     def generator(self, like: Tensor) -> Generator:
-        """Seeded anew for each draw, so that a draw depends on its number alone."""
+        """Seeded anew for each draw, so that a draw depends on which one it is alone."""
         device = like.device
         if (found := self._generators.get(device)) is None:
             found = self._generators[device] = Generator(device)
-        found.manual_seed(derived_seed(self.seed, self._draws))
-        self._draws += 1
+        found.manual_seed(derived_seed(self.seed, *self._draw()))
         return found
+
+    def _draw(self) -> tuple[int, ...]:
+        """Which draw it is: the n-th of a call of the module, or the n-th of all."""
+        self._draws += 1
+        if self.calls is None or self.point not in IN_FORWARD:
+            return (self._draws,)
+        if self._run != self.calls.runs:
+            self._run, self._draws = self.calls.runs, 0
+        return self.calls.now.total, self._draws
+
+    def chance(self) -> float:
+        """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
+        if self.calls is not None and self.point in IN_FORWARD:
+            return chance(self.spec.keys.when.seed, self.seed, self.calls.now.total)
+        self._chances += 1
+        return chance(self.spec.keys.when.seed, self.seed, self._chances)
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None, with its path."""

@@ -14,10 +14,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from hookrun.actions.base import IN_FORWARD
 from hookrun.compiler.plan import Plan, PlannedHook, Target
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.runtime.backward import Backward
-from hookrun.runtime.clock import Calls, Clock, derived_seed, gate
+from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.ops import Op, compose
 from hookrun.runtime.optimizer import OptimizerSteps
 from hookrun.runtime.points import (
@@ -37,6 +38,7 @@ from hookrun.runtime.points import (
 from hookrun.runtime.saved import SavedTensors, Scopes
 from hookrun.runtime.sinks import Probe
 from hookrun.runtime.site import Sink, Site
+from hookrun.spec.hook import HookSpec
 
 P = TypeVar("P", bound=Point)
 
@@ -124,7 +126,7 @@ class Wiring:
         if isinstance(self.sink, Probe):
             op = self.sink.guard(site, op)
         when = site.spec.keys.when
-        open_gate = gate(when, self.clock, lambda: site.call, derived_seed(when.seed, site.seed))
+        open_gate = gate(when, self.clock, lambda: site.call, site.chance)
         return Firing(site, op if open_gate is None else partial(_scheduled, op, open_gate))
 
     def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Target]]) -> None:
@@ -133,7 +135,8 @@ class Wiring:
         The order is the order of registration: edits first, then what watches gradients, on the final output.
         """
         sites = defaultdict[str, list[Site]](list)
-        calls = self._calls(module)
+        planned = list(planned)
+        calls = self._calls(module, [hook.spec for hook, _ in planned])
         for hook, target in planned:
             site = self._site(hook, target.path, module)
             site.calls = calls
@@ -181,8 +184,8 @@ class Wiring:
             counter = self._point(ForwardCounter(self.clock))
             self._handles.append(self._model.register_forward_pre_hook(counter.count, prepend=True))
 
-    def _calls(self, module: nn.Module) -> Calls | None:
-        if not self._tracks_calls:
+    def _calls(self, module: nn.Module, specs: Iterable[HookSpec]) -> Calls | None:
+        if not (self._tracks_calls or any(map(_draws_in_forward, specs))):
             return None
         calls = Calls(self.clock)
         self._handles.append(module.register_forward_pre_hook(self._point(CallCounter(calls)).count))
@@ -228,6 +231,11 @@ class Wiring:
         self._points.clear()
         if self._scopes is not None:
             self._scopes.close_all()
+
+
+def _draws_in_forward(spec: HookSpec) -> bool:
+    """Whether what it draws has to be found again where activation checkpointing repeats a call."""
+    return spec.hook in IN_FORWARD and (spec.action.draws or spec.keys.when.probability < 1)
 
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:

@@ -1,0 +1,119 @@
+"""Activation checkpointing: a call that the backward pass repeats acts as it did, and is not counted again.
+
+`torch.utils.checkpoint` runs a region a second time during the backward pass, through the same modules and their hooks.
+It says so nowhere, so the region is found on the Python stack, by the objects that torch itself identifies it with.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from types import FrameType, GeneratorType
+from typing import NamedTuple
+
+import torch
+from torch.autograd.function import FunctionCtx
+from torch.utils import checkpoint
+
+from hookrun.errors import HookrunError
+
+graph_task = torch._C._current_graph_task_id
+"""The backward pass under way in this thread, by its number; `NO_BACKWARD` where there is none."""
+
+NO_BACKWARD = -1
+
+PASSING = (HookrunError, checkpoint._StopRecomputationError)
+"""Exceptions that leave an action as they are: the second is how torch ends a repetition early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The checkpointed regions around a call of a module.
+
+    first:    those that run for the first time: the backward pass will repeat the call
+    repeated: the one that is being repeated, or None
+    """
+
+    first: tuple[object, ...]
+    repeated: object | None
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the backward pass goes through the graph of the first run, not that of the repetition."""
+        return isinstance(self.repeated, checkpoint._CheckpointFrame)
+
+
+def regions() -> Regions:
+    """Found by a walk up the stack, which takes a few microseconds."""
+    first = list[object]()
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__ and (found := _region(frame)) is not None:
+            region, repeated = found
+            if repeated:
+                return Regions(tuple(first), region)
+            first.append(region)
+        frame = frame.f_back
+    return Regions(tuple(first), None)
+
+
+def _region(frame: FrameType) -> tuple[object, bool] | None:
+    """The region that one of checkpoint's own frames works for, and whether it repeats it."""
+    for value in frame.f_locals.values():
+        if isinstance(value, FunctionCtx):  # reentrant
+            return value, frame.f_code.co_name == "backward"
+        if isinstance(value, checkpoint._CheckpointFrame):
+            return value, True
+        if isinstance(value, GeneratorType) and value.gi_frame is not None:
+            inside = value.gi_frame.f_locals.values()
+            made = [each for each in inside if isinstance(each, checkpoint._CheckpointFrame)]
+            if made:
+                return made[0], False
+    return None
+
+
+def repeating() -> Regions | None:
+    """The regions around this call where it repeats an earlier one, or None."""
+    if graph_task() == NO_BACKWARD:
+        return None
+    around = regions()
+    return None if around.repeated is None else around
+
+
+def may_be_checkpointed() -> bool:
+    """Whether it is worth looking for regions: cheap, and never wrong where it says no."""
+    return (
+        graph_task() != NO_BACKWARD
+        or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        or not (torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+    )
+
+
+class Call(NamedTuple):
+    """Which call of a module it is.
+
+    number: within the forward under way, from 0
+    total:  since the installation, from 0
+    """
+
+    number: int
+    total: int
+
+
+class Log:
+    """The calls of one module within one region, in order, and how many of them each backward pass has repeated."""
+
+    def __init__(self) -> None:
+        self._calls = list[Call]()
+        self._repeated = defaultdict[int, int](int)
+
+    def append(self, call: Call) -> None:
+        """A call in the region's first run."""
+        self._calls.append(call)
+
+    def repeat(self) -> Call | None:
+        """The next call that the backward pass under way repeats; None where there was no such call."""
+        position = self._repeated[graph_task()]
+        self._repeated[graph_task()] += 1
+        return self._calls[position] if position < len(self._calls) else None

@@ -1,0 +1,319 @@
+"""Activation checkpointing repeats calls in the backward pass: records stay single, edits and noise are the same."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential, set_checkpoint_early_stop
+
+import hookrun
+
+MODES: dict[str, dict[str, Any]] = {
+    "reentrant": {"use_reentrant": True},
+    "not reentrant": {"use_reentrant": False},
+    "without RNG state": {"use_reentrant": False, "preserve_rng_state": False},
+}
+Run = Callable[..., Any]
+
+
+def plainly(function: Run, *args: Any) -> Any:
+    """In the place of `checkpoint`: the reference."""
+    return function(*args)
+
+
+def checkpointed(mode: str) -> Run:
+    return lambda function, *args: checkpoint(function, *args, **MODES[mode])
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 6)
+        self.act = nn.Tanh()
+        self.outer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(self.act(self.inner(x)))
+
+
+class Net(nn.Module):
+    """Three blocks, each a region of its own; `shared` is called in every region, twice in the last."""
+
+    def __init__(self, run: Run = plainly) -> None:
+        super().__init__()
+        self.run = run
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.shared = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 2)
+
+    def region(self, number: int, x: Tensor) -> Tensor:
+        x = self.shared(self.blocks[number](x))
+        return self.shared(x.sigmoid()) if number == 2 else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number in range(3):
+            x = self.run(self.region, number, x)
+        return self.head(x)
+
+
+def nets(run: Run) -> tuple[Net, Net]:
+    """The same network without and with checkpointing."""
+    torch.manual_seed(0)
+    plain = Net()
+    other = copy.deepcopy(plain)
+    other.run = run
+    return plain, other
+
+
+INPUT = torch.linspace(-1, 1, 24).reshape(4, 6)
+
+
+def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list[Tensor], Any]:
+    """The gradients of each step, and the installation."""
+    gradients = list[Tensor]()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with hookrun.hooked(net, hooks) as installed:
+        for _ in range(steps):
+            x = INPUT.clone().requires_grad_()
+            optimizer.zero_grad()
+            net(x).square().sum().backward()
+            gradients += [x.grad, *(p.grad.clone() for p in net.parameters())]  # type: ignore[union-attr]
+            optimizer.step()
+            installed.step()
+        _ = installed.records
+    return gradients, installed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "hook",
+    [
+        {"hook": "forward", "action": "scale", "factor": 0.5},
+        {"hook": "forward", "action": "clamp", "min": -0.2, "max": 0.2},
+        {"hook": "forward", "action": "replace", "value": 0.3, "index": "..., 0"},
+        {"hook": "forward", "action": "noise", "std": 0.5},
+        {"hook": "forward", "action": "noise", "std": 0.5, "when": {"probability": 0.5}},
+        {"hook": "forward_pre", "action": "noise", "kind": "multiplicative", "std": 0.5},
+        {"hook": "forward", "action": "scale", "factor": 3, "when": {"probability": 0.5}},
+        {"hook": "forward", "action": "scale", "factor": 3, "when": {"call": 2}},
+        {"hook": "forward", "action": "scale", "factor": 3, "when": {"call": [0, 3], "step": {"start": 1}}},
+        {"hook": "forward_pre", "action": "add_bias", "value": 1},
+        {"hook": "forward", "action": "add_bias", "value": 1, "trainable": True},
+        {"hook": "output_grad", "action": "clamp", "min": -0.1, "max": 0.1},
+        {"hook": "backward", "action": "scale", "factor": 2},
+        {"hook": "backward_pre", "action": "scale", "factor": 2},
+        {"hook": "saved_tensors", "action": "offload", "to": "cpu"},
+    ],
+    ids=lambda hook: " ".join(map(str, hook.values())),
+)
+def test_gradients_are_those_without_checkpointing(mode: str, hook: dict[str, Any]) -> None:
+    plain, other = nets(checkpointed(mode))
+    hooks = {"h": {"select": ["**.inner", "shared", "blocks.1"], **hook}}
+    expected, without = trained(plain, hooks)
+    found, with_checkpoints = trained(other, hooks)
+    assert_same(found, expected)
+    assert with_checkpoints.fired == without.fired
+    assert any(with_checkpoints.fired.values())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "backward", "backward_pre"])
+@pytest.mark.parametrize("action", ["capture", "stats", "print", "check"])
+def test_there_is_one_record_for_each_logical_call(
+    mode: str, kind: str, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, other = nets(checkpointed(mode))
+    extra = {"policy": "warn", "max": 0.1} if action == "check" else {}
+    hooks = {
+        "h": {"select": ["blocks.*", "**.act", "shared", "head"], "hook": kind, "action": action, **extra}
+    }
+    _, without = trained(plain, hooks)
+    _, with_checkpoints = trained(other, hooks)
+    assert with_checkpoints.fired == without.fired
+    assert len(with_checkpoints.records) == len(without.records)
+    if action == "capture":
+        assert_same(dict(with_checkpoints.captures["h"]), dict(without.captures["h"]))
+    else:
+        assert_same(in_order(with_checkpoints.records), in_order(without.records))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
+)
+def test_hooks_on_parameters_fire_as_without(mode: str, kind: str) -> None:
+    plain, other = nets(checkpointed(mode))
+    hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
+    expected, without = trained(plain, hooks)
+    found, with_checkpoints = trained(other, hooks)
+    assert_same(found, expected)
+    assert with_checkpoints.fired == without.fired
+
+
+NOISE = {"h": {"select": ["**.inner", "shared"], "hook": "forward", "action": "noise", "std": 0.5}}
+
+
+class Nested(Net):
+    """The three regions lie within one."""
+
+    around: Run = staticmethod(plainly)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.around(super().forward, self.around(self.shared, x))
+
+
+@pytest.mark.filterwarnings(
+    "ignore:None of the inputs have requires_grad"
+)  # of the inner region, in the first run
+@pytest.mark.parametrize("inner", MODES)
+@pytest.mark.parametrize("outer", MODES)
+def test_a_region_within_a_region(outer: str, inner: str) -> None:
+    torch.manual_seed(0)
+    plain, other = Nested(), Nested(checkpointed(inner))
+    other.load_state_dict(plain.state_dict())
+    other.around = checkpointed(outer)
+    hooks = NOISE | {"seen": {"select": ["**.act", "shared"], "hook": "forward", "action": "capture"}}
+    expected, without = trained(plain, hooks)
+    found, with_checkpoints = trained(other, hooks)
+    assert_same(found, expected)
+    assert with_checkpoints.fired == without.fired
+    assert_same(dict(with_checkpoints.captures["seen"]), dict(without.captures["seen"]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_whole_model_as_a_region(mode: str) -> None:
+    plain, other = nets(plainly)
+    hooks = NOISE | {
+        "once": {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
+    }
+    results = list[Any]()
+    for net, run in ((plain, plainly), (other, checkpointed(mode))):
+        with hookrun.hooked(net, hooks) as installed:
+            for _ in range(2):
+                x = INPUT.clone().requires_grad_()
+                run(net, x).sum().backward()
+        results.append(
+            (dict(installed.fired), dict(installed.captures["once"]), [p.grad for p in net.parameters()])
+        )
+    assert_same(results[1], results[0])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_forwards_before_two_backwards(mode: str) -> None:
+    """The regions of the first forward are repeated last, or first: each repeats its own calls."""
+    plain, other = nets(checkpointed(mode))
+    for order in ((0, 1), (1, 0)):
+        gradients = list[Any]()
+        for net in (plain, other):
+            net.zero_grad()
+            with hookrun.hooked(net, NOISE) as installed:
+                losses = [net(INPUT.clone().requires_grad_()).square().sum() for _ in range(2)]
+                for number in order:
+                    losses[number].backward()
+            gradients.append((dict(installed.fired), [p.grad.clone() for p in net.parameters()]))
+        assert_same(gradients[1], gradients[0])
+
+
+def test_a_graph_that_is_retained_is_repeated_twice() -> None:
+    plain, other = nets(checkpointed("not reentrant"))
+    gradients = list[Any]()
+    for net in (plain, other):
+        with hookrun.hooked(net, NOISE) as installed:
+            loss = net(INPUT.clone().requires_grad_()).square().sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        gradients.append((dict(installed.fired), [p.grad.clone() for p in net.parameters()]))
+    assert_same(gradients[1], gradients[0])
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_a_repetition_may_stop_within_an_action(early_stop: bool) -> None:
+    """The last tensor that a region saves may be an action's own: the end of the repetition passes through it."""
+    hooks = {"h": {"select": "1", "hook": "forward", "action": "scale", "factor": [2.0, 3.0]}}
+    net = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    x = torch.ones(3, 2, requires_grad=True)
+    with hookrun.hooked(net, hooks), set_checkpoint_early_stop(early_stop):
+        checkpoint(net, x, use_reentrant=False).square().sum().backward()
+    with torch.no_grad():
+        factor = torch.tensor([2.0, 3.0])
+        expected = (2 * net[0](x) * factor * factor) @ net[0].weight
+    torch.testing.assert_close(x.grad, expected)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_checkpoint_sequential(use_reentrant: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)))
+    other = copy.deepcopy(plain)
+    hooks = {
+        "noise": {"select": "*.0", "hook": "forward", "action": "noise"},
+        "seen": {"select": "**", "hook": "forward", "action": "capture"},
+    }
+    results = list[Any]()
+    for net in (plain, other):
+        with hookrun.hooked(net, hooks) as installed:
+            x = INPUT.clone().requires_grad_()
+            y = net(x) if net is plain else checkpoint_sequential(net, 2, x, use_reentrant=use_reentrant)
+            y.sum().backward()
+        fired = {key: count for key, count in installed.fired.items() if key[1]}  # the root is not called
+        seen = {path: kept for path, kept in installed.captures["seen"].items() if path}
+        results.append((fired, seen, x.grad))
+    assert_same(results[1], results[0])
+
+
+def test_a_module_that_a_backward_pass_calls_for_itself_is_no_repetition() -> None:
+    layer = nn.Linear(2, 2)
+
+    class Implicit(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return layer(grad)  # type: ignore[no-any-return]
+
+    hooks = {"seen": {"select": "", "hook": "forward", "action": "capture"}}
+    with hookrun.hooked(layer, hooks) as installed:
+        Implicit.apply(torch.ones(1, 2, requires_grad=True)).sum().backward()
+    assert_same(installed.captures["seen"][""], [layer(torch.ones(1, 2)).detach()])
+    assert installed.fired["seen", ""] == 1
+
+
+def test_bytes_that_are_saved_are_counted_once() -> None:
+    plain, other = nets(checkpointed("not reentrant"))
+    hooks = {"h": {"select": "blocks.0.outer", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
+    _, without = trained(plain, hooks, steps=1)
+    _, with_checkpoints = trained(other, hooks, steps=1)
+    assert_same(in_order(with_checkpoints.records), in_order(without.records))
+    assert without.records
+
+
+def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    keys = ("hook", "module", "step", "call", "path")
+    return sorted(records, key=lambda record: [str(record[key]) for key in keys])
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """Equal, tensors and floats but for rounding."""
+    assert type(found) is type(expected)
+    match expected:
+        case Tensor():
+            torch.testing.assert_close(found, expected)
+        case dict():
+            assert found.keys() == expected.keys()
+            for key, value in expected.items():
+                assert_same(found[key], value)
+        case list() | tuple():
+            assert len(found) == len(expected)
+            for ours, theirs in zip(found, expected, strict=True):
+                assert_same(ours, theirs)
+        case float():
+            assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        case _:
+            assert found == expected
