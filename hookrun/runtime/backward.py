@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.compiler.tensors import arguments, call_with, members, rebuild
-from hookrun.runtime.points import Firing, Point, no_gradient
+from hookrun.runtime.points import Firing, Point, in_graph, no_gradient
+from hookrun.runtime.traced import tracing
 
 Grads = Sequence[Tensor | None]
 
@@ -138,6 +139,8 @@ class Backward(Point):
         """torch's forward pre-hook, registered with kwargs."""
         if not self.firings:
             return None
+        if tracing():
+            return in_graph(self.firings, None)  # refused
         crossing = Crossing(self, self.firings[0].site.call)
         self.open.append(crossing)
         if not self.after or not torch.is_grad_enabled():

@@ -85,7 +85,10 @@ class Installation:
     @property
     def fired(self) -> Counts:
         """How often each hook fired on each module; a module is found under each of its names."""
-        return Counts(self.plan, {(site.hook, site.path): site.fired for site in self.sites})
+        return Counts(self.plan, {(site.hook, site.path): self._fired(site) for site in self.sites})
+
+    def _fired(self, site: Site) -> int:
+        return site.fired + self._wiring.tracing.fired(site)
 
     @property
     def effects(self) -> dict[tuple[str, str], tuple[int, int]]:
@@ -95,7 +98,7 @@ class Installation:
     @property
     def unheard(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of everything that never fired, or fired and never found anything to act on."""
-        never = [(site.hook, site.path, "never fired") for site in self.sites if not site.fired]
+        never = [(site.hook, site.path, "never fired") for site in self.sites if not self._fired(site)]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
         return never + [(site.hook, site.path, "fired, but never found a tensor to act on") for site in idle]
 
@@ -107,10 +110,12 @@ class Installation:
     def step(self) -> None:
         """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation."""
         self.clock.step += 1
+        self._wiring.tracing.reschedule()
 
     def epoch(self) -> None:
         """The epoch that `when` sees is over."""
         self.clock.epoch += 1
+        self._wiring.tracing.reschedule()
 
     @property
     def accumulating(self) -> bool:

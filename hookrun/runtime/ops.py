@@ -29,9 +29,7 @@ def compose(site: Site, *, targeted: bool = True) -> Op:
     The op raises HookrunError only: whatever else goes wrong in an action becomes a HookError that names the hook.
     """
     action, keys = site.spec.action, site.spec.keys
-    function = action.build(site)
-    if keys.index is not None:
-        function = _on_part(function, keys.index.items, edits=not action.observes, scope=action.scope)
+    function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
     if action.observes:
         unwrap = path is None and site.point in UNWRAPPED
@@ -40,6 +38,15 @@ def compose(site: Site, *, targeted: bool = True) -> Op:
             return _observer_of_all(site, function)
         return _observer(site, function, path, whole, unwrap)
     return (_editor_of_all if action.scope == "together" else _editor)(site, function, path)
+
+
+def function_of(site: Site) -> Op:
+    """The action's function, on the part that `index` names."""
+    action, index = site.spec.action, site.spec.keys.index
+    function = action.build(site)
+    if index is None:
+        return function
+    return _on_part(function, index.items, edits=not action.observes, scope=action.scope)
 
 
 def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
@@ -65,7 +72,7 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
 
             def edit_leaf(leaf: Any) -> Any:
                 nonlocal acted
-                if not isinstance(leaf, Tensor) or not _numeric(leaf):
+                if not acts_on(leaf):
                     return leaf
                 acted = True
                 return edit_tensor(leaf)
@@ -98,9 +105,7 @@ def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op
                 for old, new in zip(olds, news, strict=True):
                     count(site, old, new)
             left = iter(news)
-            changed = tensors.rebuild(
-                member, lambda leaf: next(left) if isinstance(leaf, Tensor) and _numeric(leaf) else leaf
-            )
+            changed = tensors.rebuild(member, lambda leaf: next(left) if acts_on(leaf) else leaf)
             return changed if path is None else tensors.put(value, path, changed)
         except PASSING:
             raise
@@ -155,6 +160,11 @@ def _named(site: Site, error: Exception) -> HookError:
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
     )
     return HookError(f"{site.where}: {target}{index}{error}")
+
+
+def acts_on(leaf: Any) -> bool:
+    """Whether it is a tensor of numbers that actions are for."""
+    return isinstance(leaf, Tensor) and _numeric(leaf)
 
 
 def _numeric(tensor: Tensor) -> bool:

@@ -14,14 +14,19 @@ from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.ops import Op
 from hookrun.runtime.recompute import NO_BACKWARD, graph_task, repeating
 from hookrun.runtime.site import Site
+from hookrun.runtime.traced import InGraph, tracing
 
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """A site and everything that it does to a value, its schedule included."""
+    """A site and everything that it does to a value, its schedule included.
+
+    traced: the same inside a compiled graph
+    """
 
     site: Site
     op: Op
+    traced: InGraph
 
     def repeat(self, value: Any) -> Any:
         """What it did to the value in the call that is being repeated; nothing is counted or recorded again."""
@@ -33,6 +38,13 @@ class Firing:
             return self.op(value)
         finally:
             site.fired, site.idle, site.changed, site.total = counts
+
+
+def in_graph(firings: Sequence[Firing], value: Any) -> Any:
+    """Run the firings of a module while torch.compile reads it."""
+    for firing in firings:
+        value = firing.traced.fire(value)
+    return value
 
 
 def in_backward(firings: Sequence[Firing], value: Any) -> Any:
@@ -72,7 +84,9 @@ class ForwardPre(Point):
     def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """torch's forward pre-hook, registered with kwargs."""
         value = before = arguments(args, kwargs)
-        if graph_task() != NO_BACKWARD:
+        if tracing():
+            value = in_graph(self.firings, value)
+        elif graph_task() != NO_BACKWARD:
             value = in_backward(self.firings, value)
         else:
             for op in self.ops:
@@ -85,6 +99,8 @@ class Forward(Point):
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
+        if tracing():
+            return in_graph(self.firings, output)
         if graph_task() != NO_BACKWARD:
             return in_backward(self.firings, output)
         for op in self.ops:
@@ -101,6 +117,8 @@ class ForwardOne(Point):
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
+        if tracing():
+            return in_graph(self.firings, output)
         return self.op(output) if graph_task() == NO_BACKWARD else in_backward(self.firings, output)
 
     def clear(self) -> None:
@@ -120,7 +138,12 @@ class ForwardWithArguments(Point):
         """torch's forward hook, registered with kwargs."""
         for firing in self.firings:
             firing.site.args = (*args, *kwargs.values()) if kwargs else args
-            output = firing.op(output) if graph_task() == NO_BACKWARD else in_backward((firing,), output)
+            if tracing():
+                output = firing.traced.fire(output)
+            elif graph_task() != NO_BACKWARD:
+                output = in_backward((firing,), output)
+            else:
+                output = firing.op(output)
             firing.site.args = ()
         return output
 
@@ -134,7 +157,7 @@ class ForwardCounter(Point):
 
     def count(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook on the root module."""
-        if self.clock is not None and repeating() is None:
+        if self.clock is not None and not tracing() and repeating() is None:
             self.clock.forwards += 1
 
 
@@ -147,7 +170,7 @@ class CallCounter(Point):
 
     def count(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
-        if self.calls is not None:
+        if self.calls is not None and not tracing():
             self.calls.count()
 
 
@@ -174,7 +197,10 @@ class OutputGrad(Point):
         if not watched:
             site.fail(no_gradient(output))
         for path, tensor in watched:
-            tensor.register_hook(_Gradient(self, firing, path, site.call))
+            if tracing():
+                firing.traced.watch(tensor)
+            else:
+                tensor.register_hook(_Gradient(self, firing, path, site.call))
 
 
 class _Gradient:

@@ -11,8 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from hookrun.actions.base import Packed
 from hookrun.errors import HookError
-from hookrun.runtime.points import Firing, Point
+from hookrun.runtime.points import Firing, Point, in_graph
 from hookrun.runtime.recompute import repeating
+from hookrun.runtime.traced import tracing
 from hookrun.spec.hook import SavedTensorKeys
 
 Undo = Callable[[Tensor | None], Tensor]
@@ -120,6 +121,8 @@ class SavedTensors(Point):
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
+        if tracing():
+            in_graph(self.firings, None)  # refused
         if self.scopes is not None and self.ops:
             again = repeating()
             # what the backward pass asks for was saved in the first run; torch still counts what is saved here

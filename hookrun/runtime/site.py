@@ -100,6 +100,8 @@ class Site:
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
+            if torch.compiler.is_dynamo_compiling():  # what a graph makes is not for keeping
+                return source.to(device=like.device, dtype=like.dtype)
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
                 found = made[key] = source.to(device=like.device, dtype=like.dtype)

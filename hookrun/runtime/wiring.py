@@ -38,6 +38,7 @@ from hookrun.runtime.points import (
 from hookrun.runtime.saved import SavedTensors, Scopes
 from hookrun.runtime.sinks import Probe
 from hookrun.runtime.site import Sink, Site
+from hookrun.runtime.traced import Tracing
 from hookrun.spec.hook import HookSpec
 
 P = TypeVar("P", bound=Point)
@@ -46,7 +47,8 @@ P = TypeVar("P", bound=Point)
 class Wiring:
     """The registered hooks of one plan on one model.
 
-    sites: one for each hook and module or parameter, in the order of installation
+    sites:   one for each hook and module or parameter, in the order of installation
+    tracing: what they do inside compiled graphs
     """
 
     def __init__(self, plan: Plan, model: nn.Module, clock: Clock, sink: Sink) -> None:
@@ -58,6 +60,7 @@ class Wiring:
         self._handles = list[RemovableHandle]()
         self._points = list[Point]()
         self._scopes: Scopes | None = None
+        self.tracing = Tracing(plan)
 
     def install(self) -> None:
         """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""
@@ -127,7 +130,9 @@ class Wiring:
             op = self.sink.guard(site, op)
         when = site.spec.keys.when
         open_gate = gate(when, self.clock, lambda: site.call, site.chance)
-        return Firing(site, op if open_gate is None else partial(_scheduled, op, open_gate))
+        if open_gate is not None:
+            op = partial(_scheduled, op, open_gate)
+        return Firing(site, op, self.tracing.of(site, targeted=targeted))
 
     def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Target]]) -> None:
         """Every hook of one module, one callable for each type.
