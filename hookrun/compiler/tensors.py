@@ -72,14 +72,14 @@ def members(value: Any) -> list[Any]:
 def replaced(value: Any, changed: dict[Any, Any]) -> Any:
     """A container of the same type in which the members named by `changed` are others."""
     if isinstance(value, dict):
-        new = copy.copy(value)
+        new = dict(value) if type(value) is dict else copy.copy(value)
         for key, member in changed.items():
             new[key] = member
         return new
     if isinstance(value, tuple | list):
         items = [changed.get(key, member) for key, member in children(value)]
         if isinstance(value, list):
-            new_list = copy.copy(value)
+            new_list = list(value) if type(value) is list else copy.copy(value)
             new_list[:] = items
             return new_list
         if hasattr(value, "_make"):

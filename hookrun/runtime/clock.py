@@ -25,18 +25,40 @@ class Clock:
     forwards:     how many times the root module has been called
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
+    moved:        called whenever the step or the epoch is another one
     """
 
-    __slots__ = ("accumulating", "counting", "epoch", "forwards", "model", "scaler", "step")
+    __slots__ = ("_epoch", "_step", "accumulating", "counting", "forwards", "model", "moved", "scaler")
 
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.step = 0
-        self.epoch = 0
+        self.moved: Callable[[], None] = _nothing
+        self._step = 0
+        self._epoch = 0
         self.forwards = 0
         self.accumulating = False
         self.counting = counting
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps in training, batches otherwise."""
+        return self._step
+
+    @step.setter
+    def step(self, number: int) -> None:
+        self._step = number
+        self.moved()
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data."""
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, number: int) -> None:
+        self._epoch = number
+        self.moved()
 
     @property
     def mode(self) -> str:
@@ -47,6 +69,10 @@ class Clock:
         """The factor that the gradient scaler has put on the loss, on its device; None without one."""
         # get_scale() would wait for the device at each gradient
         return None if self.scaler is None else self.scaler._scale
+
+
+def _nothing() -> None:
+    pass
 
 
 class Calls:
@@ -111,9 +137,9 @@ def gate(
         training = when.mode == "train"
         tests.append(lambda: clock.model.training == training)
     if (steps := when.step) is not None:
-        tests.append(lambda: clock.step in steps)
+        tests.append(lambda: clock._step in steps)
     if (epochs := when.epoch) is not None:
-        tests.append(lambda: clock.epoch in epochs)
+        tests.append(lambda: clock._epoch in epochs)
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
     if when.probability < 1:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from hookrun.actions.base import remove_parameter, was_added
+from hookrun.compiler.compilable import uncompilable
 from hookrun.compiler.plan import Plan, PlannedHook
-from hookrun.errors import HookrunError
+from hookrun.errors import CompileError, HookrunError
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.sinks import ByModule, Memory
 from hookrun.runtime.site import Sink, Site
@@ -107,15 +110,45 @@ class Installation:
         """``train`` or ``eval``, as the model is."""
         return self.clock.mode
 
+    def compile(self, **options: Any) -> Callable[..., Any]:
+        """The hooked model as a function that `torch.compile` makes; `options` are those of torch.compile.
+
+        Plain ``torch.compile(model)`` takes a graph without these hooks, without a word, where another model of the
+        same class has been compiled before: torch does not look at hooks when it asks whether a graph fits. Here what
+        was compiled so far is forgotten (`torch._dynamo.reset`), and the graphs are this installation's own.
+
+        Raises CompileError with every hook that no graph can hold.
+        """
+        if problems := uncompilable(self.plan):
+            raise CompileError(problems)
+        torch._dynamo.reset()
+        model = self._model
+
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
+
+        # torch keeps its graphs with the code object: each installation has one of its own
+        own = FunctionType(hooked.__code__.replace(), globals(), hooked.__name__, None, hooked.__closure__)
+        return torch.compile(own, **options)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What fires inside does not count."""
+        counts = [(site, site.fired, site.idle, site.changed, site.total) for site in self.sites]
+        with self._wiring.tracing.uncounted():
+            try:
+                yield
+            finally:
+                for site, fired, idle, changed, total in counts:
+                    site.fired, site.idle, site.changed, site.total = fired, idle, changed, total
+
     def step(self) -> None:
         """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation."""
         self.clock.step += 1
-        self._wiring.tracing.reschedule()
 
     def epoch(self) -> None:
         """The epoch that `when` sees is over."""
         self.clock.epoch += 1
-        self._wiring.tracing.reschedule()
 
     @property
     def accumulating(self) -> bool:

@@ -85,8 +85,8 @@ class ForwardPre(Point):
         """torch's forward pre-hook, registered with kwargs."""
         value = before = arguments(args, kwargs)
         if tracing():
-            value = in_graph(self.firings, value)
-        elif graph_task() != NO_BACKWARD:
+            return call_with(in_graph(self.firings, value))
+        if graph_task() != NO_BACKWARD:
             value = in_backward(self.firings, value)
         else:
             for op in self.ops:

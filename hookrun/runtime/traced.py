@@ -5,7 +5,8 @@ How often a hook fired is a tensor that the graph adds to; whether its schedule 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NoReturn, Protocol
 
@@ -80,9 +81,9 @@ class Traced:
         if self._together:
             olds = [leaf for leaf in tensors.tensors(member) if acts_on(leaf)]
             news = dict(zip(map(id, olds), self._function(olds), strict=True)) if olds else {}
-            changed = tensors.rebuild(member, lambda leaf: self._chosen(leaf, news.get(id(leaf))))
+            changed = _rebuilt(member, lambda leaf: self._chosen(leaf, news.get(id(leaf))))
         else:
-            changed = tensors.rebuild(
+            changed = _rebuilt(
                 member, lambda leaf: self._chosen(leaf, self._function(leaf)) if acts_on(leaf) else leaf
             )
         return changed if self._path is None else tensors.put(value, self._path, changed)
@@ -138,10 +139,31 @@ class Tracing:
         for traced in self._traced.values():
             traced.reschedule()
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What fires inside does not count."""
+        before = [(traced, traced.fired.clone()) for traced in self._traced.values()]
+        try:
+            yield
+        finally:
+            for traced, fired in before:
+                traced.fired.copy_(fired)
+
     def fired(self, site: Site) -> int:
         """How often the site fired inside graphs."""
         traced = self._traced.get(id(site))
         return 0 if traced is None else int(traced.fired)
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with `change` applied to every member that is no container, in containers that are all new.
+
+    `tensors.rebuild` keeps those in which nothing changed, but whether two tuples are the same can't be asked here.
+    """
+    members = tensors.children(value)
+    if not members:
+        return change(value)
+    return tensors.replaced(value, {key: _rebuilt(member, change) for key, member in members})
 
 
 def _device(site: Site) -> torch.device:

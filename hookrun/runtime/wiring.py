@@ -61,6 +61,7 @@ class Wiring:
         self._points = list[Point]()
         self._scopes: Scopes | None = None
         self.tracing = Tracing(plan)
+        clock.moved = self.tracing.reschedule
 
     def install(self) -> None:
         """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""

@@ -16,9 +16,9 @@ class Section(BaseModel):
 
 
 class Task(Section):
-    """What to do. `split` is the part of the data that evaluate and predict read; `select` filters `modules`."""
+    """What to do. `split` is the part of the data that all but training read; `select` filters `modules`."""
 
-    name: Literal["train", "evaluate", "predict", "plan", "modules"] = "train"
+    name: Literal["train", "evaluate", "predict", "export", "plan", "modules"] = "train"
     split: Literal["train", "val"] = "val"
     select: Any = None
 
@@ -87,12 +87,13 @@ class Train(Section):
 
 
 class Compute(Section):
-    """Where and how it computes. `precision` other than fp32 is automatic mixed precision."""
+    """Where and how it computes. `precision` other than fp32 is automatic mixed precision; `compile` is torch's."""
 
     device: str = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     threads: int | None = Count
     deterministic: bool = True
+    compile: bool = False
 
 
 class Settings(Section):

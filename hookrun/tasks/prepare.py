@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from hookrun import data, models
 from hookrun.compiler import Plan, compile_plan
+from hookrun.compiler.compilable import uncompilable, unexportable
 from hookrun.data import DataInfo, Split
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.runtime import checking
 from hookrun.spec import Experiment, Settings, Spec, parse_spec
 from hookrun.tasks.losses import NEED_TARGET, loss_named
@@ -23,6 +24,10 @@ from hookrun.tasks.values import read_run_value
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
 T = TypeVar("T")
+
+
+READING = ("evaluate", "predict", "export")
+"""Tasks that read `task.split`."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     plan = compile_plan(hooks, model, read_run_value, checking, example=example, training=training)
     if not listing:
         _check_leftover(leftover, plan)
+        _check_graph(settings, plan)
     plan = replace(plan, samples=_samples(settings, info))
     return Prepared(experiment, info, model, plan, device, leftover)
 
@@ -82,7 +88,7 @@ def _trains(settings: Settings) -> bool:
 
 def _split(settings: Settings) -> Split:
     """The split whose samples the hooks meet first."""
-    return settings.task.split if settings.task.name in ("evaluate", "predict") else "train"
+    return settings.task.split if settings.task.name in READING else "train"
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -122,6 +128,15 @@ def _every_module() -> Spec:
     return parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
 
 
+def _check_graph(settings: Settings, plan: Plan) -> None:
+    """The hooks go into a graph, where one is asked for."""
+    problems = uncompilable(plan) if settings.compute.compile else []
+    if settings.task.name == "export":
+        problems = unexportable(plan)
+    if problems:
+        raise CompileError(problems)
+
+
 def _check_leftover(leftover: Mapping[str, Tensor], plan: Plan) -> None:
     unknown = sorted(set(leftover) - set(added_names(plan)))
     if unknown:
@@ -155,7 +170,7 @@ def _samples(settings: Settings, info: DataInfo) -> int | None:
         split: size if bound is None or size is None else min(size, bound)
         for split, size in info.sizes.items()
     }
-    if settings.task.name in ("evaluate", "predict"):
+    if settings.task.name in READING:
         return sizes[settings.task.split]
     train, val = sizes["train"], sizes["val"]
     return (

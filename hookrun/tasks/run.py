@@ -11,6 +11,7 @@ from hookrun.compiler.table import show as show_plan
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
+from hookrun.tasks.export import export
 from hookrun.tasks.predict import evaluate, predict
 from hookrun.tasks.prepare import Prepared
 from hookrun.tasks.progress import Screen
@@ -24,7 +25,7 @@ STOPPED = 3
 
 
 def run(prepared: Prepared, path: Path) -> int:
-    """Run train, evaluate or predict in the directory `path`.
+    """Run train, evaluate, predict or export in the directory `path`.
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
@@ -89,6 +90,8 @@ def _perform(running: Running, scaler: GradScaler) -> None:
             evaluate(running)
         case "predict":
             predict(running)
+        case "export":
+            export(running)
         case other:
             raise HookrunError(f"task {other!r} is shown, not run")
 

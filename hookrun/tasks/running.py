@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,6 +17,7 @@ from hookrun.runtime import Installation
 from hookrun.spec import Settings
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.batches import Batch, Batches
+from hookrun.tasks.compiled import Compiled
 from hookrun.tasks.losses import loss_named
 from hookrun.tasks.metrics import Average
 from hookrun.tasks.prepare import Prepared, as_call
@@ -64,7 +65,11 @@ class Running:
         self.sink.sample_ids = batch.ids
         args, kwargs = as_call(batch.inputs)
         with self._autocast():
-            return self.model(*args, **kwargs)
+            return self._call(*args, **kwargs)
+
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        return Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The loss of the batch."""

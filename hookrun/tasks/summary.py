@@ -25,9 +25,10 @@ def hook_lines(running: Running) -> Iterator[str]:
     by_hook = defaultdict[str, list[Site]](list)
     for site in running.hooks.sites:
         by_hook[site.hook].append(site)
+    fired = running.hooks.fired
     for planned in running.hooks.plan.hooks:
         sites = by_hook[planned.spec.name]
-        counts = [f"{site.path or '(root)'} x{site.fired}" for site in sites]
+        counts = [f"{site.path or '(root)'} x{fired[site.hook, site.path]}" for site in sites]
         yield f"{planned.spec.name} ({planned.spec.hook}, {planned.spec.action.action_name}) fired: {_limited(counts)}"
         total = sum(site.total for site in sites)
         if total:
