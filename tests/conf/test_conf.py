@@ -15,14 +15,18 @@ from hookrun.spec.experiment import Compute, Data, Model, Section, Task, Train
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
-EXPERIMENTS = [path.with_suffix("").name for path in FILES if path.parts[0] == "experiment"]
+EXPERIMENTS = [
+    path.relative_to("experiment").with_suffix("").as_posix()
+    for path in FILES
+    if path.parts[0] == "experiment"
+]
 CHOICES = [
     f"{path.parent.parts[0]}={Path(*path.parts[1:]).with_suffix('')}"
     for path in FILES
     if len(path.parts) > 1 and path.parts[0] not in ("hydra", "experiment")
 ]
 PUBLIC = """
-compute.deterministic compute.device compute.precision compute.threads
+compute.compile compute.deterministic compute.device compute.precision compute.threads
 data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
 hooks
 model.name model.weights
