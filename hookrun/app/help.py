@@ -13,6 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from hookrun.app.hydra_core import App, argument_parser
 
+LINE = 110
+"""The longest line."""
+
 
 def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
     """The help for the composed configuration `cfg`. Imports no torch."""
@@ -59,7 +62,11 @@ def _listed(names: list[str]) -> str:
 def _described(app: App, group: str) -> str:
     names = app.options(group)
     width = max(map(len, names), default=0)
-    return "\n".join(f"  {name:{width}}  {_summary(app.folders(), group, name)}".rstrip() for name in names)
+    room = LINE - width - 4
+    return "\n".join(
+        f"  {name:{width}}  {textwrap.shorten(_summary(app.folders(), group, name), room, placeholder=' …')}".rstrip()
+        for name in names
+    )
 
 
 def _summary(folders: list[Path], group: str, name: str) -> str:
@@ -71,4 +78,4 @@ def _summary(folders: list[Path], group: str, name: str) -> str:
     top = takewhile(lambda line: not line or line.startswith("#"), lines)
     comments = [line.lstrip("# ") for line in top if not line.startswith("# @")]
     sentence = re.split(r"(?<=[.?]) ", " ".join(comments).strip())[0]
-    return textwrap.shorten(sentence.removesuffix("."), 85, placeholder=" …")
+    return sentence.removesuffix(".")

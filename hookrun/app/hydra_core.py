@@ -21,9 +21,11 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
@@ -111,16 +113,40 @@ class App(Hydra):
 
     def options(self, group: str) -> list[str]:
         """The names in a config group, those of its subgroups included."""
-        from hydra.core.object_type import ObjectType
-
         names = list(self.config_loader.get_group_options(group, ObjectType.CONFIG))
         for folder in self.config_loader.get_group_options(group, ObjectType.GROUP):
             names += [f"{folder}/{name}" for name in self.options(f"{group}/{folder}")]
         return names
 
+    def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
+        """The completion of each shell, over whole groups."""
+        return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
+
     def folders(self) -> list[Path]:
         """The config folders on disk, in the order in which they are searched."""
         return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+class _WholeGroups:
+    """A config loader for completion, which stops at a group that holds files and folders both: here it is a group."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._loader = app.config_loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
+        """The configs of a group, those of its subgroups included; or the groups in one that holds nothing else."""
+        files = self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
+        if results_filter == ObjectType.CONFIG:
+            return self._app.options(group_name) if files else []
+        return (
+            []
+            if files and group_name
+            else self._loader.get_group_options(group_name, results_filter, **options)
+        )
 
 
 def numbered(cfg: DictConfig, number: int) -> DictConfig:

@@ -249,6 +249,9 @@ class TestCompletion:
     def test_options_of_a_group(self, complete) -> None:
         assert complete("hookrun task=pl") == ["task=plan"]
 
+    def test_options_in_a_folder_of_a_group(self, complete) -> None:
+        assert complete("hookrun experiment=tutorial/01") == ["experiment=tutorial/01_print_gradient"]
+
     def test_keys_of_the_chosen_experiment(self, complete) -> None:
         assert complete("hookrun experiment=clip_fc hooks.clip_fc.m") == [
             "hooks.clip_fc.max=",
