@@ -89,7 +89,10 @@ class Scopes:
         return point
 
     def _pack(self, saved: Tensor) -> Held:
-        tensor: Tensor | None = saved
+        whole = (
+            saved.detach()
+        )  # what an operation saves of its own output leads back to the graph that holds it
+        tensor: Tensor | None = whole
         undos = list[Undo]()
         is_parameter = _storage(saved) in self._parameters
         for _, firings, _ in self._open:
@@ -105,7 +108,7 @@ class Scopes:
                     tensor = packed.tensor
                 else:
                     tensor = packed
-        return Held(tensor, undos, saved._version if tensor is saved else None)
+        return Held(tensor, undos, whole._version if tensor is whole else None)
 
 
 def _storage(tensor: Tensor) -> int:

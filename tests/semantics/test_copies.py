@@ -1,0 +1,162 @@
+"""Copies: a deep copy or a pickle of a hooked model works, is not hooked, and writes into nobody's records."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.actions import actions
+from hookrun.actions.base import HOOK_TYPES
+
+X = torch.linspace(-1, 1, 6).reshape(2, 3)
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "scale": {"factor": 2},
+    "clamp": {"max": 0.1},
+    "replace": {"value": 0.5},
+    "add_bias": {"value": 1},
+    "clip_norm": {"max_norm": 0.1},
+    "fill": {"value": 1},
+    "add_parameter": {"name": "extra", "shape": [3]},
+    "offload": {"to": "cpu"},
+    "cast": {"dtype": "bfloat16"},
+}
+PAIRS = [
+    (name, hook) for name, action in sorted(actions().items()) for hook in HOOK_TYPES if hook in action.hooks
+]
+
+
+def by_pickle(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))  # type: ignore[no-any-return]
+
+
+def by_torch(model: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)  # type: ignore[no-any-return]
+
+
+WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "deepcopy": copy.deepcopy,
+    "pickle": by_pickle,
+    "torch.save": by_torch,
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(3, 3)
+        self.act = nn.Tanh()
+        self.last = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.act(self.first(x)))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def step(model: nn.Module) -> Tensor:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    output = model(X.clone().requires_grad_())
+    output.square().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return output.detach()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("action", "hook"), PAIRS, ids=lambda each: each)
+def test_a_copy_of_a_hooked_model_is_a_model_without_hooks(action: str, hook: str, way: str) -> None:
+    model = net()
+    spec = {"h": {"select": "first", "hook": hook, "action": action, **PARAMETERS.get(action, {})}}
+    with hookrun.hooked(model, spec) as hooks:
+        other = WAYS[way](model)
+        state = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+        before = dict(hooks.fired), len(hooks.records), repr(hooks.captures)
+        found = step(other)
+        assert (dict(hooks.fired), len(hooks.records), repr(hooks.captures)) == before
+        step(model)
+        assert before[0] != hooks.fired or hook == "apply"
+    plain = net()
+    if action == "add_parameter":
+        plain.first.register_parameter("extra", nn.Parameter(torch.zeros(3)))
+    plain.load_state_dict(state)
+    assert torch.equal(found, plain(X)), "what the model computes without hooks"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_copy_can_be_hooked_anew(way: str) -> None:
+    model = net()
+    spec = {
+        "seen": {"select": "**", "hook": "forward", "action": "capture"},
+        "double": {"select": "first", "hook": "forward", "action": "scale", "factor": 2},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        other = WAYS[way](model)
+        with hookrun.hooked(other, spec) as others:
+            found = other(X)
+        assert hooks.fired["double", "first"] == 0
+        assert torch.equal(found, model(X))
+    assert others.fired["double", "first"] == 1
+    assert torch.equal(others.captures["seen"]["act"][0], hooks.captures["seen"]["act"][0])
+    assert torch.equal(other(X), model(X))
+
+
+def test_the_state_of_a_hooked_model_loads_into_one_without_hooks() -> None:
+    model = net()
+    observers = {
+        f"{name}_{hook}": {"select": "first", "hook": hook, "action": name}
+        for name, hook in PAIRS
+        if actions()[name].observes and hook != "apply"
+    }
+    with hookrun.hooked(model, observers):
+        state = model.state_dict()
+    assert list(state) == list(net().state_dict())
+    net().load_state_dict(state)
+
+
+def test_an_added_parameter_is_in_the_state_until_it_is_taken_away() -> None:
+    model = net()
+    spec = {
+        "offset": {"select": "act", "hook": "forward", "action": "add_bias", "value": 0.5, "trainable": True}
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        with_it = model.state_dict()
+        hooks.uninstall_parameters()
+        without = model.state_dict()
+    assert set(with_it) - set(without) == {"act.offset_bias"}
+    net().load_state_dict(without)
+    with pytest.raises(RuntimeError, match=r"act\.offset_bias"):
+        net().load_state_dict(with_it)
+    again = net()
+    with hookrun.hooked(again, spec):  # and back into a model with the same hooks
+        again.load_state_dict(with_it)
+
+
+def test_a_copy_made_in_the_middle_of_a_forward_is_not_hooked() -> None:
+    model = net()
+    copies: list[nn.Module] = []
+    model.act.register_forward_hook(lambda *_: copies.append(copy.deepcopy(model)))
+    spec = {
+        "back": {"select": "**", "hook": "backward", "action": "capture"},
+        "saved": {"select": "**", "hook": "saved_tensors", "action": "offload", "to": "cpu"},
+        "out": {"select": "**", "hook": "forward", "action": "capture"},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        model(X)
+        fired = dict(hooks.fired)
+        step(copies[0])
+        assert hooks.fired == fired

@@ -1,0 +1,122 @@
+"""No leaks: a thousand installations leave the model collectable, with the garbage collector off."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.runtime.points import Point
+from hookrun.runtime.site import Site
+
+X = torch.ones(2, 3)
+EVERY: dict[str, dict[str, Any]] = {
+    "pre": {"select": "**", "hook": "forward_pre", "action": "capture"},
+    "out": {"select": "**", "hook": "forward", "action": "noise", "when": {"probability": 0.5}},
+    "call": {"select": "0", "hook": "forward", "action": "scale", "factor": 2, "when": {"call": 0}},
+    "back": {"select": "**", "hook": "backward", "action": "capture"},
+    "back_pre": {"select": "**", "hook": "backward_pre", "action": "scale", "factor": 2},
+    "of_out": {"select": "**", "hook": "output_grad", "action": "capture"},
+    "grad": {"select": "**", "hook": "grad", "action": "clamp", "min": -1, "max": 1},
+    "sum": {"select": "**", "hook": "post_accumulate_grad", "action": "stats"},
+    "saved": {"select": "**", "hook": "saved_tensors", "action": "offload", "to": "cpu"},
+    "step": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1},
+    "fill": {"select": "0", "hook": "apply", "action": "fill", "value": 1},
+}
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3))
+
+
+def step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(X.clone().requires_grad_()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.fixture(autouse=True)
+def _no_collector() -> Iterator[None]:
+    step(net())  # what torch makes once
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def alive(kind: type) -> int:
+    return sum(issubclass(type(each), kind) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("kind", [*EVERY, "all"])
+def test_a_thousand_cycles_leave_the_model_collectable(kind: str) -> None:
+    model = net()
+    spec = EVERY if kind == "all" else {kind: EVERY[kind]}
+    plan = hookrun.compile(spec, model)
+    before = alive(Point), alive(Site)
+    cycles = 1000 if kind == "all" else 100
+    for number in range(cycles):
+        with plan.install(model) as hooks:
+            if number % 50 == 0:
+                step(model)
+    gone = weakref.ref(hooks), weakref.ref(model)
+    del hooks
+    assert gone[0]() is None
+    assert (alive(Point), alive(Site)) == before
+    del model, plan
+    assert gone[1]() is None
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward", "output_grad", "forward_pre"])
+def test_nor_does_an_exception_keep_it(kind: str) -> None:
+    model = net()
+    spec = {**EVERY, "failing": {"select": "2", "hook": kind, "action": "check", "max": -1e9}}
+    for _ in range(20):
+        with suppress(hookrun.CheckFailed), hookrun.hooked(model, spec) as hooks:
+            step(model)
+    gone = weakref.ref(hooks), weakref.ref(model)
+    del hooks, model
+    assert (gone[0]() is None, gone[1]() is None) == (True, True)
+
+
+def test_captures_are_freed_with_the_installation() -> None:
+    model = net()
+    with hookrun.hooked(model, {"h": {"select": "0", "hook": "forward", "action": "capture"}}) as hooks:
+        model(X)
+    kept = weakref.ref(hooks.captures["h"]["0"][0])
+    assert kept() is not None
+    del hooks
+    assert kept() is None
+
+
+def test_a_captured_value_does_not_keep_the_graph() -> None:
+    model, alive_inputs = net(), list[weakref.ref[Tensor]]()
+    with hookrun.hooked(model, {"h": {"select": "2", "hook": "forward", "action": "capture"}}) as hooks:
+        for _ in range(3):
+            x = X.clone().requires_grad_()
+            alive_inputs.append(weakref.ref(x))
+            output = model(x)
+            del x, output
+        assert [each() for each in alive_inputs] == [None] * 3
+    assert len(hooks.captures["h"]["2"]) == 3
+    assert not any(tensor.requires_grad for tensor in hooks.captures["h"]["2"])
+
+
+def test_a_compiled_plan_does_not_keep_the_model() -> None:
+    model = net()
+    plan = hookrun.compile(EVERY, model, example=((X,), {}))
+    gone = weakref.ref(model)
+    del model
+    gc.collect()  # the shape check's fake run leaves cycles of torch's own
+    assert gone() is None
+    assert len(plan.hooks) == len(EVERY)

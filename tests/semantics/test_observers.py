@@ -1,0 +1,243 @@
+"""An observer changes nothing: ten models, a hundred training steps each, bit-equal with and without."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import Tensor, nn
+from torch.nn import functional
+
+import hookrun
+
+STEPS = 100
+
+
+class Residual(nn.Module):
+    """In-place operations on both sides, of modules and of functions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Linear(6, 6))
+        self.act = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        y += x
+        return functional.hardtanh_(self.act(y) * 2)
+
+
+class Reused(nn.Module):
+    """One layer under two names, called three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.same = self.layer
+        self.tail = nn.Sequential(nn.Tanh(), self.layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.same(self.layer(x)))
+
+
+class Containers(nn.Module):
+    """Dictionaries, tuples and None between the layers, keyword arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.split = Split()
+        self.join = Join()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(parts=self.split(x), scale=2.0)
+
+
+class Split(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        return {"both": self.layer(x).chunk(2, dim=-1), "none": None, "sum": x.sum()}
+
+
+class Join(nn.Module):
+    def forward(self, *, parts: dict[str, Any], scale: float) -> Tensor:
+        return torch.cat(parts["both"], dim=-1) * scale + parts["sum"]
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 6, num_layers=2, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.lstm(x.unsqueeze(1))[0][:, 0]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), 2, enable_nested_tensor=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(x.unsqueeze(0))[0]
+
+
+class Embedded(nn.Module):
+    """Integers in, a frozen part, an output that nobody uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.idle = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.idle(x)
+        return self.head(self.frozen(self.table((x.abs() * 3).long().clamp(max=9)).mean(1)))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "resnet18": torchvision.models.resnet18,
+    "transformer encoder": Attention,
+    "dropout": lambda: nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 6)),
+    "reused and shared": Reused,
+    "in place": Residual,
+    "containers": Containers,
+    "recurrent": Recurrent,
+    "batch norm": lambda: nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Hardswish(inplace=True)),
+    "embedded and frozen": Embedded,
+    "returns its input": lambda: nn.Sequential(nn.Identity(), nn.Linear(6, 6), nn.Flatten(), nn.Dropout(0.0)),
+}
+
+SMALL = [name for name in MODELS if name != "resnet18"]
+
+
+def everywhere(model: nn.Module) -> dict[str, Any]:
+    """Every observer on every hook type, on every module that can carry it."""
+    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    in_forward = {
+        f"{action}_{hook}": {"select": "**", "hook": hook, "action": action, **keys}
+        for hook in ("forward_pre", "forward")
+        for action, keys in {
+            "capture": {"when": {"probability": 0.2}},
+            "stats": {"when": {"step": {"every": 10}}},
+            "print": {"when": {"step": [3]}},
+            "check": {"finite": True, "policy": "warn"},
+        }.items()
+    }
+    on_parameters = {
+        f"{action}_{hook}": {
+            "select": trained,
+            "hook": hook,
+            "action": action,
+            "when": {"step": {"every": 10}},
+        }
+        for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
+        for action in ("capture", "stats", "check")
+    }
+    more = {
+        "saved": {"select": "", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+        "out": {"select": "", "hook": "output_grad", "action": "capture", "when": {"step": {"every": 10}}},
+    }
+    return {**in_forward, **on_parameters, **more}
+
+
+def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything that a hundred steps of training lead to; outputs and gradients of every step included."""
+    images = isinstance(model, torchvision.models.ResNet)
+    batch = (
+        torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+        if images
+        else torch.linspace(-1, 1, 12).reshape(2, 6)
+    )
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01, momentum=0.9)
+    torch.manual_seed(1)
+    seen = list[Tensor]()
+    with hookrun.hooked(model, hooks_of or {}) as hooks:
+        for _ in range(STEPS):
+            x = batch.clone().requires_grad_()
+            optimizer.zero_grad()
+            output = model(x)
+            output.square().mean().backward()
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            seen += [output.detach().clone(), x.grad if x.grad is not None else torch.empty(0)]
+            seen += [torch.stack([g.double().norm() for g in gradients]), gradients[0].clone()]
+            optimizer.step()
+            hooks.step()
+    fired = sum(hooks.fired.values())
+    return {"seen": seen, "state": model.state_dict(), "rng": torch.get_rng_state(), "fired": fired}
+
+
+def pair(name: str) -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    return model, copy.deepcopy(model)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_outputs_gradients_buffers_and_random_numbers_are_bit_equal(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, observed = pair(name)
+    expected, found = trained(plain, None), trained(observed, everywhere(observed))
+    assert found["fired"] > STEPS
+    assert list(found["state"]) == list(expected["state"])
+    assert all(torch.equal(found["state"][key], value) for key, value in expected["state"].items())
+    assert torch.equal(found["rng"], expected["rng"])
+    for number, (ours, theirs) in enumerate(zip(found["seen"], expected["seen"], strict=True)):
+        assert torch.equal(ours, theirs), f"at step {number // 4}"
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
+    plain, observed = pair(name)
+    skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
+    select = {"path": "**", "exclude": skipped} if skipped else "**"
+    spec = {
+        "h": {"select": select, "hook": "output_grad", "action": "capture", "when": {"step": {"every": 25}}}
+    }
+    expected, found = trained(plain, None), trained(observed, spec)
+    assert found["fired"] > 0
+    for ours, theirs in zip(found["seen"], expected["seen"], strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_backward_observers_are_equal_within_rounding(name: str) -> None:
+    plain, observed = pair(name)
+    skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
+    select = {"path": "**", "exclude": skipped} if skipped else "**"
+    spec = {
+        kind: {"select": select, "hook": kind, "action": "stats", "when": {"step": {"every": 25}}}
+        for kind in ("backward", "backward_pre")
+    }
+    expected, found = trained(plain, None), trained(observed, spec)
+    assert found["fired"] > 0
+    assert torch.equal(found["rng"], expected["rng"])
+    for ours, theirs in zip(found["seen"], expected["seen"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def carries_gradient(model: nn.Module, module: nn.Module) -> bool:
+    """Whether what the module returns in a forward requires a gradient."""
+    found: list[bool] = []
+    handle = module.register_forward_hook(lambda _m, _a, output: found.append(_requires(output)))
+    model(torch.ones(2, 6))
+    handle.remove()
+    return any(found)
+
+
+def _requires(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return any(map(_requires, members))

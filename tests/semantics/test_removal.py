@@ -1,0 +1,234 @@
+"""Removal: however a block ends, every hook dictionary is as it was, and the hooks of others are untouched."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+EVERY: dict[str, dict[str, Any]] = {
+    "pre": {"select": "**", "hook": "forward_pre", "action": "capture", "when": {"call": 0}},
+    "out": {"select": "**", "hook": "forward", "action": "noise"},
+    "linear": {"select": "type:Linear", "hook": "forward", "action": "linear"},
+    "back": {"select": "**", "hook": "backward", "action": "stats"},
+    "back_pre": {"select": "**", "hook": "backward_pre", "action": "scale", "factor": 2},
+    "of_out": {"select": "**", "hook": "output_grad", "action": "capture"},
+    "grad": {"select": "**", "hook": "grad", "action": "clamp", "min": -1, "max": 1},
+    "sum": {"select": "**", "hook": "post_accumulate_grad", "action": "check"},
+    "saved": {"select": "**", "hook": "saved_tensors", "action": "offload", "to": "cpu"},
+    "step": {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1},
+    "after": {"select": "**", "hook": "optimizer_step_post", "action": "stats"},
+}
+"""Every hook type at once."""
+
+
+class Net(nn.Module):
+    """Seven calls of modules, one of them of a region that is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+        self.block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True))
+        self.b = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = checkpoint(self.block, self.a(x), use_reentrant=False)
+        return self.b(self.a(x))
+
+
+def hooked_state(model: nn.Module) -> list[Any]:
+    """Every place where PyTorch keeps a hook, and everything that a module holds."""
+    state: list[Any] = [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)]
+    state.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
+    for path, module in model.named_modules():
+        state.append((path, sorted(module.__dict__)))
+        state += [
+            (path, name, list(value.items()))
+            for name, value in sorted(module.__dict__.items())
+            if "hooks" in name and isinstance(value, dict)
+        ]
+    for name, parameter in model.named_parameters():
+        state.append((name, list((parameter._backward_hooks or {}).items())))
+        state.append((name, list((parameter._post_accumulate_grad_hooks or {}).items())))
+    return state
+
+
+def foreign(model: Net) -> list[str]:
+    """Hooks of somebody else, on the same modules and parameters; what they saw."""
+    seen: list[str] = []
+    model.a.register_forward_hook(lambda *_: seen.append("forward"))
+    model.a.register_forward_pre_hook(lambda *_: seen.append("pre"), with_kwargs=False)
+    model.b.register_full_backward_hook(lambda *_: seen.append("backward"))
+    model.b.weight.register_hook(lambda _g: seen.append("grad"))
+    model.a.weight.register_post_accumulate_grad_hook(lambda _p: seen.append("accumulated"))
+    return seen
+
+
+@pytest.fixture
+def model() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def step(model: nn.Module) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(X.clone().requires_grad_()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_after_success(model: Net) -> None:
+    seen = foreign(model)
+    before = hooked_state(model)
+    step(model)
+    expected = list(seen)
+    seen.clear()
+    with hookrun.hooked(model, EVERY) as hooks:
+        assert hooked_state(model) != before
+        step(model)
+        assert not hooks.unheard
+    assert hooked_state(model) == before
+    assert sorted(seen) == sorted(expected), "the hooks of others fired as without"
+    seen.clear()
+    step(model)
+    assert seen == expected
+
+
+class Stop(BaseException):
+    """Not an Exception, as KeyboardInterrupt is not."""
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, Stop, GeneratorExit])
+@pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
+@pytest.mark.parametrize("call", range(7))
+def test_after_anything_raised_at_any_module_call(
+    model: Net, call: int, after: bool, error: type[BaseException]
+) -> None:
+    foreign(model)
+    before = hooked_state(model)
+    numbers = itertools.count()
+    handles: list[Any] = []
+
+    def interrupt(*_: object) -> None:
+        if next(numbers) == call:
+            raise error("now")
+
+    with pytest.raises(error), hookrun.hooked(model, EVERY):
+        for module in model.modules():
+            register = module.register_forward_hook if after else module.register_forward_pre_hook
+            handles.append(register(interrupt))
+        step(model)
+    for handle in handles:
+        handle.remove()
+    assert hooked_state(model) == before
+    with hookrun.hooked(model, EVERY) as hooks:  # and nothing is left over for the next
+        step(model)
+        assert not hooks.unheard
+    assert hooked_state(model) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("where", ["a", "block.0", "b"])
+def test_after_anything_raised_in_the_backward(model: Net, where: str, error: type[BaseException]) -> None:
+    before = hooked_state(model)
+
+    def fail(_grad: Tensor) -> None:
+        raise error("in backward")
+
+    handle = model.get_parameter(f"{where}.weight").register_hook(fail)
+    with pytest.raises(error), hookrun.hooked(model, EVERY):
+        step(model)
+    handle.remove()
+    assert hooked_state(model) == before
+    with hookrun.hooked(model, EVERY) as hooks:
+        step(model)
+        assert not hooks.unheard
+
+
+@pytest.mark.parametrize(
+    "kind", ["forward_pre", "forward", "output_grad", "backward", "grad", "optimizer_step_pre"]
+)
+def test_after_an_error_in_a_hook(model: Net, kind: str) -> None:
+    before = hooked_state(model)
+    failing = {"select": "a", "hook": kind, "action": "check", "max": -1e9}
+    with pytest.raises(hookrun.CheckFailed), hookrun.hooked(model, {**EVERY, "failing": failing}):
+        step(model)
+    assert hooked_state(model) == before
+
+
+def test_after_an_exception_of_the_user_s_own_code(model: Net) -> None:
+    before = hooked_state(model)
+    with pytest.raises(ZeroDivisionError), hookrun.hooked(model, EVERY):
+        _ = 1 / 0
+    assert hooked_state(model) == before
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
+def test_in_any_nesting_order_of_installations(model: Net, order: tuple[int, ...]) -> None:
+    foreign(model)
+    states = [hooked_state(model)]
+    plans = [
+        hookrun.compile(EVERY, model),
+        hookrun.compile({"h": {"select": "a", "hook": "forward", "action": "scale", "factor": 2}}, model),
+        hookrun.compile({"h": EVERY["grad"], "s": EVERY["saved"], "b": EVERY["back"]}, model),
+    ]
+    stacks = [ExitStack() for _ in plans]
+    installed = [stack.enter_context(plan.install(model)) for stack, plan in zip(stacks, plans, strict=True)]
+    step(model)
+    left = set(range(3))
+    for number in order:
+        stacks[number].close()
+        left.discard(number)
+        counts = {each: sum(installed[each].fired.values()) for each in range(3)}
+        step(model)
+        for each in range(3):
+            assert (sum(installed[each].fired.values()) > counts[each]) == (each in left)
+    assert hooked_state(model) == states[0]
+
+
+def test_hooks_of_others_may_come_and_go_meanwhile(model: Net) -> None:
+    seen: list[str] = []
+    first = model.a.register_forward_hook(lambda *_: seen.append("first"))
+    with hookrun.hooked(model, EVERY):
+        model.a.register_forward_hook(lambda *_: seen.append("second"))
+        first.remove()
+        step(model)
+    assert set(seen) == {"second"}
+    assert len(model.a._forward_hooks) == 1
+    seen.clear()
+    step(model)
+    assert seen == ["second"] * 2
+
+
+def test_a_handle_of_another_that_is_removed_twice_is_nobody_s_harm(model: Net) -> None:
+    before = hooked_state(model)
+    with hookrun.hooked(model, EVERY):
+        handle = model.a.register_forward_hook(lambda *_: None)
+        handle.remove()
+        handle.remove()
+    assert hooked_state(model) == before
+
+
+@pytest.mark.parametrize("make", [lambda m: m(X).sum(), lambda m: m(X.clone().requires_grad_()).sum()])
+def test_a_graph_that_outlives_the_block_runs_backward_without_hooks(
+    model: Net, make: Callable[..., Tensor]
+) -> None:
+    with hookrun.hooked(model, EVERY) as hooks:
+        loss = make(model)
+    counts = dict(hooks.fired)
+    loss.backward()
+    after = dict(hooks.fired)
+    assert {key: n for key, n in after.items() if key[0] != "saved"} == {
+        key: n for key, n in counts.items() if key[0] != "saved"
+    }
