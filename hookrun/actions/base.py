@@ -133,6 +133,7 @@ class Action(BaseModel):
               parameters), for a list of new ones; or the `module`
     freezes:  its modules' parameters require no gradient afterwards
     reads_arguments: it reads `Site.args`
+    computes_anew: its result may have another shape or dtype than the tensor that it replaces, which is an error
     draws:    it uses `Site.generator`
     """
 
@@ -144,6 +145,7 @@ class Action(BaseModel):
     scope: ClassVar[Scope] = "tensor"
     freezes: ClassVar[bool] = False
     reads_arguments: ClassVar[bool] = False
+    computes_anew: ClassVar[bool] = False
     draws: ClassVar[bool] = False
 
     @abstractmethod

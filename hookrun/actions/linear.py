@@ -26,6 +26,7 @@ class Linear(Action):
     action_name = "linear"
     hooks = frozenset({"forward"})
     reads_arguments = True
+    computes_anew = True
     weight: OwnName = "weight"
     bias: OwnName | None = "bias"
 

@@ -151,6 +151,16 @@ def unwrapped(value: Any) -> Any:
     return value[0] if type(value) is tuple and len(value) == 1 else value
 
 
+def reshaped(old: Tensor, new: Tensor) -> str | None:
+    """How a tensor differs from the one it stands for in shape, dtype or device, or None."""
+    for name in ("shape", "dtype", "device"):
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            before, after = (list(before), list(after)) if name == "shape" else (before, after)
+            return f"the action changes the {name} from {before} to {after}"
+    return None
+
+
 def describe(value: Any) -> str:
     """The shapes of a value, as the plan shows them: ``[8, 64]`` or ``([8, 64], {'h': [8, 4]})``."""
     match value:

@@ -44,9 +44,23 @@ def function_of(site: Site) -> Op:
     """The action's function, on the part that `index` names."""
     action, index = site.spec.action, site.spec.keys.index
     function = action.build(site)
+    if action.computes_anew:
+        function = _in_place_of(function)
     if index is None:
         return function
     return _on_part(function, index.items, edits=not action.observes, scope=action.scope)
+
+
+def _in_place_of(function: Op) -> Op:
+    """The function, whose result has to be a tensor of the same form as the one that it replaces."""
+
+    def replace(old: Tensor) -> Tensor:
+        new: Tensor = function(old)
+        if (changed := tensors.reshaped(old, new)) is not None:
+            raise ValueError(changed)
+        return new
+
+    return replace
 
 
 def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:

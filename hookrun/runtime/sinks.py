@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.base import Packed
-from hookrun.compiler.tensors import children, snapshot, snapshot_of_tensor, tensors
+from hookrun.compiler.tensors import children, reshaped, snapshot, snapshot_of_tensor, tensors
 from hookrun.errors import HookError, HookrunError, nearest
 from hookrun.runtime.site import Site
 
@@ -216,11 +216,7 @@ def _differs(old: Any, new: Any) -> str | None:
     if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
         return None
     if isinstance(old, Tensor) and isinstance(new, Tensor):
-        for name in ("shape", "dtype", "device"):
-            if getattr(old, name) != getattr(new, name):
-                before, after = getattr(old, name), getattr(new, name)
-                return f"the action changes the {name} from {_plain(before)} to {_plain(after)}"
-        return None
+        return reshaped(old, new)
     if type(old) is not type(new):
         return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
     before, after = children(old), children(new)
@@ -228,7 +224,3 @@ def _differs(old: Any, new: Any) -> str | None:
         return f"the action changes the members of the {type(old).__name__}"
     pairs = zip(before, after, strict=True)
     return next((text for (_, a), (_, b) in pairs if (text := _differs(a, b)) is not None), None)
-
-
-def _plain(value: Any) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(value)
