@@ -152,14 +152,9 @@ def test_gradients_in_random_models(part: int) -> None:
     for seed in range(part * 25, part * 25 + 25):
         torch.manual_seed(seed)
         draw = random.Random(seed)
-        kinds = [
-            nn.Tanh,
-            nn.Sigmoid,
-            lambda: nn.ReLU(inplace=True),
-            lambda: nn.Linear(WIDTH, WIDTH),
-            nn.Identity,
-        ]
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(draw.choice(kinds)() for _ in range(4)))
+        acts = [nn.Tanh, nn.Sigmoid, lambda: nn.ReLU(inplace=True), nn.Identity]
+        layers = [each for _ in range(3) for each in (nn.Linear(WIDTH, WIDTH), draw.choice(acts)())]
+        model = nn.Sequential(*layers)
         x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
         model(x).square().sum().backward()
         expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
