@@ -65,19 +65,27 @@ class Crossing:
         self.outputs: Any = None
         self.has_inputs = False
         self.grad_output: Any = None
+        self.begun = False
         self.entered: Sequence[tuple[Tensor, Tensor, int]] = ()
 
     def begin(self, grads: Grads) -> Grads:
         """The gradients of the outputs are known: `backward_pre`."""
         value = _filled(self.outputs, grads)
         new = self._run(self.point.before, value)
-        self.grad_output = new
+        self.grad_output, self.begun = new, True
         if not self.has_inputs:
             self.finish(())
         return grads if new is value else _in_order(self.outputs, new)
 
     def finish(self, grads: Grads) -> Grads:
-        """The gradients of the inputs are known: `backward`."""
+        """The gradients of the inputs are known: `backward`.
+
+        A gradient that reached the inputs past the outputs is not the module's: in a double backward it comes from
+        what the first one made of the inputs.
+        """
+        if not self.begun:
+            return grads
+        self.begun = False
         grad_output, self.grad_output = self.grad_output, None
         value = _filled(self.inputs, grads)
         new = self._run(self.point.after, value, grad_output)
