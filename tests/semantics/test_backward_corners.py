@@ -102,7 +102,9 @@ def test_every_module_of_a_resnet18_in_training_at_once(action: dict[str, Any]) 
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm()  # type: ignore[union-attr, operator]
     assert len(hooks.fired) == len(list(model.modules()))
     for (_, path), count in hooks.fired.items():
-        assert count == (2 if path.startswith("layer") and path.endswith("relu") else 1)  # used twice in each block
+        assert count == (
+            2 if path.startswith("layer") and path.endswith("relu") else 1
+        )  # used twice in each block
     if action["action"] == "capture":
         assert_close(hooks.captures["h"][""][0]["grad_input"], found[0])
 
