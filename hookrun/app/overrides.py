@@ -50,15 +50,33 @@ def _no_packages(text: str) -> SpecError:
 
 
 def quoted(text: str) -> str | None:
-    """`text` with its value as one quoted string, ready for a shell; None where quotes would not help."""
+    """`text` with its value as one quoted string, or its mapping's values so; None where quotes would not help."""
     key, equals, value = text.partition("=")
     if not equals or not value or value[0] in "'\"" or "${" in value:
         return None
-    override = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+    if (inside := _FLOW_MAPPING.fullmatch(value)) is not None:
+        return _shell(f"{key}={{{_FLOW_VALUE.sub(_quoted_member, inside[1])}}}")
+    return _shell(f"{key}={QuotedString(value, Quote.single).with_quotes()}", value)
+
+
+_FLOW_MAPPING = re.compile(r"\{(\s*\w+\s*:.*)\}")
+_FLOW_VALUE = re.compile(r"(\w+\s*:\s*)((?:[^\s,'\"{}]|(?<=\S) (?=\S)|\{[^{}:]*\})+)(?=\s*,\s*\w+\s*:|\s*$)")
+"""One member of a flow mapping, whose value is not quoted yet."""
+
+
+def _quoted_member(member: re.Match[str]) -> str:
+    key, value = member.groups()
+    plain = re.fullmatch(r"[\w.*+-]*", value) or (value.startswith("[") and value.endswith("]"))
+    return f"{key}{value if plain else QuotedString(value.strip(), Quote.single).with_quotes()}"
+
+
+def _shell(override: str, value: object = None) -> str | None:
+    """The override, quoted for a shell; None where Hydra does not take it, or takes it for another value."""
     try:
-        if parse_override(override).value() != value:
-            return None
+        parsed = parse_override(override).value()
     except HydraException:
+        return None
+    if value is not None and parsed != value:
         return None
     # Double quotes read best, and a shell leaves all but these characters alone inside them.
     special = re.search(r"[\"`!]|\$[\w{(]|\\[\\$]", override)

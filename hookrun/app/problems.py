@@ -93,7 +93,13 @@ def _missing_config(error: MissingConfigException, asked: Asked | None) -> Probl
         hint = f"a {group.partition('/')[2]} of another package must be installed first"
         return Problem(group, f"there is no {name!r}; there are: {', '.join(error.options)}", hint)
     folders = asked.app.folders() if asked else []
-    options = error.options or (asked.app.options(group) if asked else [])
+    if (
+        "/" in group and asked and asked.app.options(group.partition("/")[0])
+    ):  # the folder may be what is wrong
+        group, _, name = path.partition("/")
+        options = asked.app.options(group)
+    else:
+        options = list(error.options or []) or (asked.app.options(group) if asked else [])
     misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
     if misnamed is not None:
         return Problem(str(misnamed), "configuration files end in .yaml", f"rename it to {name}.yaml")

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hookrun import data
 from hookrun.data import Split
+from hookrun.runtime.clock import derived_seed
 from hookrun.tasks.prepare import Prepared
 
 
@@ -68,7 +69,7 @@ class Batches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of one pass."""
-        self._generator.manual_seed(self._seed + number)
+        self._generator.manual_seed(derived_seed(self._seed, number))
         for ids, inputs, target in islice(self._loader, self._length):
             yield Batch(ids, self._placed(inputs), self._placed(target))
 

@@ -64,6 +64,8 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     problems += _training_problems(settings, info)
     with session(settings.compute, settings.seed):
         model = _collected(problems, lambda: _model(settings, info, trust))
+        if info is None:  # what a network takes from the data is missing for that reason alone
+            problems = [each for each in problems if not each.where.startswith("model.args.")]
         if problems or model is None or info is None or device is None:
             raise SpecError(problems)
         leftover = models.load_weights(model, settings.model)

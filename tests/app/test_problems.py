@@ -96,10 +96,16 @@ def test_what_was_typed(typed: list[str], lines: list[str], said) -> None:
         ("+hooks.c.select=h[0:4].mlp", '''"+hooks.c.select='h[0:4].mlp'"'''),
         ("+hooks.c.select=re:(a|b)$", '''"+hooks.c.select='re:(a|b)$'"'''),
         ("+hooks.c.index=...,0:8]", '''"+hooks.c.index='...,0:8]'"'''),
+        ("+hooks.c={select: h[-1], hook: grad}", '''"+hooks.c={select: 'h[-1]', hook: grad}"'''),
+        ("+hooks.c={hook: grad, select: {a,b}.*}", '''"+hooks.c={hook: grad, select: '{a,b}.*'}"'''),
     ],
 )
 def test_an_override_that_needs_quotes_is_shown_with_them(typed: str, quoted: str, said) -> None:
     assert f"put the value in quotes of its own: {quoted}\n" in said(typed)
+
+
+def test_a_misspelt_folder_of_experiments(said) -> None:
+    assert "did you mean 'tutorial/01_print_gradient'" in said("experiment=tutoral/01_print_gradient")
 
 
 def test_all_unknown_keys_at_once(said) -> None:

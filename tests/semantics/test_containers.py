@@ -358,3 +358,17 @@ def test_a_shape_that_an_action_would_change_is_an_error_that_names_hook_and_mod
         model(torch.ones(2, 2))
     with pytest.raises(hookrun.CompileError, match="shape"):
         hookrun.compile(spec, model, example=((torch.ones(2, 2),), {}))
+
+
+def test_a_packed_sequence_stays_one() -> None:
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
+    model = Outer()
+    with hookrun.hooked(model, {"h": {**DOUBLE, "target": "data"}}):
+        found = model(packed)
+    assert type(found) is type(packed)
+    assert_close(found.data, packed.data * 2)
+    lstm = nn.LSTM(2, 2)
+    assert_close(
+        lstm(found)[0].data,
+        lstm(nn.utils.rnn.pack_sequence([2 * torch.ones(3, 2), 2 * torch.ones(1, 2)]))[0].data,
+    )
