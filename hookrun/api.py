@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.compiler import Example, Plan, compile_plan
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError
 from hookrun.runtime import Installation, checking
 from hookrun.spec import Spec, parse_experiment, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
-from hookrun.tasks.values import read_run_value
+from hookrun.tasks.values import read_run_value, with_origins
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -87,7 +87,10 @@ def compile(
     spec = spec if isinstance(spec, Spec) else parse_spec(spec)
     if example is not None and not _is_call(example):
         raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
-    return compile_plan(spec, model, read_run_value, checking, example=example, training=training)
+    try:
+        return compile_plan(spec, model, read_run_value, checking, example=example, training=training)
+    except CompileError as error:
+        raise with_origins(error, spec) from error
 
 
 def _is_call(example: object) -> bool:

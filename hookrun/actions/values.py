@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 class FileValue(BaseModel):
@@ -13,22 +13,67 @@ class FileValue(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
     file: str
     key: str | None = None
+    per_sample: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return f"{self.file}[{self.key}]" if self.key else self.file
 
 
 class RunValue(BaseModel):
-    """What another run captured at a module; `reduce: mean` averages it over its rows."""
+    """What another run captured at a module.
+
+    sample: `mean` over all rows; the row of the sample with that number; `same`, for each sample of the batch its own
+            row; `resample`, for each sample the row of another one, drawn anew at each firing
+    path:   which tensor, where the run captured a container there: ``[0]``, ``grad_input``
+    minus:  a value that is subtracted, for the difference of two runs; its keys default to those beside it
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     run: str
     capture: str
     module: str
-    reduce: Literal["mean"] = "mean"
+    path: str | None = None
+    sample: Literal["mean", "same", "resample"] | Annotated[int, Field(strict=True, ge=0)] = "mean"
+    reduce: Literal["mean"] | None = None
+    minus: RunValue | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, raw: Any) -> Any:
+        """`minus` names only what differs; `sample: index` with `index: 3` is `sample: 3`."""
+        if not isinstance(raw, dict):
+            return raw
+        raw = dict(raw)
+        if raw.get("sample") == "index":
+            if "index" not in raw:
+                raise ValueError("`sample: index` goes with `index`, the number of a sample")
+            raw["sample"] = raw.pop("index")
+        if isinstance(raw.get("minus"), dict):
+            shared = {key: raw[key] for key in ("run", "capture", "module", "path") if key in raw}
+            raw["minus"] = {**shared, **raw["minus"]}
+        return raw
+
+    @model_validator(mode="after")
+    def _reduces_one_thing(self) -> RunValue:
+        if self.reduce is not None and self.sample != "mean":
+            raise ValueError(f"`reduce: mean` is over all rows, `sample: {self.sample}` takes some of them")
+        return self
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether each sample of a batch has a value of its own."""
+        return self.sample in ("same", "resample") or (self.minus is not None and self.minus.per_sample)
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is another value at each firing."""
+        return self.sample == "resample" or (self.minus is not None and self.minus.draws)
 
     def __str__(self) -> str:
-        return f"mean of {self.capture}/{self.module} in {self.run}"
+        what = f"sample {self.sample}" if isinstance(self.sample, int) else self.sample
+        text = f"{what} of {self.capture}/{self.module}{self.path or ''} in {self.run}"
+        return text if self.minus is None else f"{text} minus {self.minus}"
 
 
 def _value(raw: Any) -> Any:
@@ -72,4 +117,4 @@ def shape_of(raw: Any) -> tuple[int, ...]:
 
 
 Value = Annotated[float | tuple[Any, ...] | FileValue | RunValue, BeforeValidator(_value)]
-"""Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, reduce:}`."""
+"""Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, sample:, minus:}`."""

@@ -53,6 +53,13 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
         yield spec.where, "hands values to Python at each firing, at which a graph breaks", plainly
     elif spec.action.draws:
         yield spec.where, "draws from a generator of its own, which a graph cannot hold", plainly
+    for field, value in spec.action.outside_values().items():
+        if value.per_sample:
+            yield (
+                f"{spec.where}.{field}",
+                "takes rows of another run at each call, which a graph cannot",
+                plainly,
+            )
     when = spec.keys.when
     for key, given in (("call", when.call is not None), ("probability", when.probability < 1)):
         if given:

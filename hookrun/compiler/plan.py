@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from hookrun.spec.hook import HookSpec
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.amp import GradScaler
     from torch.nn import Module
 
+    from hookrun.compiler.rows import Source
     from hookrun.runtime.install import Installation
 
 
@@ -62,7 +62,7 @@ class PlannedHook:
 
     spec: HookSpec
     targets: tuple[Target, ...]
-    values: Mapping[str, Tensor] = field(
+    values: Mapping[str, Source] = field(
         default_factory=lambda: MappingProxyType({}), compare=False, repr=False
     )
 
@@ -72,9 +72,12 @@ class PlannedHook:
         return {key: hashlib.sha256(_raw(value)).hexdigest() for key, value in self.values.items()}
 
 
-def _raw(tensor: Tensor) -> bytes:
+def _raw(value: Source) -> bytes:
     import torch
 
+    if not isinstance(value, torch.Tensor):
+        return value.digest.encode()
+    tensor = value
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     return f"{tensor.dtype}{list(tensor.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
 

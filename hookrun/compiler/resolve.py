@@ -13,10 +13,11 @@ from hookrun.actions.base import NEEDS_GRADIENT, ON_PARAMETERS
 from hookrun.actions.values import FileValue, RunValue
 from hookrun.compiler.names import Deaf, ModelNames, deaf
 from hookrun.compiler.plan import Plan, PlannedHook, Target
+from hookrun.compiler.rows import Source
 from hookrun.errors import CompileError, HookrunError, Problem, nearest
 from hookrun.spec.hook import HookSpec, Spec
 
-ReadRun = Callable[[RunValue], Tensor]
+ReadRun = Callable[[RunValue], Source]
 """Reads what another run captured; raises HookrunError."""
 
 
@@ -58,7 +59,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, read_run: ReadRun) -> tuple
         problems.append(_count_problem(spec, paths, names))
     targets = tuple(names.target(path, spec.on_parameters) for path in paths)
     problems += _fitting(spec, targets, names)
-    values = dict[str, Tensor]()
+    values = dict[str, Source]()
     for field, value in spec.action.outside_values().items():
         try:
             values[field] = _read_file(value) if isinstance(value, FileValue) else read_run(value)
@@ -86,6 +87,12 @@ def _carrying(spec: HookSpec) -> Iterable[Problem]:
         senseless["target"] = "sees one tensor"
     if hook in ON_PARAMETERS and keys.when.call is not None:
         senseless["when.call"] = "belongs to no call of a module"
+    for field, value in action.outside_values().items():
+        if value.per_sample and (
+            hook in ON_PARAMETERS or hook in ("apply", "saved_tensors") or action.adds(spec.name)
+        ):
+            text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
+            yield Problem(f"{spec.where}.{field}", text, "take one for all: sample: mean")
     for key, why in senseless.items():
         text = f"has no meaning on hook type {hook!r}, which {why}"
         yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")

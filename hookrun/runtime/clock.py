@@ -25,10 +25,21 @@ class Clock:
     forwards:     how many times the root module has been called
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
+    samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     moved:        called whenever the step or the epoch is another one
     """
 
-    __slots__ = ("_epoch", "_step", "accumulating", "counting", "forwards", "model", "moved", "scaler")
+    __slots__ = (
+        "_epoch",
+        "_step",
+        "accumulating",
+        "counting",
+        "forwards",
+        "model",
+        "moved",
+        "samples",
+        "scaler",
+    )
 
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
@@ -38,6 +49,7 @@ class Clock:
         self._epoch = 0
         self.forwards = 0
         self.accumulating = False
+        self.samples: Tensor | None = None
         self.counting = counting
 
     @property

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hookrun.actions.base import remove_parameter, was_added
 from hookrun.compiler.compilable import uncompilable
@@ -158,6 +158,17 @@ class Installation:
     @accumulating.setter
     def accumulating(self, more: bool) -> None:
         self.clock.accumulating = more
+
+    @property
+    def samples(self) -> Tensor | None:
+        """The numbers [B] of the samples in the batch under way, for values that differ from sample to sample."""
+        return self.clock.samples
+
+    @samples.setter
+    def samples(self, numbers: Tensor | Sequence[int] | None) -> None:
+        self.clock.samples = (
+            None if numbers is None else torch.as_tensor(numbers, dtype=torch.int64, device="cpu")
+        )
 
     @property
     def stopped(self) -> str | None:

@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from hookrun.actions.base import IN_FORWARD, add_parameter, was_added
 from hookrun.compiler import tensors
 from hookrun.compiler.plan import PlannedHook
+from hookrun.compiler.rows import Rows
 from hookrun.errors import CheckFailed, HookError
 from hookrun.runtime.clock import Calls, Clock, chance, derived_seed
 
@@ -92,6 +93,8 @@ class Site:
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
         value = self.values.get(field)
+        if value is not None and not isinstance(value, Tensor):
+            return self._rows(value)
         source = (
             value
             if value is not None
@@ -108,6 +111,28 @@ class Site:
             return found
 
         return constant
+
+    def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
+        """A row for each sample of the batch under way."""
+
+        def rows(like: Tensor) -> Tensor:
+            if not self.sink.has_values:  # the samples of a shape check are not real
+                return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
+            samples = self.clock.samples
+            if samples is None:
+                raise HookError(
+                    f"{self.where}: it takes a value for each sample, and does not know which samples these are: "
+                    "set hooks.samples before each batch"
+                )
+            if not like.dim() or like.shape[0] != len(samples):
+                shape = list(like.shape)
+                raise HookError(
+                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
+                )
+            draw = Generator().manual_seed(derived_seed(self.seed, *self._draw()))
+            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
+
+        return rows
 
     def trainable(self, field: str) -> nn.Parameter:
         """The added parameter, as it is in the module; made on the first installation."""

@@ -241,7 +241,8 @@ class Wiring:
 
 def _draws_in_forward(spec: HookSpec) -> bool:
     """Whether what it draws has to be found again where activation checkpointing repeats a call."""
-    return spec.hook in IN_FORWARD and (spec.action.draws or spec.keys.when.probability < 1)
+    draws = spec.action.draws or any(value.draws for value in spec.action.outside_values().values())
+    return spec.hook in IN_FORWARD and (draws or spec.keys.when.probability < 1)
 
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 STATUS = "status.json"
 PLAN = "plan.json"
 ENV = "env.json"
+CONFIG = ".hydra/config.yaml"
 METRICS = "metrics.jsonl"
 STATS = "stats.jsonl"
 CAPTURES = "captures"

@@ -10,7 +10,18 @@ from typing import Any
 
 from hookrun.store.captures import Leaf, Lookup, read_captures, read_index
 from hookrun.store.files import StoreError, read_json, read_lines
-from hookrun.store.format import CAPTURES, ENV, INDEX, METRICS, PLAN, PREDICTED, PREDICTIONS, STATS, STATUS
+from hookrun.store.format import (
+    CAPTURES,
+    CONFIG,
+    ENV,
+    INDEX,
+    METRICS,
+    PLAN,
+    PREDICTED,
+    PREDICTIONS,
+    STATS,
+    STATUS,
+)
 
 _SHOWN = 12
 
@@ -34,6 +45,15 @@ class Run:
     def plan(self) -> dict[str, Any]:
         """plan.json; empty if the run ended before there was a plan."""
         return self._json(PLAN)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration that the run was started with; empty where it was not kept."""
+        from omegaconf import OmegaConf
+
+        path = self.path / CONFIG
+        content = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        return content if isinstance(content, dict) else {}  # type: ignore[return-value]
 
     @cached_property
     def env(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from hookrun.spec import Experiment, Settings, Spec, parse_spec
 from hookrun.tasks.losses import NEED_TARGET, loss_named
 from hookrun.tasks.optimizers import check_arguments, check_optimizer, check_scheduler
 from hookrun.tasks.session import device_named, session
-from hookrun.tasks.values import read_run_value
+from hookrun.tasks.values import read_run_value, with_origins
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
@@ -75,9 +76,14 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     hooks = _every_module() if listing else experiment.hooks
     example = as_call(info.example(EXAMPLE_BATCH))
     training = _trains(settings) or listing
-    plan = compile_plan(hooks, model, read_run_value, checking, example=example, training=training)
+    read_run = partial(read_run_value, settings=settings)
+    try:
+        plan = compile_plan(hooks, model, read_run, checking, example=example, training=training)
+    except CompileError as error:
+        raise with_origins(error, hooks) from error
     if not listing:
         _check_leftover(leftover, plan)
+        _check_rows(plan, settings, info)
         _check_graph(settings, plan)
     plan = replace(plan, samples=_samples(settings, info))
     return Prepared(experiment, info, model, plan, device, leftover)
@@ -130,6 +136,25 @@ def _every_module() -> Spec:
     return parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
 
 
+def _check_rows(plan: Plan, settings: Settings, info: DataInfo) -> None:
+    """What hooks take from other runs for each sample is there for each sample that they will see."""
+    samples, training = _length(settings, info), settings.task.name == "train"
+    problems = list[Problem]()
+    for hook in plan.hooks:
+        for field, rows in hook.values.items():
+            if isinstance(rows, Tensor) or rows.draws or samples is None:
+                continue
+            where = f"{hook.spec.where}.{field}"
+            if training and hook.spec.keys.when.mode != "train":
+                text = "each training sample takes its own row, and those of the validation have none"
+                problems.append(Problem(where, text, "add when: {mode: train}"))
+            elif len(missing := rows.missing(torch.arange(samples))):
+                hint = "capture them there as well, or limit this run: train.limit_batches"
+                problems.append(Problem(where, rows.lacks(missing), hint))
+    if problems:
+        raise CompileError(problems)
+
+
 def _check_graph(settings: Settings, plan: Plan) -> None:
     """The hooks go into a graph, where one is asked for."""
     problems = uncompilable(plan) if settings.compute.compile else []
@@ -162,6 +187,15 @@ def added_names(plan: Plan) -> list[str]:
 def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a model call for a batch: named inputs are keyword arguments."""
     return ((batch,), {}) if isinstance(batch, Tensor) else ((), dict(batch))
+
+
+def _length(settings: Settings, info: DataInfo) -> int | None:
+    """How many samples of the split are used, as far as it is known beforehand."""
+    size, limit = info.sizes[_split(settings)], settings.train.limit_batches
+    if settings.task.name == "train" and settings.train.shuffle:
+        return size
+    bound = limit * settings.data.batch_size if limit else None
+    return size if bound is None or size is None else min(size, bound)
 
 
 def _samples(settings: Settings, info: DataInfo) -> int | None:

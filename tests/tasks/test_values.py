@@ -1,0 +1,195 @@
+"""Values from other runs: activation patching, mean and resample ablation, steering, by configuration alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import hookrun
+from hookrun.store.reader import Run
+
+BASE = ("model=mlp", "data.batch_size=50", "compute.device=cpu", "compute.threads=1")
+SEEN = "+hooks.seen={select: [layers.1,fc], hook: forward, action: capture}"
+
+
+@pytest.fixture
+def clean(run: Any) -> Run:
+    """A run whose activations others use: 359 samples of the validation split."""
+    return run(*BASE, "task=predict", SEEN)
+
+
+def patch(run: Run, select: str = "layers.1", module: str = "layers.1", **keys: Any) -> str:
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    value = f"{{run: '{run.path}', capture: seen, module: {module}{more}}}"
+    return f"+hooks.patch={{select: {select}, hook: forward, action: replace, value: {value}}}"
+
+
+def test_patching_the_same_sample_of_a_clean_run_restores_its_output(run: Any, clean: Run) -> None:
+    """A corrupted run whose layer is patched from the clean one computes what the clean one did, in any batching."""
+    corrupt = "+hooks.corrupt={select: layers.0, hook: forward, action: noise, std: 3}"
+    broken = run(*BASE, "task=predict", SEEN, corrupt)
+    assert not torch.allclose(broken.predictions[:], clean.predictions[:], atol=0.1)
+    patched = run(*BASE, "task=predict", corrupt, patch(clean, sample="same"), "data.batch_size=64")
+    assert_close(patched.predictions[:], clean.predictions[:])
+
+
+@pytest.mark.parametrize("keys", [{}, {"sample": "mean"}, {"reduce": "mean"}], ids=str)
+def test_mean_ablation(run: Any, clean: Run, keys: dict[str, str]) -> None:
+    seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
+    found = run(*BASE, "task=predict", patch(clean, **keys), seen)
+    mean = clean.captures["seen"]["layers.1"][:].mean(0)
+    assert_close(found.captures["after"]["layers.1"][:], mean.expand(359, -1))
+
+
+@pytest.mark.parametrize("sample", ["{index}", "index, index: {index}"], ids=["a number", "index"])
+def test_one_sample_s_value_for_all(run: Any, clean: Run, sample: str) -> None:
+    found = run(*BASE, "task=predict", patch(clean, sample=sample.format(index=7)))
+    assert_close(found.predictions[:], clean.predictions[7].expand_as(found.predictions[:]))
+
+
+def test_resample_ablation_gives_each_sample_another_one_s_value(run: Any, clean: Run) -> None:
+    seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
+    found = run(*BASE, "task=predict", patch(clean, sample="resample"), seen)
+    own = clean.captures["seen"]["layers.1"][:]
+    drawn = found.captures["after"]["layers.1"][:]
+    nearest = torch.cdist(drawn, own).argmin(1)
+    assert_close(drawn, own[nearest])
+    assert not (nearest == torch.arange(len(own))).any()
+    assert len(nearest.unique()) > 150
+    again = run(*BASE, "task=predict", patch(clean, sample="resample"), seen)
+    assert torch.equal(again.captures["after"]["layers.1"][:], drawn), "with the same seed the same draws"
+
+
+def test_steering_by_the_difference_of_two_runs_means(run: Any, clean: Run) -> None:
+    other = run(*BASE, "task=predict", SEEN, "seed=1")
+    steer = f"{{run: '{clean.path}', capture: seen, module: layers.1, minus: {{run: '{other.path}'}}}}"
+    spec = f"+hooks.steer={{select: layers.1, hook: forward, action: add_bias, value: {steer}}}"
+    seen = "+hooks.after={select: layers.1, hook: forward, action: capture, priority: 1}"
+    found = run(*BASE, "task=predict", spec, seen)
+    means = [each.captures["seen"]["layers.1"][:].mean(0) for each in (clean, other)]
+    expected = clean.captures["seen"]["layers.1"][:] + means[0] - means[1]
+    assert_close(found.captures["after"]["layers.1"][:], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_difference_sample_by_sample(run: Any, clean: Run) -> None:
+    other = run(*BASE, "task=predict", SEEN, "seed=1")
+    minus = f"{{run: '{other.path}', sample: same}}"
+    value = f"{{run: '{clean.path}', capture: seen, module: fc, sample: same, minus: {minus}}}"
+    spec = f"+hooks.d={{select: fc, hook: forward, action: replace, value: {value}}}"
+    found = run(*BASE, "task=predict", spec)
+    assert_close(found.predictions[:], clean.predictions[:] - other.predictions[:])
+
+
+# ---- what is wrong is known before the run
+
+
+def test_a_module_that_was_not_captured(refused: Any, clean: Run) -> None:
+    said = refused(*BASE, "task=predict", patch(clean, module="layers.3"))
+    assert (
+        "hooks.patch.value: no module 'layers.3' in the captures of 'seen': did you mean 'layers.1'" in said
+    )
+
+
+def test_another_shape_shows_both_plans(refused: Any, clean: Run) -> None:
+    said = refused(*BASE, "task=predict", patch(clean, module="fc", sample="same"))
+    assert "hooks.patch: on layers.1" in said
+    assert "does not broadcast" in said
+    assert f"the run {clean.path} has the plan of a MLP, hash {clean.plan['hash'][:12]}: layers.1 " in said
+
+
+def test_samples_without_a_row(run: Any, refused: Any) -> None:
+    short = run(*BASE, "task=predict", SEEN, "train.limit_batches=2")
+    said = refused(*BASE, "task=predict", patch(short, sample="same"))
+    assert "hooks.patch.value: seen/layers.1 of the run" in said
+    assert "has no row of sample 100, 101, 102, 103, …: it has 100 samples from 0 to 99" in said
+    run(*BASE, "task=predict", patch(short, sample="same"), "train.limit_batches=2")
+
+
+def test_other_data(refused: Any, clean: Run) -> None:
+    said = refused(*BASE, "task=predict", "task.split=train", patch(clean, sample="same"))
+    assert "its samples are of the split 'val', these of 'train'" in said
+
+
+def test_validation_has_no_rows_of_the_training_samples(run: Any, refused: Any) -> None:
+    train = run(*BASE, "task=predict", "task.split=train", SEEN)
+    assert "add when: {mode: train}" in refused(*BASE, patch(train, sample="same"))
+    when = patch(train, sample="same").replace("action: replace", "action: replace, when: {mode: train}")
+    run(*BASE, when, "train.epochs=1", "train.limit_batches=2")
+
+
+def test_a_run_that_is_not_there(refused: Any, tmp_path: Path) -> None:
+    value = f"{{run: '{tmp_path}/no', capture: a, module: b}}"
+    said = refused(*BASE, f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}}}")
+    assert f"hooks.p.value: there is no {tmp_path}/no" in said
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"hook": "grad", "action": "replace", "select": "fc.weight"},
+        {"hook": "forward", "action": "add_bias", "trainable": "true", "select": "fc"},
+        {"hook": "apply", "action": "fill", "select": "fc"},
+    ],
+    ids=lambda keys: keys["action"],
+)
+def test_a_value_for_each_sample_goes_with_a_batch_of_samples(
+    refused: Any, clean: Run, keys: dict[str, str]
+) -> None:
+    body = ", ".join(f"{key}: {value}" for key, value in keys.items())
+    value = f"{{run: '{clean.path}', capture: seen, module: fc, sample: same}}"
+    said = refused(*BASE, f"+hooks.p={{{body}, value: {value}}}")
+    assert "a value for each sample goes with hooks that see a batch of samples" in said
+
+
+# ---- in memory
+
+
+def spec_of(run: Run, sample: Any) -> dict[str, Any]:
+    value = {"run": str(run.path), "capture": "seen", "module": "fc", "sample": sample}
+    return {"p": {"select": "", "hook": "forward", "action": "replace", "value": value}}
+
+
+def test_in_a_user_s_own_loop_the_samples_are_named(clean: Run) -> None:
+    model = nn.Linear(3, 10)
+    ids = [5, 300, 7]
+    with hookrun.hooked(model, spec_of(clean, "same")) as hooks:
+        hooks.samples = ids
+        found = model(torch.ones(3, 3))
+    assert_close(found, clean.captures["seen"]["fc"][ids])
+
+
+def test_without_names_and_with_too_many_it_is_an_error(clean: Run) -> None:
+    model = nn.Linear(3, 10)
+    with hookrun.hooked(model, spec_of(clean, "same")) as hooks:
+        with pytest.raises(hookrun.HookrunError, match="does not know which samples these are"):
+            model(torch.ones(3, 3))
+        hooks.samples = torch.arange(4)
+        with pytest.raises(
+            hookrun.HookrunError, match=r"the batch has 4 samples, the tensor has shape \[3, 10\]"
+        ):
+            model(torch.ones(3, 3))
+        hooks.samples = [0, 1, 400]
+        with pytest.raises(hookrun.HookrunError, match="has no row of sample 400"):
+            model(torch.ones(3, 3))
+
+
+def test_what_is_drawn_is_the_same_where_checkpointing_repeats_it(clean: Run) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    gradients = list[Tensor]()
+    for repeated in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 10), nn.Identity(), nn.Linear(10, 2))
+        spec = {"p": {**spec_of(clean, "resample")["p"], "select": "1", "action": "scale"}}
+        spec["p"]["factor"] = spec["p"].pop("value")
+        x = torch.ones(4, 3, requires_grad=True)
+        with hookrun.hooked(model, spec) as hooks:
+            hooks.samples = range(4)
+            (checkpoint(model, x, use_reentrant=False) if repeated else model(x)).square().sum().backward()
+        gradients.append(x.grad)
+    assert_close(gradients[0], gradients[1])
