@@ -148,6 +148,11 @@ class Action(BaseModel):
     computes_anew: ClassVar[bool] = False
     draws: ClassVar[bool] = False
 
+    @property
+    def any_dtype(self) -> bool:
+        """Whether it is for tensors of integers and booleans too; computing is for floating-point ones alone."""
+        return False
+
     @abstractmethod
     def build(self, site: Site) -> Callable[[Any], Any]:
         """The function that a firing runs: value -> new value, or None to leave it.

@@ -22,12 +22,18 @@ class Offload(Action):
     to: `cpu`, where tensors of the CPU stay as they are; or `disk`, one temporary file for each tensor, in the folder
         that the environment variable TMPDIR names, removed when autograd lets the tensor go
 
-    They come back on their device with every element as it was; from disk they come back contiguous.
+    They come back on their device with every element as it was; from disk they come back contiguous. Tensors of every
+    dtype go: the indices of a pooling layer and the mask of a dropout too.
     """
 
     action_name = "offload"
     hooks = frozenset({"saved_tensors"})
     to: Literal["cpu", "disk"]
+
+    @property
+    def any_dtype(self) -> bool:
+        """Whatever autograd saved takes memory."""
+        return True
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function from a saved tensor to what autograd holds in its place."""

@@ -29,6 +29,7 @@ Statistic = Literal[
     "numel",
 ]
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
+SIZES = frozenset({"bytes", "numel"})
 # On the CPU one float32 accumulator over more elements loses digits, and a difference of this size stays in the cache.
 CPU_BLOCK = 1 << 20
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
@@ -42,12 +43,17 @@ class Stats(Action):
 
     Everything is computed in float32, in float64 where the tensor is of that dtype; complex tensors count by their
     absolute value. As in PyTorch, one element has a std of NaN. Of an empty tensor `sum` and `norm` are 0, the counts
-    too, and the rest is NaN.
+    too, and the rest is NaN. Tensors of integers and booleans are counted where `of` holds `bytes` and `numel` alone.
     """
 
     action_name = "stats"
     observes = True
     of: OneOrMore[Statistic] = DEFAULT
+
+    @property
+    def any_dtype(self) -> bool:
+        """Sizes are those of every tensor; a mean is one of floating-point numbers."""
+        return SIZES.issuperset(self.of)
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """Record the statistics of every tensor that comes by, as tensors of no dimensions: nothing waits for them."""

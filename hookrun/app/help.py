@@ -6,7 +6,7 @@ import re
 import string
 import textwrap
 from collections.abc import Callable
-from itertools import takewhile
+from itertools import groupby, takewhile
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -60,13 +60,15 @@ def _listed(names: list[str]) -> str:
 
 
 def _described(app: App, group: str) -> str:
-    names = app.options(group)
-    width = max(map(len, names), default=0)
-    room = LINE - width - 4
-    return "\n".join(
-        f"  {name:{width}}  {textwrap.shorten(_summary(app.folders(), group, name), room, placeholder=' …')}".rstrip()
-        for name in names
-    )
+    """One line for each name. Each folder has columns of its own: its long names take no room from the others."""
+    lines = list[str]()
+    for _, folder in groupby(app.options(group), key=lambda name: name.rpartition("/")[0]):
+        names = list(folder)
+        width = max(map(len, names))
+        for name in names:
+            said = textwrap.shorten(_summary(app.folders(), group, name), LINE - width - 4, placeholder=" …")
+            lines.append(f"  {name:{width}}  {said}".rstrip())
+    return "\n".join(lines)
 
 
 def _summary(folders: list[Path], group: str, name: str) -> str:

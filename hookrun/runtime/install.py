@@ -100,10 +100,10 @@ class Installation:
 
     @property
     def unheard(self) -> list[tuple[str, str, str]]:
-        """(hook, module path, why) of everything that never fired, or fired and never found anything to act on."""
+        """(hook, module path, why) of everything that never fired, or found nothing for its action."""
         never = [(site.hook, site.path, "never fired") for site in self.sites if not self._fired(site)]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
-        return never + [(site.hook, site.path, "fired, but never found a tensor to act on") for site in idle]
+        return never + [(site.hook, site.path, "fired and found no tensor for its action") for site in idle]
 
     @property
     def mode(self) -> str:

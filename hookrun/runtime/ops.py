@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookrun.actions.base import Packed
+from hookrun.actions.base import Action, Packed
 from hookrun.compiler import tensors
 from hookrun.errors import HookError
 from hookrun.runtime.recompute import PASSING
@@ -64,7 +64,7 @@ def _in_place_of(function: Op) -> Op:
 
 
 def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
-    clock = site.clock
+    clock, takes = site.clock, _taken_by(site.spec.action)
 
     def edit_tensor(tensor: Tensor) -> Tensor:
         new = function(tensor)
@@ -86,7 +86,7 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
 
             def edit_leaf(leaf: Any) -> Any:
                 nonlocal acted
-                if not acts_on(leaf):
+                if not takes(leaf):
                     return leaf
                 acted = True
                 return edit_tensor(leaf)
@@ -144,6 +144,8 @@ def _observer_of_all(site: Site, function: Op) -> Op:
 
 
 def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
+    takes = _taken_by(site.spec.action)
+
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
@@ -155,7 +157,7 @@ def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: boo
                 return value
             found = False
             for site.at, leaf in tensors.leaves(seen):
-                if leaf is not None and _numeric(leaf):
+                if takes(leaf):
                     found = True
                     function(leaf)
             site.idle += not found
@@ -179,6 +181,11 @@ def _named(site: Site, error: Exception) -> HookError:
 def acts_on(leaf: Any) -> bool:
     """Whether it is a tensor of numbers that actions are for."""
     return isinstance(leaf, Tensor) and _numeric(leaf)
+
+
+def _taken_by(action: Action) -> Callable[[Any], bool]:
+    """Which members of a value the action is for."""
+    return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
 
 
 def _numeric(tensor: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ class RunSink(Records):
     """Streams captures to disk, keyed by the samples of the batch under way.
 
     sample_ids: of that batch, [B] int64
+    bytes:      of the tensors that each hook counted the bytes of, in all
     """
 
     wants_calls = True
@@ -24,6 +26,7 @@ class RunSink(Records):
     def __init__(self, run_dir: RunDir, show: Callable[[str], None]) -> None:
         super().__init__()
         self.sample_ids: Tensor | None = None
+        self.bytes = Counter[str]()
         self._run_dir = run_dir
         self._show = show
 
@@ -52,4 +55,5 @@ class RunSink(Records):
 
     def store(self, record: dict[str, Any]) -> None:
         """Append to stats.jsonl."""
+        self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.log_stats(record)

@@ -14,7 +14,9 @@ from hookrun.tasks.running import Running
 
 def summary(running: Running) -> list[str]:
     """The lines of the summary."""
-    lines = [f"{split:8} {numbers(values)}" for split, values in running.metrics.items() if values]
+    lines = list[str]()
+    if running.settings.task.name != "train":  # which says them after each epoch
+        lines += [f"{split:8} {numbers(values)}" for split, values in running.metrics.items() if values]
     lines += hook_lines(running)
     lines += unheard_lines(running.hooks)
     return [*lines, f"run directory: {running.run_dir.path}"]
@@ -40,7 +42,9 @@ def hook_lines(running: Running) -> Iterator[str]:
                 count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name
             ]
             tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
-            yield f"    captured {tensors:,} tensors, {size(count)}"
+            yield f"    captured {tensors:,} tensor{'s' if tensors != 1 else ''}, {size(count)}"
+        if counted := running.sink.bytes[planned.spec.name]:
+            yield f"    counted {size(counted)}"
 
 
 def unheard_lines(hooks: Installation) -> list[str]:

@@ -172,7 +172,8 @@ class Difference:
         sides = [
             side if isinstance(side, Tensor) else side.of(samples, generator).float() for side in self._sides
         ]
-        return torch.sub(sides[0], sides[1])
+        difference: Tensor = sides[0] - sides[1]
+        return difference
 
     def missing(self, samples: Tensor) -> Tensor:
         """Those of the samples that have no row and need one."""

@@ -58,6 +58,24 @@ def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) ->
         assert words in [re.split("  +", line.strip()) for line in lines]
 
 
+def test_a_folder_of_long_names_takes_no_room_from_the_others(help_of, conf: Conf) -> None:
+    sentence = "Long enough to fill all of the line that a short name leaves, and not one word more"
+    folder = conf(
+        **{
+            "experiment/mine": f"# @package _global_\n# {sentence}.\n",
+            "experiment/sub/a_name_that_is_longer_than_any_other": f"# @package _global_\n# {sentence}.\n",
+        }
+    )
+    text = help_of("--config-dir", folder)
+    (line,) = [line for line in text.splitlines() if line.startswith("  mine ")]
+    assert line.endswith(sentence)
+    assert "sub/a_name_that_is_longer_than_any_other  Long enough to fill" in text
+
+
+def test_what_comes_with_it_is_told_in_full(help_of) -> None:
+    assert "…" not in help_of()
+
+
 def test_no_line_is_too_long_to_read(help_of) -> None:
     assert max(map(len, help_of().splitlines())) <= 110
 

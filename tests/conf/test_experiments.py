@@ -32,7 +32,13 @@ def weights(run: Run, name: str = "last") -> dict[str, torch.Tensor]:
     return load_file(run.path / f"checkpoints/{name}.safetensors")
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
+EXPERIMENTS = sorted(
+    file.relative_to(CONF / "experiment").with_suffix("").as_posix()
+    for file in (CONF / "experiment").rglob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_and_every_hook_fires(name: str, capsys) -> None:
     assert main([f"experiment={name}", *SMALL, "-r", "strict=true"]) == 0
     printed = capsys.readouterr()

@@ -162,7 +162,7 @@ def test_an_edit_of_gradients_that_are_none_is_reported() -> None:
         model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
     ) as hooks:
         run(model)
-    assert hooks.unheard == [("h", "0", "fired, but never found a tensor to act on")]
+    assert hooks.unheard == [("h", "0", "fired and found no tensor for its action")]
 
 
 def test_a_module_used_twice_fires_twice_and_calls_are_told_apart() -> None:

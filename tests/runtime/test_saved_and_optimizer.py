@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,6 +79,41 @@ def test_bytes_held_are_recorded() -> None:
     with saved(model, action="stats", of=["bytes"]) as hooks:
         gradients(model)
     assert [record["bytes"] for record in hooks.records if record["module"] == "1"] == [10 * 8 * 4]
+
+
+def masking() -> nn.Sequential:
+    """A network whose forward saves indices, int64, for its backward."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 1))
+
+
+def test_integers_that_autograd_saves_are_counted_and_offloaded_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    by_hand, plain = [], gradients(masking())
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: by_hand.append(tensor) or tensor, lambda x: x
+    ):
+        masking()[1](torch.ones(10, 8, requires_grad=True))
+    assert torch.int64 in {tensor.dtype for tensor in by_hand}
+
+    model = masking()
+    spec = {
+        "saved": {"select": "1", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+        "cast": {"select": "1", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"},
+        "offload": {"select": "1", "hook": "saved_tensors", "action": "offload", "to": "disk"},
+        "left": {"select": "1", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        loss = model(X).square().sum()
+        held = [record["bytes"] for record in hooks.records if record["hook"] == "saved"]
+        assert held == [tensor.nbytes for tensor in by_hand]
+        assert len(list(tmp_path.iterdir())) == len(by_hand)
+        loss.backward()
+    assert hooks.fired["left", "1"] == 0
+    for parameter, grad in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=0.05, atol=0.02)
 
 
 def test_two_actions_pack_one_after_the_other() -> None:
@@ -162,4 +198,4 @@ def test_a_parameter_without_a_gradient_is_reported() -> None:
     spec = {"h": {"select": "3.weight", "hook": "optimizer_step_pre", "action": "scale", "factor": 2}}
     with hookrun.hooked(model, spec) as hooks:
         optimizer.step()
-    assert hooks.unheard == [("h", "3.weight", "fired, but never found a tensor to act on")]
+    assert hooks.unheard == [("h", "3.weight", "fired and found no tensor for its action")]

@@ -237,7 +237,7 @@ def test_an_edit_of_a_gradient_that_is_none_is_reported() -> None:
         model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
     ) as hooks:
         model(X).sum().backward()  # the first module's input requires no gradient
-    assert hooks.unheard == [("h", "0", "fired, but never found a tensor to act on")]
+    assert hooks.unheard == [("h", "0", "fired and found no tensor for its action")]
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])

@@ -15,7 +15,7 @@ from hookrun.cli import main
 
 X = torch.ones(2, 3, 4)
 NEVER = "never fired"
-IDLE = "fired, but never found a tensor to act on"
+IDLE = "fired and found no tensor for its action"
 
 
 def watched(select: object, hook: str = "forward", **keys: Any) -> dict[str, Any]:

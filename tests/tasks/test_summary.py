@@ -10,9 +10,22 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 def test_metrics_and_the_run_directory(run, capsys) -> None:
     found = run(*QUICK)
     *_, train, val, where = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"train +loss \d\.\d+ +accuracy \d+\.\d %", train)
-    assert val.startswith("val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
+    assert re.fullmatch(r"epoch 1/1  train loss \d\.\d+ +accuracy \d+\.\d %", train)
+    assert val.startswith(" " * 11 + "val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
     assert where == f"run directory: {found.path}"
+
+
+def test_metrics_of_an_evaluation(run, capsys) -> None:
+    found = run(*QUICK, "task=evaluate")
+    *_, val, where = capsys.readouterr().out.splitlines()
+    assert val.startswith("val      loss ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
+    assert where == f"run directory: {found.path}"
+
+
+def test_metrics_are_said_once(run, capsys) -> None:
+    run(*QUICK)
+    printed = capsys.readouterr().out
+    assert (printed.count("train loss"), printed.count("val   loss"), printed.count("loss")) == (1, 1, 2)
 
 
 def test_how_often_each_hook_fired_where(run, hook, capsys) -> None:
@@ -30,6 +43,15 @@ def test_what_an_edit_changed_is_counted_on_the_logged_steps(run, hook, capsys) 
 def test_what_was_captured(run, hook, capsys) -> None:
     run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="capture"))
     assert "captured 4 tensors, 10.2 kB" in capsys.readouterr().out
+    run(*QUICK, "task=predict", "train.limit_batches=1", hook(select="fc", hook="forward", action="capture"))
+    assert "captured 1 tensor, 2.56 kB" in capsys.readouterr().out
+
+
+def test_how_many_bytes_were_counted(run, hook, capsys) -> None:
+    run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="stats", of="[bytes]"))
+    assert "h (forward, stats) fired: fc x4\n    counted 10.2 kB\n" in capsys.readouterr().out
+    run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="stats"))
+    assert "counted" not in capsys.readouterr().out
 
 
 def test_many_modules_are_cut_short(run, hook, capsys) -> None:

@@ -1,0 +1,76 @@
+"""The tutorials' rows as runs, and what their hooks are in hand-written PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.cli import main
+from hookrun.models import build
+from hookrun.spec.experiment import Model
+from hookrun.store.reader import Run
+
+TUTORIALS = Path(__file__).parents[2] / "conf/experiment/tutorial"
+SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
+
+
+@pytest.fixture
+def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """Run the experiment of a row, which must end well and fire every hook."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(row: int, *overrides: str, name: str = "", code: int = 0) -> Run:
+        (found,) = [file.stem for file in TUTORIALS.glob(f"{row:02}_{name}*.yaml")]
+        assert main([f"experiment=tutorial/{found}", *SMALL, *overrides]) == code
+        return hookrun.open_run("outputs/latest")
+
+    return run
+
+
+@pytest.fixture
+def model_of() -> Callable[..., nn.Module]:
+    """Makes the model of a row, as the run makes it."""
+
+    def model_of(name: str, seed: int = 0, sample_shape: tuple[int, ...] = (1, 8, 8)) -> nn.Module:
+        torch.manual_seed(seed)
+        return build(Model(name=name), sample_shape=sample_shape, num_classes=10, trust=frozenset())
+
+    return model_of
+
+
+@pytest.fixture
+def on_gradient() -> Callable[..., None]:
+    """Puts a tensor hook on a module's output, by hand."""
+
+    def on_gradient(module: nn.Module, hook: Callable[[Tensor], Any]) -> None:
+        def attach(module: nn.Module, args: Any, output: Tensor) -> None:
+            output.register_hook(hook)
+
+        module.register_forward_hook(attach)
+
+    return on_gradient
+
+
+@pytest.fixture
+def outputs_of() -> Callable[..., dict[str, Tensor]]:
+    """What the named modules return for batches in evaluation mode, by forward hooks by hand."""
+
+    def outputs_of(model: nn.Module, names: list[str], batches: list[Tensor]) -> dict[str, Tensor]:
+        kept: dict[str, list[Tensor]] = {name: [] for name in names}
+        for name in names:
+            model.get_submodule(name).register_forward_hook(
+                lambda module, args, output, name=name: kept[name].append(output)
+            )
+        with torch.no_grad():
+            model.eval()
+            for batch in batches:
+                model(batch)
+        return {name: torch.cat(rows) for name, rows in kept.items()}
+
+    return outputs_of

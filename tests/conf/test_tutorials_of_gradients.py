@@ -1,0 +1,257 @@
+"""What the tutorials do with gradients and saved tensors, by experiments and by hand-written PyTorch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import hookrun
+from hookrun.compiler.table import size
+from hookrun.store.reader import Run
+
+Runs = Callable[..., Run]
+Models = Callable[..., nn.Module]
+OnGradient = Callable[..., None]
+
+W, TWICE_W = torch.full((5,), -0.9064), torch.full((5,), -1.8128)
+B, TWICE_B = torch.tensor([-1.8891, 0.5235, 0.4592]), torch.tensor([-3.7783, 1.0471, 0.9184])
+
+
+def near(found: Tensor, expected: Tensor) -> None:
+    """To four decimals."""
+    assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+def test_01_the_gradient_of_b_is_printed_and_nothing_changes(tutorial: Runs, capsys: Any) -> None:
+    weights = tutorial(1).path / "checkpoints/last.safetensors"
+    printed = capsys.readouterr().out.splitlines()
+    assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in printed
+    assert "print_a  a  value=[0.4, 0.4, 0.4, 0.4, 0.4]" in printed
+    plain = (
+        tutorial(1, "hooks=none", "~hooks.print_a", "~hooks.print_b").path / "checkpoints/last.safetensors"
+    )
+    assert weights.read_bytes() == plain.read_bytes()
+
+
+def test_02_doubling_b_s_gradient_during_backward_doubles_a_s(
+    tutorial: Runs, model_of: Models, on_gradient: OnGradient
+) -> None:
+    gradients = tutorial(2).captures["gradients"]["a"]
+    assert_close(gradients[0], torch.full((5,), 0.8))
+    model = model_of("tutorial/doubling")
+    on_gradient(model.b, lambda grad: 2 * grad)
+    model().mean().backward()
+    assert_close(gradients[0], model.a.grad)
+
+
+def test_03_doubling_the_loss_s_gradient_doubles_all_behind_it(
+    tutorial: Runs, model_of: Models, on_gradient: OnGradient
+) -> None:
+    run = tutorial(3)
+    near(run.captures["gradients"]["w"][0], TWICE_W)
+    near(run.captures["gradients"]["b"][0], TWICE_B)
+    model = model_of("tutorial/regression", seed=2)
+    on_gradient(model.loss, lambda grad: 2 * grad)
+    model().backward()
+    assert_close([run.captures["gradients"][name][0] for name in "wb"], [model.w.grad, model.b.grad])
+
+    plain = tutorial(3, "~hooks.double_loss")
+    near(plain.captures["gradients"]["w"][0], W)
+    near(plain.captures["gradients"]["b"][0], B)
+    assert plain.metrics[0]["loss"] == run.metrics[0]["loss"]
+
+
+def test_04_doubling_w_s_gradient_leaves_the_others_and_the_loss(tutorial: Runs, model_of: Models) -> None:
+    run, plain = tutorial(4), tutorial(4, "~hooks.double_w")
+    near(run.captures["gradients"]["w"][0], TWICE_W)
+    near(run.captures["gradients"]["b"][0], B)
+    near(run.captures["gradient_of_y"]["y"][0], B)
+    model = model_of("tutorial/regression", seed=2)
+    model.w.register_hook(lambda grad: 2 * grad)
+    model().backward()
+    assert_close([run.captures["gradients"][name][0] for name in "wb"], [model.w.grad, model.b.grad])
+
+    assert torch.equal(run.captures["gradients"]["w"][0], 2 * plain.captures["gradients"]["w"][0])
+    assert torch.equal(run.captures["gradients"]["b"][0], plain.captures["gradients"]["b"][0])
+    assert torch.equal(run.captures["gradient_of_y"]["y"][0], plain.captures["gradient_of_y"]["y"][0])
+    assert plain.metrics[0]["loss"] == run.metrics[0]["loss"]
+
+
+def test_05_the_gradient_of_y_is_kept(tutorial: Runs, model_of: Models, on_gradient: OnGradient) -> None:
+    gradient = tutorial(5).captures["gradient_of_y"]["y"][0]
+    near(gradient, B)
+    model, seen = model_of("tutorial/regression", seed=2), list[Tensor]()
+    on_gradient(model.y, seen.append)
+    model().backward()
+    assert_close([gradient], seen)
+
+
+def test_06_no_gradient_is_outside_of_the_range_and_training_goes_on(tutorial: Runs) -> None:
+    seen = "+hooks.seen={select: '**', hook: post_accumulate_grad, action: capture}"
+    run = tutorial(6, seen, "train.epochs=2")
+    gradients = [run.captures["seen"][name][:] for name in run.captures["seen"]]
+    assert len(gradients) == 6
+    assert all(gradient.abs().max() <= 0.01 for gradient in gradients)
+    assert any(gradient.abs().max() == pytest.approx(0.01) for gradient in gradients)
+    losses = [line["loss"] for line in run.metrics if line["split"] == "train"]
+    assert losses[1] < losses[0]
+
+
+def test_07_the_bias_s_gradient_is_zero(tutorial: Runs, model_of: Models) -> None:
+    assert_close(tutorial(7).captures["gradients"]["fc.bias"][0], torch.zeros(5))
+    plain = tutorial(7, "~hooks.zero_bias").captures["gradients"]["fc.bias"][0]
+    assert_close(plain, torch.full((5,), -0.2))
+    model = model_of("tutorial/testnet", seed=2)
+    model().backward()
+    assert_close(plain, model.fc.bias.grad)
+
+
+def test_08_three_hooks_of_one_module_fire_in_order(
+    tutorial: Runs, capsys: Any, model_of: Models, on_gradient: OnGradient
+) -> None:
+    before = "+hooks.before={select: relu, hook: output_grad, action: capture, priority: -1}"
+    after = "+hooks.after={select: relu, hook: output_grad, action: capture}"
+    captures = tutorial(8, before, after).captures
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("print_")]
+    assert printed[:2] == ["print_flatten  flatten  shape=[160]", "print_relu  relu  shape=[1, 10, 4, 4]"]
+
+    model, seen = model_of("tutorial/testnet", seed=2), list[Tensor]()
+    for hook in (seen.append, lambda grad: grad.clamp(min=0), seen.append):
+        on_gradient(model.relu, hook)
+    model().backward()
+    assert_close([captures[name]["relu"][0] for name in ("before", "after")], seen)
+    assert [bool((grad < 0).any()) for grad in seen] == [True, False]
+
+    tutorial(8, "+hooks.print_relu.what=stats")
+    assert " min=0 " in capsys.readouterr().out  # printed after the clamp
+    tutorial(8, "+hooks.clamp_relu.priority=1", code=3)  # the check comes before the clamp, and trips
+    assert "hook 'check_relu' (output_grad, check) on relu" in capsys.readouterr().err
+
+
+def test_09_a_backward_hook_shows_the_true_shapes(tutorial: Runs, capsys: Any) -> None:
+    tutorial(9)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shapes  ")]
+    assert printed == [
+        "shapes  fc grad_input  shape=[160]",
+        "shapes  fc grad_output  shape=[5]",
+        "shapes  conv grad_input  shape=None",
+        "shapes  conv grad_output  shape=[1, 10, 4, 4]",
+    ]
+
+
+def test_17_the_gradients_of_inputs_output_and_weight_are_autograd_s(
+    tutorial: Runs, model_of: Models
+) -> None:
+    model, seen = model_of("tutorial/product"), list[Tensor]()
+    model.function.register_full_backward_hook(
+        lambda module, grad_input, grad_output: seen.extend((*grad_input, *grad_output))
+    )
+    model.function.W.register_hook(seen.append)
+    model().mean().backward()
+    run = tutorial(17)
+    values = run.captures["of_values"]["function"]
+    found = [values[path][0] for path in ("grad_input[0]", "grad_input[1]", "grad_output")]
+    found.append(run.captures["of_weight"]["function.W"][0])
+    assert len(seen) == 4
+    assert sorted(map(float, found)) == pytest.approx(sorted(map(float, seen)))  # whichever came first
+
+    output = (again := model_of("tutorial/product"))()
+    inputs = [again.x1, again.x2, output, again.function.W]
+    assert_close(found, list(torch.autograd.grad(output.mean(), inputs)))
+
+
+def test_18_nothing_is_edited_in_place(model_of: Models) -> None:
+    """Both inputs of a sum receive the very same gradient: scaled in place, each would be scaled twice."""
+    model, given = model_of("tutorial/add"), list[Tensor]()
+    model.add.register_forward_hook(lambda module, args, output: output.register_hook(given.append) and None)
+    with hookrun.hooked(model, {"triple": dict(select="add", hook="backward", action="scale", factor=3)}):
+        model().sum().backward()
+    assert_close([model.x1.grad, model.x2.grad, *given], [torch.tensor([n]) for n in (3.0, 3.0, 1.0)])
+
+
+def test_18_what_is_upstream_receives_the_scaled_gradients(tutorial: Runs, model_of: Models) -> None:
+    model, given = model_of("tutorial/product"), list[Tensor]()
+
+    def triple(module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        given.extend(grad_input)
+        return tuple(3 * grad for grad in grad_input)
+
+    model.function.register_full_backward_hook(triple)
+    model().mean().backward()
+    before = "+hooks.before={select: function, hook: backward, action: capture, priority: -1}"
+    captures = tutorial(18, before).captures
+    for name in ("x1", "x2", "function.W"):
+        assert_close(captures["gradients"][name][0], model.get_parameter(name).grad)
+    for number, name in enumerate(("x1", "x2")):
+        assert_close(captures["before"]["function"][f"grad_input[{number}]"][0], given[number])
+        assert_close(captures["gradients"][name][0], 3 * given[number])
+
+
+@pytest.mark.parametrize(("name", "tolerance"), [("to_cpu", 0), ("to_disk", 0), ("smaller", 0.02)])
+def test_21_saved_tensors_in_another_form_give_the_same_gradients(
+    tutorial: Runs, capsys: Any, name: str, tolerance: float, model_of: Models
+) -> None:
+    seen = "+hooks.seen={select: '**', hook: post_accumulate_grad, action: capture}"
+    row = f"saved_tensors_{name}"
+    run = tutorial(21, seen, name=row)
+    printed = re.findall(r"counted .*", capsys.readouterr().out)
+    plain = tutorial(21, seen, "~hooks.pack", name=row)
+    assert len(plain.captures["seen"]) == 6
+    for path in plain.captures["seen"]:
+        expected = plain.captures["seen"][path][0]
+        assert expected.norm() > 0
+        assert (run.captures["seen"][path][0] - expected).norm() <= tolerance * expected.norm()
+
+    counted = {
+        hook: sum(line["bytes"] for line in run.stats if line["hook"] == hook) for hook in ("saved", "held")
+    }
+    floats, integers = saved_by_hand(model_of("cnn"))
+    assert min(floats, integers) > 100_000
+    assert counted["saved"] == floats + integers
+    held = {"to_cpu": floats + integers, "to_disk": 0, "smaller": floats // 2 + integers}[name]
+    assert counted["held"] == held
+    assert printed == [f"counted {size(each)}" for each in counted.values() if each]
+
+
+def saved_by_hand(model: nn.Module) -> tuple[int, int]:
+    """Bytes of what autograd saves in a forward on one batch of digits, parameters aside: floats and integers."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    floats, integers = list[int](), list[int]()
+
+    def pack(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            (floats if tensor.is_floating_point() else integers).append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(torch.rand(64, 1, 8, 8))
+    return sum(floats), sum(integers)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "order", "expected"),
+    [((), (0, 1), (0.2 + 1) * 2), (("+hooks.second.priority=-1",), (1, 0), 0.2 * 2 + 1)],
+    ids=["the order of the file", "by priority"],
+)
+def test_22_the_order_is_the_file_s_and_priority_changes_it(
+    tutorial: Runs,
+    overrides: tuple[str, ...],
+    order: tuple[int, int],
+    expected: float,
+    model_of: Models,
+    on_gradient: OnGradient,
+) -> None:
+    model = model_of("tutorial/doubling")
+    steps: list[Callable[[Tensor], Tensor]] = [lambda grad: grad + 1, lambda grad: 2 * grad]
+    for number in order:
+        on_gradient(model.b, steps[number])
+    model().mean().backward()
+    gradient = tutorial(22, *overrides).captures["gradient"]["a"][0]
+    assert_close(gradient, torch.full((5,), 2 * expected))  # b = 2a
+    assert_close(gradient, model.a.grad)

@@ -1,0 +1,197 @@
+"""What the tutorials do with inputs, outputs and parameters, by experiments and by hand-written PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torchvision
+from PIL import Image
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import hookrun
+from hookrun.data import load
+from hookrun.spec.experiment import Data
+from hookrun.store.reader import Run
+
+Runs = Callable[..., Run]
+Models = Callable[..., nn.Module]
+OnGradient = Callable[..., None]
+Outputs = Callable[..., dict[str, Tensor]]
+
+
+def test_10_the_features_of_a_pooling_layer(tutorial: Runs, model_of: Models, outputs_of: Outputs) -> None:
+    features = tutorial(10).captures["features"]["pool"]
+    assert features.shape == (1, 8, 4, 4)
+    data = Data(name="fake_images", args={"shape": [3, 10, 10], "val_size": 1})
+    image = load(data, "val", seed=0)[0][0]
+    model = model_of("tutorial/pooling", sample_shape=(3, 10, 10))
+    assert_close(features[:], outputs_of(model, ["pool"], [image[None]])["pool"])
+
+
+RESNET = {
+    "conv1": [10, 64, 14, 14],
+    "bn1": [10, 64, 14, 14],
+    "relu": [10, 64, 14, 14],
+    "maxpool": [10, 64, 7, 7],
+    "layer1": [10, 64, 7, 7],
+    "layer2": [10, 128, 4, 4],
+    "layer3": [10, 256, 2, 2],
+    "layer4": [10, 512, 1, 1],
+    "avgpool": [10, 512, 1, 1],
+    "fc": [10, 1000],
+}
+
+
+def test_11_every_child_of_a_resnet_and_its_output_shape(tutorial: Runs, capsys: Any) -> None:
+    tutorial(11)
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("shapes  ")]
+    assert printed == [f"shapes  {name}  shape={shape}" for name, shape in RESNET.items()]
+
+
+def test_12_two_layers_features(tutorial: Runs) -> None:
+    run = tutorial(12)
+    for name in ("layer4", "avgpool"):
+        assert run.captures["features"][name].shape == (10, 512, 1, 1)
+        assert run.captures["features"][name].sample_ids.tolist() == list(range(10))
+
+
+def test_12_on_pictures_in_a_folder_the_rows_are_in_their_order(
+    tutorial: Runs, tmp_path: Path, outputs_of: Outputs
+) -> None:
+    noise = np.random.default_rng(0)
+    for name in ("cat", "ant", "bee"):
+        for split in ("train", "val"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(3):
+                Image.fromarray(noise.integers(256, size=(28, 28, 3), dtype=np.uint8)).save(
+                    folder / f"{number}.png"
+                )
+    overrides = ("~data.args.shape", "~data.args.val_size", "data.transforms.resize.size=[28,28]")
+    run = tutorial(12, "data=image_folder", f"data.root={tmp_path}/pictures", "data.batch_size=4", *overrides)
+
+    files = sorted((tmp_path / "pictures/val").rglob("*.png"))
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    images = torch.from_numpy(pixels).movedim(-1, 1) / 255
+    torch.manual_seed(0)
+    names = ["layer4", "avgpool"]
+    expected = outputs_of(torchvision.models.resnet18(num_classes=1000), names, list(images.split(4)))
+    for name in names:
+        features = run.captures["features"][name]
+        assert features.sample_ids.tolist() == list(range(9))
+        assert_close(features[:], expected[name])
+
+
+def test_13_the_activations_of_every_leaf(tutorial: Runs, model_of: Models, outputs_of: Outputs) -> None:
+    kept = tutorial(13).captures["activations"]
+    shapes = {"conv": (10, 4, 4), "relu": (10, 4, 4), "fc1": (5,), "seq.0": (3,), "seq.1": (10,)}
+    assert {path: kept[path].shape[1:] for path in kept} == shapes
+
+    def leaves(module: nn.Module, path: str = "") -> list[str]:
+        """The tutorial's recursion."""
+        found = [leaf for name, child in module.named_children() for leaf in leaves(child, f"{path}.{name}")]
+        return found or [path.removeprefix(".")]
+
+    model, digits = model_of("tutorial/activations"), load(Data(name="digits"), "val", seed=0)
+    assert leaves(model) == list(shapes)
+    images = torch.stack([digits[i][0] for i in range(len(digits))])
+    for name, rows in outputs_of(model, leaves(model), list(images.split(64))).items():
+        assert_close(kept[name][:], rows)
+
+
+def test_14_both_inputs_and_the_output_in_this_order(tutorial: Runs, capsys: Any, model_of: Models) -> None:
+    model, seen = model_of("tutorial/add"), list[Tensor]()
+    model.add.register_forward_pre_hook(lambda module, args: seen.extend(args))
+    model.add.register_forward_hook(lambda module, args, output: seen.append(output))
+    model()
+    run = tutorial(14)
+    inputs = run.captures["inputs"]["add"]
+    found = [inputs["[0]"][0], inputs["[1]"][0], run.captures["output"]["add"][0]]
+    assert_close(found, [value.detach() for value in seen])
+
+    capsys.readouterr()
+    tutorial(14, "hooks.inputs.action=print", "hooks.output.action=print")
+    printed = [line for line in capsys.readouterr().out.splitlines() if "shape=" in line]
+    assert printed == ["inputs  add [0]  shape=[1]", "inputs  add [1]  shape=[1]", "output  add  shape=[1]"]
+
+
+def test_14_in_memory_the_inputs_are_one_entry(tmp_path: Path, model_of: Models) -> None:
+    model = model_of("tutorial/add")
+    with hookrun.hooked(model, hookrun.load_spec(experiment="tutorial/14_inputs_and_output")) as hooks:
+        model()
+    assert_close(hooks.captures["inputs"]["add"], [(model.x1.detach(), model.x2.detach())])
+    assert_close(hooks.captures["output"]["add"], [(model.x1 + model.x2).detach()])
+
+
+def test_15_five_is_added_to_the_output(tutorial: Runs, model_of: Models) -> None:
+    model = model_of("tutorial/add")
+    model.add.register_forward_hook(lambda module, args, output: output + 5)
+    assert_close(tutorial(15).captures["output"]["add"][0], model().detach())
+    assert_close(model(), model.x1 + model.x2 + 5)
+
+
+def test_16_the_module_sees_the_scaled_input_and_the_caller_s_is_unchanged(model_of: Models) -> None:
+    model = model_of("tutorial/add")
+    before = model.x1.detach().clone()
+    with hookrun.hooked(model, hookrun.load_spec(experiment="tutorial/16_scale_input")) as hooks:
+        model()
+    assert_close(hooks.captures["inputs"]["add"], [(2 * before, model.x2.detach())])
+    assert_close(hooks.captures["output"]["add"], [(2 * before + model.x2).detach()])
+    assert torch.equal(model.x1, before)
+
+
+def test_16_from_the_command_line(tutorial: Runs, model_of: Models) -> None:
+    model = model_of("tutorial/add")
+    model.add.register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
+    assert_close(tutorial(16).captures["output"]["add"][0], model().detach())
+
+
+def test_16_a_single_value_is_wrapped_into_a_tuple_as_pytorch_wraps_it(model_of: Models) -> None:
+    model, by_hand = model_of("tutorial/doubling"), model_of("tutorial/doubling")
+    by_hand.b.register_forward_pre_hook(lambda module, args: 3 * args[0])
+    with hookrun.hooked(model, {"triple": dict(select="b", hook="forward_pre", action="scale", factor=3)}):
+        assert_close(model(), by_hand())
+    assert_close(model(), torch.full((5,), 2.0))
+
+
+def test_19_every_parameter_of_the_class_is_one(tutorial: Runs, model_of: Models) -> None:
+    def ones(module: nn.Module) -> None:
+        if type(module).__name__.startswith("Function_"):
+            for parameter in module.parameters():
+                nn.init.ones_(parameter)
+
+    by_hand = model_of("tutorial/functions").apply(ones)
+    assert_close(tutorial(19).captures["output"]["cd.d"][0], by_hand().detach())
+    model = model_of("tutorial/functions")
+    with hookrun.hooked(model, hookrun.load_spec(experiment="tutorial/19_fill_parameters")):
+        assert_close(model.state_dict(), by_hand.state_dict())
+    assert sum(bool((parameter == 1).all()) for parameter in model.parameters()) == 4
+
+
+def test_20_an_added_parameter_is_computed_with_trained_saved_and_restored(
+    tutorial: Runs, model_of: Models
+) -> None:
+    from safetensors.torch import load_file
+
+    model = model_of("tutorial/functions")
+    expected = model.x
+    for _ in range(4):
+        expected = expected @ torch.ones(2, 2) + 1
+    seen = "+hooks.seen={select: '**.d', hook: forward, action: capture, when: {mode: train}}"
+    run = tutorial(20, seen, "train.optimizer.lr=0.1")
+    assert_close(run.captures["seen"]["cd.d"][0], expected)
+
+    saved = run.path / "checkpoints/last.safetensors"
+    trained = load_file(saved)
+    # the mean's gradient: 1/4 for each of two rows
+    assert_close(trained["cd.d.b"], torch.full((2,), 1 - 0.1 * 0.5))
+    again = "+hooks.ones.enabled=false"  # what was trained is not filled anew
+    restored = tutorial(20, again, f"model.weights={saved}", "train.optimizer.lr=0")
+    assert load_file(restored.path / "checkpoints/last.safetensors").keys() == trained.keys()
+    for name, tensor in load_file(restored.path / "checkpoints/last.safetensors").items():
+        assert_close(tensor, trained[name])
