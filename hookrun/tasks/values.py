@@ -172,13 +172,13 @@ class Difference:
         sides = [
             side if isinstance(side, Tensor) else side.of(samples, generator).float() for side in self._sides
         ]
-        difference: Tensor = sides[0] - sides[1]
-        return difference
+        return sides[0] - sides[1]
 
     def missing(self, samples: Tensor) -> Tensor:
         """Those of the samples that have no row and need one."""
         found = [side.missing(samples) for side in self._sides if not isinstance(side, Tensor)]
-        return torch.cat(found).unique()
+        both: Tensor = torch.cat(found).unique()
+        return both
 
     def lacks(self, samples: Tensor) -> str:
         """What to say of samples without a row."""
@@ -202,10 +202,9 @@ def with_origins(error: CompileError, spec: Spec) -> CompileError:
             with suppress(StoreError):  # that there is no such run is among the problems already
                 plan = open_run(path).plan
                 model = f"of a {plan['model']}, hash {plan['hash'][:12]}" if plan else "unknown"
-                shapes = [f"{t['path']} {t['shape']}" for h in plan.get("hooks", []) for t in h["targets"]][
-                    :6
-                ]
-                origins[hook.where] = f"the run {path} has the plan {model}: {', '.join(shapes)}"
+                targets = [target for each in plan.get("hooks", []) for target in each["targets"]]
+                shapes = ", ".join(f"{target['path']} {target['shape']}" for target in targets[:6])
+                origins[hook.where] = f"the run {path} has the plan {model}: {shapes}"
     return CompileError(
         [
             replace(each, hint="; ".join(filter(None, [each.hint, origins.get(_hook_of(each.where))])))
