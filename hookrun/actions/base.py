@@ -56,6 +56,8 @@ class Site(Protocol):
     @property
     def module(self) -> Module: ...
     @property
+    def seed(self) -> int: ...  # of the hook at this module; the same in every run of the experiment
+    @property
     def args(self) -> tuple[Any, ...]: ...  # the positional arguments of the module call under way
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
@@ -69,6 +71,9 @@ class Site(Protocol):
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor, and every None, of a value with its path (empty for a bare tensor)."""
+
+    def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
+        """The value with `change` applied to every member that is no container."""
 
     def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
         """Append a record about the tensor at `path`, by default the one under work.

@@ -177,6 +177,10 @@ class Site:
         """Every tensor and every None, with its path."""
         return tensors.leaves(value)
 
+    def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
+        """The value with `change` applied to every member that is no container."""
+        return tensors.rebuild(value, change)
+
     def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
         """Append a record."""
         clock = self.clock

@@ -24,6 +24,7 @@ class FakeSite:
     ) -> None:
         self.action = action
         self.hook, self.point, self.path = "h", "forward", "fc"
+        self.seed = 5
         self.module = module if module is not None else nn.Identity()
         self.args = args
         self.values = values or {}
@@ -49,6 +50,13 @@ class FakeSite:
             yield from ((f"[{i}]", member) for i, member in enumerate(value))
         else:
             yield "", value
+
+    def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
+        if isinstance(value, dict):
+            return {key: self.rebuild(member, change) for key, member in value.items()}
+        if isinstance(value, tuple):
+            return tuple(self.rebuild(member, change) for member in value)
+        return change(value)
 
     def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
         self.emitted.append((path, dict(data)))

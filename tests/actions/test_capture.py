@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+from pydantic import ValidationError
 
 from hookrun.actions.capture import Capture
 
@@ -17,6 +19,69 @@ def test_a_value_is_kept_whole(site_of: Callable[..., Any]) -> None:
     keep(value)
     keep(None)
     assert site.kept == [value, None]
+
+
+def kept(site_of: Callable[..., Any], value: Any, **keys: Any) -> Any:
+    action = Capture(**keys)
+    site = site_of(action)
+    action.build(site)(value)
+    return site.kept[-1]
+
+
+X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "expected"),
+    [
+        ("mean", X.mean((1, 2, 3))),
+        ({"mean": [2, 3]}, X.mean((2, 3))),
+        ({"mean": -1}, X.mean(-1)),
+        ("norm", X.flatten(1).norm(dim=1)),
+        ({"norm": [1]}, X.norm(dim=1)),
+        ({"topk": 1}, X.amax(-1, keepdim=True)),
+        ({"topk": 9}, X.sort(-1, descending=True).values),
+    ],
+    ids=["mean", "mean of pictures", "mean of the last", "norm", "norm of channels", "largest", "sorted"],
+)
+def test_less_of_each_tensor_is_kept(
+    site_of: Callable[..., Any], reduce: Any, expected: torch.Tensor
+) -> None:
+    torch.testing.assert_close(kept(site_of, X, reduce=reduce), expected)
+    found = kept(site_of, {"a": (X, None)}, reduce=reduce)
+    torch.testing.assert_close(found["a"][0], expected)
+    assert found["a"][1] is None
+
+
+def test_a_random_projection_is_the_same_for_every_row_and_keeps_lengths(site_of: Callable[..., Any]) -> None:
+    x = torch.randn(20, 500, generator=torch.Generator().manual_seed(0))
+    found = kept(site_of, x, reduce={"project": 400})
+    assert found.shape == (20, 400)
+    torch.testing.assert_close(kept(site_of, x[3:5], reduce={"project": 400}), found[3:5])
+    torch.testing.assert_close(found.norm(dim=1), x.norm(dim=1), rtol=0.15, atol=0)
+    assert kept(site_of, X, reduce={"project": 5}).shape == (2, 5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "float64"])
+def test_it_is_kept_in_another_dtype(site_of: Callable[..., Any], dtype: str) -> None:
+    found = kept(site_of, (X, torch.arange(3)), dtype=dtype)
+    assert found[0].dtype == getattr(torch, dtype)
+    assert torch.equal(found[0].float(), X.to(getattr(torch, dtype)).float())
+    assert found[1].dtype == torch.int64
+
+
+def test_a_reduction_carries_no_gradient(site_of: Callable[..., Any]) -> None:
+    assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
+
+
+@pytest.mark.parametrize(
+    "reduce",
+    [{}, {"mean": 1, "norm": 1}, {"median": 1}, {"topk": 0}, {"project": 1.5}, {"mean": []}, "median"],
+    ids=str,
+)
+def test_what_is_no_reduction_is_refused(reduce: Any) -> None:
+    with pytest.raises(ValidationError):
+        Capture(reduce=reduce)
 
 
 def test_it_sees_the_value_and_changes_nothing() -> None:

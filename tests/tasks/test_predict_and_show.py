@@ -159,3 +159,21 @@ def test_the_example_of_the_check_is_of_the_split_that_is_read(run, capsys) -> N
         "+hooks.h={select: conv1, hook: forward, action: capture}",
     )
     assert "[2, 32, 8, 8]" in capsys.readouterr().out
+
+
+def test_less_of_the_activations_may_be_kept(run) -> None:
+    """Each row is one sample's, whatever is kept of it."""
+    hooks = {
+        "whole": "{select: relu2, hook: forward, action: capture}",
+        "mean": "{select: relu2, hook: forward, action: capture, reduce: {mean: [2, 3]}}",
+        "half": "{select: fc, hook: forward, action: capture, dtype: float16}",
+        "some": "{select: fc, hook: forward, action: capture, reduce: {topk: 3}}",
+        "projected": "{select: flatten, hook: forward, action: capture, reduce: {project: 16}}",
+    }
+    found = run("task=predict", *(f"+hooks.{name}={hook}" for name, hook in hooks.items())).captures
+    whole = found["whole"]["relu2"][:]
+    torch.testing.assert_close(found["mean"]["relu2"][:], whole.mean((2, 3)))
+    assert found["half"]["fc"].dtype == torch.float16
+    assert found["some"]["fc"].shape == (359, 3)
+    assert found["projected"]["flatten"].shape == (359, 16)
+    assert found["projected"]["flatten"].sample_ids.tolist() == list(range(359))
