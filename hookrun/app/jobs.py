@@ -18,7 +18,7 @@ from hookrun.app.compose import plain
 from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
 
 if TYPE_CHECKING:
-    from hookrun.tasks import Prepared
+    from hookrun.tasks import Analysis, Prepared
 
 DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
 READ_ONLY = frozenset({"plan", "modules"})
@@ -40,7 +40,7 @@ class JobFailed(HookrunError):
 class Run:
     """A single run: everything was checked and built before its directory was made."""
 
-    prepared: Prepared
+    prepared: Prepared | Analysis
 
     def __call__(self, _: DictConfig) -> int:
         from hookrun import tasks

@@ -16,11 +16,18 @@ class Section(BaseModel):
 
 
 class Task(Section):
-    """What to do. `split` is the part of the data that all but training read; `select` filters `modules`."""
+    """What to do. `split` is the part of the data that all but training read; `select` filters `modules`.
 
-    name: Literal["train", "evaluate", "predict", "export", "plan", "modules"] = "train"
+    run, capture: the run that `probe` and `similarity` look at, and which of its hooks
+    """
+
+    name: Literal["train", "evaluate", "predict", "export", "plan", "modules", "probe", "similarity"] = (
+        "train"
+    )
     split: Literal["train", "val"] = "val"
     select: Any = None
+    run: str | None = None
+    capture: str | None = None
 
 
 class Model(Section):

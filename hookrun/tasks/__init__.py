@@ -6,17 +6,29 @@ from pathlib import Path
 
 from hookrun.compiler.table import show as show_plan
 from hookrun.errors import HookrunError
+from hookrun.spec import Experiment
 from hookrun.store.reader import open_run
+from hookrun.tasks.analysis import ANALYSES, Analysis, prepare_analysis
 from hookrun.tasks.modules import show_modules
-from hookrun.tasks.prepare import Prepared, prepare
+from hookrun.tasks.prepare import Prepared
+from hookrun.tasks.prepare import prepare as prepare_model
 from hookrun.tasks.progress import Screen
 from hookrun.tasks.run import run
 
-__all__ = ["Prepared", "objective", "prepare", "run", "show"]
+__all__ = ["Analysis", "Prepared", "objective", "prepare", "run", "show"]
 
 
-def show(prepared: Prepared) -> None:
+def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Prepared | Analysis:
+    """Check everything that can be checked before there is a run directory. Raises SpecError and CompileError."""
+    if experiment.settings.task.name in ANALYSES:
+        return prepare_analysis(experiment)
+    return prepare_model(experiment, trust=trust)
+
+
+def show(prepared: Prepared | Analysis) -> None:
     """Print what the tasks `plan` and `modules` show."""
+    if isinstance(prepared, Analysis):
+        raise HookrunError(f"task {prepared.settings.task.name!r} is run, not shown")
     screen = Screen()
     if prepared.settings.task.name == "modules":
         show_modules(prepared, screen)

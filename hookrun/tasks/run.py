@@ -11,6 +11,7 @@ from hookrun.compiler.table import show as show_plan
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
+from hookrun.tasks.analysis import Analysis, analyse
 from hookrun.tasks.export import export
 from hookrun.tasks.predict import evaluate, predict
 from hookrun.tasks.prepare import Prepared
@@ -24,8 +25,8 @@ from hookrun.tasks.train import train
 STOPPED = 3
 
 
-def run(prepared: Prepared, path: Path) -> int:
-    """Run train, evaluate, predict or export in the directory `path`.
+def run(prepared: Prepared | Analysis, path: Path) -> int:
+    """Run the task in the directory `path`.
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
@@ -33,9 +34,12 @@ def run(prepared: Prepared, path: Path) -> int:
     run_dir.set_status("running")
     try:
         try:
-            run_dir.write_plan(prepared.plan.to_dict())
-            run_dir.write_env(environment(device=str(prepared.device)))
-            stopped = _run(prepared, run_dir)
+            stopped = None
+            if isinstance(prepared, Analysis):
+                run_dir.write_env(environment())
+                analyse(prepared, run_dir)
+            else:
+                stopped = _run(prepared, run_dir)
         finally:
             run_dir.close()
     except KeyboardInterrupt:
@@ -57,6 +61,8 @@ def run(prepared: Prepared, path: Path) -> int:
 
 def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     """Run the task under its hooks; returns why a check stopped it, or None."""
+    run_dir.write_plan(prepared.plan.to_dict())
+    run_dir.write_env(environment(device=str(prepared.device)))
     settings = prepared.settings
     screen = Screen()
     show_plan(prepared.plan, screen.console)

@@ -1,0 +1,72 @@
+"""A linear probe: how well a linear model reads the label off a layer's activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+TEST_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Probed:
+    """How a probe did on samples that it was fitted on and on others.
+
+    score:    `accuracy` for classes, `r2` for numbers
+    chance:   what the most frequent class, or the mean, gets on the test samples
+    weights:  `weight` [classes or targets, features], `bias`, both for features as they are
+    """
+
+    score: str
+    features: int
+    train: float
+    test: float
+    chance: float
+    weights: dict[str, Tensor]
+
+
+def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
+    """Fit on three quarters of the samples, judge on the rest.
+
+    features: [samples, features] float32
+    labels:   [samples] of integers, for logistic regression; of floats, [samples] or [samples, targets], for ridge
+              regression
+    """
+    from sklearn.dummy import DummyClassifier, DummyRegressor
+    from sklearn.linear_model import LogisticRegression, RidgeCV
+    from sklearn.model_selection import train_test_split
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    classes = not labels.is_floating_point()
+    x, y = features.numpy(), labels.numpy()
+    rare = (
+        classes and np.unique(y, return_counts=True)[1].min() < 2
+    )  # a class of one sample can't be on both sides
+    parts = train_test_split(
+        x, y, test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if classes and not rare else None
+    )
+    x_train, x_test, y_train, y_test = parts
+    model: Any = LogisticRegression(max_iter=2000) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
+    fitted = make_pipeline(StandardScaler(), model).fit(x_train, y_train)
+    dummy = (DummyClassifier() if classes else DummyRegressor()).fit(x_train, y_train)
+    return Probed(
+        score="accuracy" if classes else "r2",
+        features=x.shape[1],
+        train=float(fitted.score(x_train, y_train)),
+        test=float(fitted.score(x_test, y_test)),
+        chance=float(dummy.score(x_test, y_test)),
+        weights=_weights(fitted[0], model),
+    )
+
+
+def _weights(scaler: Any, model: Any) -> dict[str, Tensor]:
+    """The linear map of features that are not standardized."""
+    weight = np.atleast_2d(model.coef_) / scaler.scale_
+    bias = np.atleast_1d(model.intercept_) - weight @ scaler.mean_
+    whole = {"weight": np.ascontiguousarray(weight), "bias": bias}
+    return {name: torch.from_numpy(array).float() for name, array in whole.items()}

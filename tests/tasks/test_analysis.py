@@ -1,0 +1,138 @@
+"""task=probe and task=similarity: what the activations of a run tell, without running a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.testing import assert_close
+
+from hookrun.store.reader import Run
+from hookrun.tasks.probe import probe
+from hookrun.tasks.similarity import linear_cka
+
+SEEN = "+hooks.seen={select: [flatten,layers.1,fc], hook: forward, action: capture}"
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- the measures
+
+
+def test_a_probe_finds_a_linear_boundary_and_nothing_in_noise() -> None:
+    x = normal(400, 5)
+    labels = (x[:, 0] * 100 + x[:, 1] * 50 > 7).long()
+    found = probe(x * torch.tensor([1, 100, 1, 1, 1.0]) + 3, labels, seed=0)
+    assert found.score == "accuracy"
+    assert found.test > 0.9 > 0.7 > found.chance
+    noise = probe(normal(400, 5, seed=1), labels, seed=0)
+    assert noise.test == pytest.approx(noise.chance, abs=0.15)
+
+
+def test_its_weights_are_for_the_features_as_they_are() -> None:
+    x = normal(300, 4) * torch.tensor([0.1, 1, 10, 100.0]) + 5
+    labels = (x[:, 3] > 50).long()
+    found = probe(x, labels, seed=0)
+    scores = x @ found.weights["weight"].T + found.weights["bias"]
+    assert scores.shape == (300, 1)  # of two classes: positive for the second
+    assert ((scores[:, 0] > 0) == labels).float().mean() > 0.95
+
+
+def test_numbers_are_predicted_by_regression() -> None:
+    x = normal(200, 6)
+    y = x @ normal(6, 2, seed=1) + 4
+    found = probe(x, y, seed=0)
+    assert (found.score, found.weights["weight"].shape) == ("r2", (2, 6))
+    assert found.test > 0.99
+    assert found.chance < 0.05
+    assert_close(x @ found.weights["weight"].T + found.weights["bias"], y, rtol=0.05, atol=0.1)
+
+
+def test_a_class_of_one_sample_does_not_stop_it() -> None:
+    labels = torch.tensor([0] * 20 + [1] * 20 + [2])
+    assert 0 <= probe(normal(41, 3), labels, seed=0).test <= 1
+
+
+@pytest.mark.parametrize("width", [3, 50], ids=["fewer features than samples", "more"])
+def test_cka_is_one_for_rotated_and_scaled_features_and_small_for_unrelated_ones(width: int) -> None:
+    x = normal(30, width)
+    rotation = torch.linalg.qr(normal(width, width, seed=1)).Q
+    assert linear_cka(x, x) == pytest.approx(1)
+    assert linear_cka(x, 3 * x @ rotation + 7) == pytest.approx(1, abs=1e-5)
+    other = normal(2000, 3, seed=2)
+    assert linear_cka(normal(2000, 3), other) < 0.05
+    assert linear_cka(x, torch.ones(30, 2)) == 0
+
+
+def test_cka_is_the_formula_of_the_paper() -> None:
+    x, y = normal(12, 4).numpy(), normal(12, 20, seed=1).numpy()
+    center = np.eye(12) - 1 / 12
+    k, l = center @ x @ x.T @ center, center @ y @ y.T @ center  # noqa: E741
+    expected = np.trace(k @ l) / np.sqrt(np.trace(k @ k) * np.trace(l @ l))
+    assert linear_cka(torch.from_numpy(x), torch.from_numpy(y)) == pytest.approx(expected, rel=1e-5)
+
+
+# ---- the tasks
+
+
+@pytest.fixture
+def captured(run: Any) -> Run:
+    return run("model=mlp", "task=predict", SEEN)  # type: ignore[no-any-return]
+
+
+def test_probes_of_a_run(run: Any, captured: Run, capsys: Any) -> None:
+    found = run("task=probe", f"task.run={captured.path}")
+    by_module = {line["module"]: line for line in found.metrics}
+    assert list(by_module) == ["flatten", "layers.1", "fc"]
+    assert by_module["flatten"]["accuracy"] > 0.85  # the pixels themselves tell the digits
+    assert all(line["chance"] < 0.2 and line["samples"] == 359 for line in found.metrics)
+    printed = capsys.readouterr().out
+    assert "by chance" in printed and "layers.1" in printed
+    weights = load_file(found.path / "probes.safetensors")
+    assert weights["fc.weight"].shape == (10, 10)
+    again = run("task=probe", f"task.run={captured.path}")
+    assert again.metrics == found.metrics
+
+
+def test_similarity_of_a_run(run: Any, captured: Run) -> None:
+    found = run("task=similarity", f"task.run={captured.path}", "task.capture=seen")
+    table = {(line["module"], line["other"]): line["cka"] for line in found.metrics}
+    assert len(table) == 9
+    assert all(table[name, name] == pytest.approx(1) for name in ("flatten", "layers.1", "fc"))
+    assert table["flatten", "fc"] == pytest.approx(table["fc", "flatten"])
+    assert table["layers.1", "fc"] > table["flatten", "fc"]
+
+
+def test_wide_rows_are_projected(run: Any, captured: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run("task=similarity", f"task.run={captured.path}").metrics
+    monkeypatch.setattr("hookrun.tasks.analysis.WIDEST", 48)
+    for ours, theirs in zip(run("task=similarity", f"task.run={captured.path}").metrics, whole, strict=True):
+        assert ours["cka"] == pytest.approx(theirs["cka"], abs=0.2)
+
+
+@pytest.mark.parametrize("task", ["probe", "similarity"])
+def test_what_is_missing_is_told_and_nothing_is_left(
+    refused: Any, run: Any, captured: Run, task: str
+) -> None:
+    assert "none is named\n      name its directory: task.run=outputs/latest" in refused(f"task={task}")
+    assert "task.run: there is no" in refused(f"task={task}", "task.run=nowhere")
+    said = refused(f"task={task}", f"task.run={captured.path}", "task.capture=sen")
+    assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said
+    bare = run("model=mlp", "task=predict")
+    assert "captured nothing" in refused(f"task={task}", f"task.run={bare.path}")
+    one = run("model=mlp", "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
+    if task == "similarity":
+        assert "there is nothing to compare it with" in refused(f"task={task}", f"task.run={one.path}")
+    trained = run(
+        "model=mlp",
+        "train.epochs=1",
+        "train.limit_batches=1",
+        "+hooks.a={select: fc, hook: grad, action: capture}",
+    )
+    said = refused(f"task={task}", f"task.run={trained.path}")
+    assert "no module of it has one row for each sample" in said
