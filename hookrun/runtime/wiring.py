@@ -15,6 +15,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import IN_FORWARD
+from hookrun.compiler.names import deaf
 from hookrun.compiler.plan import Plan, PlannedHook, Target
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.runtime.backward import Backward
@@ -82,6 +83,8 @@ class Wiring:
 
     def _planned_by_identity(self) -> Mapping[int, list[tuple[PlannedHook, Target]]]:
         """What is planned for each module; CompileError where the model is not the plan's."""
+        if (reason := deaf(self._model)) is not None:  # since the plan was made
+            raise CompileError([Problem("model", reason.what, reason.hint)])
         modules = dict(self._model.named_modules(remove_duplicate=False))
         planned = defaultdict[int, list[tuple[PlannedHook, Target]]](list)
         there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}

@@ -213,6 +213,17 @@ def test_a_compiled_model_is_refused(model: nn.Module) -> None:
         hookrun.compile(hook, model)
 
 
+def test_a_model_compiled_in_place_under_its_hooks_runs_them_and_takes_no_others(model: nn.Module) -> None:
+    plan = hookrun.compile({"h": POINTWISE["scale"]}, model)
+    with plan.install(model) as hooks:
+        expected = model(INPUT)
+        model.compile(backend="eager", fullgraph=True)
+        torch.testing.assert_close(model(INPUT), expected)
+        assert hooks.fired["h", "first"] == 2
+    with pytest.raises(hookrun.CompileError, match="already compiled module"):
+        plan.install(model).__enter__()
+
+
 def test_a_compiled_module_inside_a_model_is_refused_where_a_hook_names_it(model: nn.Module) -> None:
     model.pair = torch.compile(nn.Sequential(nn.ReLU()), backend="eager")
     with pytest.raises(hookrun.CompileError, match="pair: an already compiled module"):
