@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("store",),
     ("tasks",),
     ("report",),
-    ("__init__", "__main__", "api", "app", "cli", "reference", "schema"),
+    ("__init__", "__main__", "api", "app", "cli", "reference", "schema", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,41 @@
+"""``python -m hookrun.verify RUN``: is everything that a run's indexes name there, whole and unchanged?"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hookrun.errors import HookrunError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: all is well; 1: something is bad, each on a line; 2: there is no such run."""
+    parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
+    parser.add_argument("run", type=Path, nargs="+", help="a run directory")
+    code = 0
+    for path in parser.parse_args(argv).run:
+        code = max(code, _verify(path))
+    return code
+
+
+def _verify(path: Path) -> int:
+    from hookrun.store.verify import verify
+
+    try:
+        found = verify(path.expanduser())
+    except HookrunError as error:
+        print(error, file=sys.stderr)
+        return 2
+    for line in found.notes:
+        print(f"note: {line}")
+    for line in found.bad:
+        print(f"BAD: {line}")
+    verdict = f"{len(found.bad)} bad" if found.bad else "all well"
+    print(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}")
+    return 1 if found.bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
