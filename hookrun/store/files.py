@@ -72,6 +72,17 @@ def sync_folder(path: Path) -> None:
             ) from error
 
 
+def forget(path: Path) -> None:
+    """Let the system drop its cached copy of a flushed file: a long stream would fill memory with them."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+
+
 class Lines:
     """A file of one JSON object per line that only grows, opened at the first line.
 

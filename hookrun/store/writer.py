@@ -1,4 +1,4 @@
-"""Captured tensors to disk: buffered up to a bound, written as shards, and only then indexed."""
+"""Captured tensors to disk: buffered up to a bound, written as shards by a thread, and only then indexed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hookrun.compiler.tensors import leaves
-from hookrun.store.files import Lines, StoreError, make_folder, replacing
+from hookrun.store.background import Background
+from hookrun.store.files import Lines, StoreError, forget, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
 from hookrun.store.tensor_file import dtype_name, unstorable, write_tensors
 
@@ -61,8 +62,9 @@ class CaptureWriter:
     counts: (hook, module) -> what was recorded there so far, the buffer included
     shards: how many shards are written and indexed
 
-    The buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. A shard
-    is written aside, flushed, renamed, and only then named in the index: what the index names is whole.
+    A buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. While one is
+    filled, one may wait and one is written: memory stays under three of them. A shard is written aside, flushed,
+    renamed, and only then named in the index: what the index names is whole.
     """
 
     def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
@@ -77,6 +79,7 @@ class CaptureWriter:
         self._runs: list[_Run] = []
         self._last: dict[_Stream, _Run] = {}
         self._open = True
+        self._disk = Background(self._write, name="hookrun captures")
 
     def add(
         self,
@@ -97,8 +100,9 @@ class CaptureWriter:
                     dimension is as long becomes one row per sample, any other one row per firing
         path:       where `value` itself lies in a larger container
 
-        StoreError if the disk refuses, or if a tensor has no form on disk.
+        StoreError if a tensor has no form on disk, or if the disk refused an earlier one.
         """
+        self._raise_failure()
         if not self._open:
             raise StoreError(f"{self.folder} is closed: nothing more can be captured")
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
@@ -124,28 +128,13 @@ class CaptureWriter:
             count.rows += len(rows)
 
     def flush(self) -> None:
-        """Write what is buffered as one shard and index it.
+        """Write what is buffered as one shard, index it, and wait for that.
 
         On a StoreError the buffer is lost and nothing more is taken.
         """
-        if not self._runs:
-            return
-        name = f"{self.shards:06d}.safetensors"
-        try:
-            make_folder(self.folder)
-            with replacing(self.folder / name) as file:
-                sha256, size = write_tensors(file, self._tensors())
-            self._index.append(Shard(name, sha256, size, COLUMNS, self._entries()).record())
-        except StoreError as error:
-            lost = sum(run.rows for run in self._runs)
-            self._open = False
-            self._clear()
-            raise StoreError(
-                f"{error}\n{lost} captured rows are lost; "
-                f"the {self.shards} shards written to {self.folder} before are kept and indexed"
-            ) from error
-        self.shards += 1
-        self._clear()
+        self._hand_over()
+        self._disk.wait()
+        self._raise_failure()
 
     def close(self) -> None:
         """Write what is buffered and take no more."""
@@ -153,7 +142,40 @@ class CaptureWriter:
             self.flush()
         finally:
             self._open = False
+            self._disk.stop()
             self._index.close()
+
+    def _hand_over(self) -> None:
+        """The buffer goes to the thread that writes, and a new one begins."""
+        if self._runs and self._open:
+            runs = self._runs
+            self._clear()
+            self._disk.put(runs)
+
+    def _write(self, runs: list[_Run]) -> None:
+        name = f"{self.shards:06d}.safetensors"
+        make_folder(self.folder)
+        with replacing(self.folder / name) as file:
+            sha256, size = write_tensors(file, _tensors(runs))
+        forget(self.folder / name)
+        self._index.append(Shard(name, sha256, size, COLUMNS, _entries(runs)).record())
+        self.shards += 1
+
+    def _raise_failure(self) -> None:
+        """What went wrong on the disk, once; nothing more is taken then."""
+        error = self._disk.error
+        if error is None or not self._open:
+            return
+        self._open = False
+        self._disk.wait()
+        lost = sum(run.rows for runs in [*self._disk.left, self._runs] for run in runs)
+        self._clear()
+        if not isinstance(error, StoreError):
+            raise error
+        raise StoreError(
+            f"{error}\n{lost} captured rows are lost; "
+            f"the {self.shards} shards written to {self.folder} before are kept and indexed"
+        ) from error
 
     def _put(self, stream: _Stream, rows: Tensor, table: Tensor, by: str) -> None:
         shape = rows.shape[1:]
@@ -162,7 +184,7 @@ class CaptureWriter:
         while True:
             room = self._shard_bytes - self._buffered - _CHUNK_BYTES
             if room < row_bytes and self._runs:
-                self.flush()
+                self._hand_over()
                 continue
             stop = min(len(rows), start + max(1, room // row_bytes))
             chunk = rows[start:stop].to("cpu", copy=True, memory_format=torch.contiguous_format)
@@ -177,20 +199,22 @@ class CaptureWriter:
             if start >= len(rows):
                 return
 
-    def _tensors(self) -> dict[str, Sequence[Tensor]]:
-        tensors: dict[str, Sequence[Tensor]] = {}
-        for number, run in enumerate(self._runs):
-            tensors[f"{number}"] = run.chunks
-            tensors[f"{number}.rows"] = run.tables
-        return tensors
-
-    def _entries(self) -> tuple[Entry, ...]:
-        return tuple(
-            Entry(str(number), *run.stream, dtype_name(run.dtype), tuple(run.shape), run.rows, run.by)
-            for number, run in enumerate(self._runs)
-        )
-
     def _clear(self) -> None:
         self._runs = []
         self._last = {}
         self._buffered = 0
+
+
+def _tensors(runs: Sequence[_Run]) -> dict[str, Sequence[Tensor]]:
+    tensors: dict[str, Sequence[Tensor]] = {}
+    for number, run in enumerate(runs):
+        tensors[f"{number}"] = run.chunks
+        tensors[f"{number}.rows"] = run.tables
+    return tensors
+
+
+def _entries(runs: Sequence[_Run]) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(str(number), *run.stream, dtype_name(run.dtype), tuple(run.shape), run.rows, run.by)
+        for number, run in enumerate(runs)
+    )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
+import signal
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -194,7 +198,8 @@ def test_many_small_values_keep_to_the_bound_too(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path, shard_bytes=64_000)
     for step in range(200):  # 0.8 kB of data in 200 tensor objects
         writer.add("loss", "", torch.tensor(1.0), sample_ids=None, epoch=0, step=step, call=0)
-    assert writer.shards == 3
+    writer.close()
+    assert writer.shards == 4
 
 
 def test_the_value_stays_untouched_and_later_changes_do_not_reach_the_copy(tmp_path: Path) -> None:
@@ -263,8 +268,12 @@ def test_names_on_disk_are_counters_whatever_the_module_is_called(tmp_path: Path
 def test_an_interruption_while_a_shard_is_written_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+    """Ctrl-C reaches the main thread, which waits; the thread that writes goes on."""
+    replace = os.replace
+
+    def interrupted(*args: str) -> None:
+        signal.raise_signal(signal.SIGINT)
+        replace(*args)
 
     writer = CaptureWriter(tmp_path)
     writer.add("f", "a", torch.ones(3), sample_ids=[0, 1, 2], **AT)
@@ -274,3 +283,61 @@ def test_an_interruption_while_a_shard_is_written_loses_nothing(
     writer.close()
     assert [shard["entries"][0]["rows"] for shard in index(tmp_path)] == [3]
     assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
+
+
+def test_a_disk_that_refuses_in_the_background_is_told_at_the_next_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+
+    def refuse(*_: object) -> None:
+        refused.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.replace", refuse)
+    writer = CaptureWriter(tmp_path, shard_bytes=10_000)
+    with pytest.raises(StoreError, match=r"No space left on device(.|\n)*captured rows are lost") as caught:
+        for _ in range(10_000):
+            writer.add("f", "a", torch.ones(2_000), sample_ids=None, **AT)
+            if refused.is_set():
+                writer._disk.wait()
+    writer.close()  # says nothing a second time
+    assert str(tmp_path) in str(caught.value)
+    assert "hookrun captures" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_one_buffer_is_filled_one_waits_and_one_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then a fast model waits for a slow disk: memory holds three buffers at most."""
+    writing, allowed = threading.Event(), threading.Event()
+    replace = os.replace
+
+    def slow(*args: str) -> None:
+        writing.set()
+        allowed.wait()
+        replace(*args)
+
+    monkeypatch.setattr("os.replace", slow)
+    writer = CaptureWriter(tmp_path, shard_bytes=10_000)
+
+    def add() -> None:
+        writer.add("f", "a", torch.ones(2_000), sample_ids=None, **AT)
+
+    add()
+    add()  # hands over the first
+    writing.wait()
+    assert not writer._disk._queue.full()
+    add()
+    assert writer._disk._queue.full()
+    allowed.set()
+    add()
+    writer.close()
+    assert writer.shards == 4
+
+
+def test_the_thread_ends_with_the_writer(tmp_path: Path) -> None:
+    writer = CaptureWriter(tmp_path)
+    writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
+    writer.close()
+    assert "hookrun captures" not in [thread.name for thread in threading.enumerate()]
