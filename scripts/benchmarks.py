@@ -7,6 +7,7 @@ of width 64 with ReLU at batch 32, where dispatch is all there is; resnet18 runs
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -247,13 +248,159 @@ def selectors_bench() -> None:
     print(f"{len(plan.hooks)} selectors against {count:,} modules: {took:.2f} s    target: < 1 s")
 
 
+# ---- captures --------------------------------------------------------------------------------------------------
+
+
+def raw_write(folder: Path, batches: int, batch: Any) -> None:
+    """The fastest way to disk: one file, one write for each batch, dropped from the cache as it goes."""
+    with open(folder / "raw", "wb", buffering=0) as file:
+        for _ in range(batches):
+            file.write(memoryview(batch.numpy()).cast("B"))
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fsync(file.fileno())
+
+
+def buffered_write(folder: Path, batches: int, batch: Any) -> None:
+    """One file, flushed at its end."""
+    with open(folder / "raw", "wb", buffering=0) as file:
+        for _ in range(batches):
+            file.write(memoryview(batch.numpy()).cast("B"))
+        os.fsync(file.fileno())
+
+
+def one_file_each(save: Callable[[Path, Any], object]) -> Callable[[Path, int, Any], None]:
+    """A file for each batch, each flushed."""
+
+    def write(folder: Path, batches: int, batch: Any) -> None:
+        for number in range(batches):
+            path = folder / f"{number}.npy"
+            save(path, batch)
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+    return write
+
+
+def h5py_write(folder: Path, batches: int, batch: Any) -> None:
+    """One growing data set."""
+    import h5py
+
+    with h5py.File(folder / "data.h5", "w") as file:
+        shape = (batches * len(batch), *batch.shape[1:])
+        rows = file.create_dataset("rows", shape, chunks=tuple(batch.shape), dtype="f4")
+        for number in range(batches):
+            rows[number * len(batch) : (number + 1) * len(batch)] = batch.numpy()
+        file.flush()
+    with open(folder / "data.h5", "rb") as file:
+        os.fsync(file.fileno())
+
+
+def zarr_write(folder: Path, batches: int, batch: Any) -> None:
+    """One array in chunks of a batch, without compression."""
+    import zarr
+
+    shape = (batches * len(batch), *batch.shape[1:])
+    rows = zarr.create_array(
+        str(folder / "data.zarr"), shape=shape, chunks=tuple(batch.shape), dtype="f4", compressors=None
+    )
+    for number in range(batches):
+        rows[number * len(batch) : (number + 1) * len(batch)] = batch.numpy()
+    for path in (folder / "data.zarr").rglob("*"):
+        if path.is_file():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+
+
+def hookrun_write(folder: Path, batches: int, batch: Any) -> None:
+    """As a run does."""
+    from hookrun.store.writer import CaptureWriter
+
+    writer = CaptureWriter(folder / "captures")
+    for number in range(batches):
+        ids = range(number * len(batch), (number + 1) * len(batch))
+        writer.add("h", "m", batch, sample_ids=ids, epoch=0, step=number, call=0)
+    writer.close()
+
+
+def capture_bench(rounds: int) -> None:
+    """Streams 1 GB of activations to disk, flushed; then the same behind 15 ms of compute for each batch."""
+    import importlib.util
+    import shutil
+
+    import numpy as np
+    import torch
+
+    batch = torch.randn(64, 256, 8, 8)  # 4 MB
+    batches = 256
+    ways: dict[str, Callable[[Path, int, Any], None]] = {
+        "raw, dropped as it goes": raw_write,
+        "raw, buffered": buffered_write,
+        "torch.save": one_file_each(lambda path, rows: torch.save(rows, path)),
+        "np.save": one_file_each(lambda path, rows: np.save(path, rows.numpy())),
+        "hookrun": hookrun_write,
+    }
+    for name, write in {"h5py": h5py_write, "zarr": zarr_write}.items():
+        if importlib.util.find_spec(name) is not None:
+            ways[name] = write
+    size = batches * batch.numel() * 4 / 1e6
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(rounds):
+            for name, write in ways.items():
+                place = Path(folder) / "run"
+                place.mkdir()
+                start = time.perf_counter()
+                write(place, batches, batch)
+                seconds[name].append(time.perf_counter() - start)
+                shutil.rmtree(place)
+    print(f"\nstream {size:.0f} MB to disk, flushed    target: 1.2 x the fastest raw write")
+    fastest = [min(pair) for pair in zip(*(seconds[name] for name in list(ways)[:2]), strict=True)]
+    for name, times in seconds.items():
+        ratio = statistics.median(mine / raw for mine, raw in zip(times, fastest, strict=True))
+        print(f"  {name:<28}{size / statistics.median(times):>9.0f} MB/s{ratio:>9.3f}")
+    behind_compute(batch, batches, rounds)
+
+
+def behind_compute(batch: Any, batches: int, rounds: int) -> None:
+    """The same behind 15 ms of compute for each batch, against the compute alone."""
+    import torch
+
+    from hookrun.store.writer import CaptureWriter
+
+    matrix = torch.randn(512, 512)
+    start = time.perf_counter()
+    for _ in range(20):
+        torch.mm(matrix, matrix)
+    steps = max(1, int(0.015 / ((time.perf_counter() - start) / 20)))
+
+    def computed(writer: CaptureWriter | None) -> float:
+        start = time.perf_counter()
+        for number in range(batches):
+            for _ in range(steps):
+                torch.mm(matrix, matrix)
+            if writer is not None:
+                ids = range(number * len(batch), (number + 1) * len(batch))
+                writer.add("h", "m", batch, sample_ids=ids, epoch=0, step=number, call=0)
+        if writer is not None:
+            writer.close()
+        return time.perf_counter() - start
+
+    found = list[float]()
+    for _ in range(rounds):
+        alone = computed(None)
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(computed(CaptureWriter(Path(folder) / "captures")) / alone)
+    print(f"\nthe same under 15 ms of compute for each batch: {statistics.median(found):.3f}    target: 1.15")
+
+
 def main() -> None:
     """Run one part, or all."""
     parser = argparse.ArgumentParser(
         description="Cost of hooks, start-up and selectors, as ratios within one run."
     )
     parser.add_argument(
-        "part", nargs="?", choices=["hooks", "start", "selectors"], help="all of them unless given"
+        "part", nargs="?", choices=["hooks", "start", "selectors", "capture"], help="all of them unless given"
     )
     parser.add_argument(
         "--rounds", type=int, default=40, help="interleaved rounds (start-up: an eighth of it)"
@@ -266,6 +413,8 @@ def main() -> None:
         start_bench(max(args.rounds // 8, 3))
     if args.part in (None, "hooks"):
         hooks_bench(args.rounds, args.seconds)
+    if args.part in (None, "capture"):
+        capture_bench(max(args.rounds // 8, 3))
 
 
 if __name__ == "__main__":

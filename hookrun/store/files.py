@@ -72,15 +72,10 @@ def sync_folder(path: Path) -> None:
             ) from error
 
 
-def forget(path: Path) -> None:
-    """Let the system drop its cached copy of a flushed file: a long stream would fill memory with them."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(file)
+def drop_from_cache(file: BinaryIO) -> None:
+    """Tell the system that what was written is not read again soon: it goes to disk now, and fills no memory."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Lines:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.store.files import StoreError, os_reason
+from hookrun.store.files import StoreError, drop_from_cache, os_reason
 
 DTYPES: Mapping[torch.dtype, str] = {
     torch.float64: "F64",
@@ -68,6 +69,9 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
 
 
+_EARLY = 1 << 20
+
+
 def write_tensors(
     file: BinaryIO, tensors: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, str] | None = None
 ) -> tuple[str, int]:
@@ -94,10 +98,15 @@ def write_tensors(
     digest = hashlib.sha256()
     size = 0
     blocks = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
-    for data in chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks):
-        file.write(data)
-        digest.update(data)
-        size += data.nbytes
+    with ThreadPoolExecutor(
+        1
+    ) as hashing:  # hashing takes twice as long as writing, and both leave Python alone
+        for data in chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks):
+            hashing.submit(digest.update, data)
+            file.write(data)
+            if data.nbytes >= _EARLY:
+                drop_from_cache(file)  # begins the way to disk, which goes on while the next block is written
+            size += data.nbytes
     return digest.hexdigest(), size
 
 

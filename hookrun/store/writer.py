@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.compiler.tensors import leaves
 from hookrun.store.background import Background
-from hookrun.store.files import Lines, StoreError, forget, make_folder, replacing
+from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
 from hookrun.store.tensor_file import dtype_name, unstorable, write_tensors
 
@@ -20,6 +20,9 @@ SHARD_BYTES = 64 * 2**20
 
 _TABLE_BYTES = 8 * len(COLUMNS)  # of a row
 _CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
+
+
+_ALIGNED = 64  # bytes: of where a chunk may begin
 
 
 @dataclass(slots=True)
@@ -56,6 +59,13 @@ class _Run:
         return sum(len(chunk) for chunk in self.chunks)
 
 
+class _Buffer(NamedTuple):
+    """What becomes a shard, and the memory that its chunks lie in."""
+
+    runs: list[_Run]
+    memory: Tensor | None
+
+
 class CaptureWriter:
     """Writes captured values below `folder`, which is made with the first shard and must hold no index yet.
 
@@ -79,6 +89,9 @@ class CaptureWriter:
         self._runs: list[_Run] = []
         self._last: dict[_Stream, _Run] = {}
         self._open = True
+        self._used = 0
+        self._memory: Tensor | None = None
+        self._spare = list[Tensor]()
         self._disk = Background(self._write, name="hookrun captures")
 
     def add(
@@ -148,18 +161,20 @@ class CaptureWriter:
     def _hand_over(self) -> None:
         """The buffer goes to the thread that writes, and a new one begins."""
         if self._runs and self._open:
-            runs = self._runs
+            full = _Buffer(self._runs, self._memory)
             self._clear()
-            self._disk.put(runs)
+            self._disk.put(full)
 
-    def _write(self, runs: list[_Run]) -> None:
+    def _write(self, buffer: _Buffer) -> None:
+        runs = buffer.runs
         name = f"{self.shards:06d}.safetensors"
         make_folder(self.folder)
         with replacing(self.folder / name) as file:
             sha256, size = write_tensors(file, _tensors(runs))
-        forget(self.folder / name)
         self._index.append(Shard(name, sha256, size, COLUMNS, _entries(runs)).record())
         self.shards += 1
+        if buffer.memory is not None:
+            self._spare.append(buffer.memory)
 
     def _raise_failure(self) -> None:
         """What went wrong on the disk, once; nothing more is taken then."""
@@ -168,7 +183,8 @@ class CaptureWriter:
             return
         self._open = False
         self._disk.wait()
-        lost = sum(run.rows for runs in [*self._disk.left, self._runs] for run in runs)
+        left = [*(buffer.runs for buffer in self._disk.left), self._runs]
+        lost = sum(run.rows for runs in left for run in runs)
         self._clear()
         if not isinstance(error, StoreError):
             raise error
@@ -187,7 +203,7 @@ class CaptureWriter:
                 self._hand_over()
                 continue
             stop = min(len(rows), start + max(1, room // row_bytes))
-            chunk = rows[start:stop].to("cpu", copy=True, memory_format=torch.contiguous_format)
+            chunk = self._room(rows[start:stop]).copy_(rows[start:stop])
             run = self._last.get(stream)
             if run is None or not run.takes(rows.dtype, shape, by):
                 run = self._last[stream] = _Run(stream, rows.dtype, shape, by)
@@ -199,10 +215,26 @@ class CaptureWriter:
             if start >= len(rows):
                 return
 
+    def _room(self, rows: Tensor) -> Tensor:
+        """A tensor like `rows` in the buffer's memory; memory that was used before costs a third of new."""
+        start = -(-self._used // _ALIGNED) * _ALIGNED
+        stop = start + rows.numel() * rows.dtype.itemsize
+        if stop > self._shard_bytes:  # one row that is larger than a buffer
+            return torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
+        if self._memory is None:
+            self._memory = self._spare.pop() if self._spare else _memory(self._shard_bytes)
+        self._used = stop
+        return self._memory[start:stop].view(rows.dtype).view(rows.shape)
+
     def _clear(self) -> None:
         self._runs = []
         self._last = {}
-        self._buffered = 0
+        self._buffered = self._used = 0
+        self._memory = None
+
+
+def _memory(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="cpu")
 
 
 def _tensors(runs: Sequence[_Run]) -> dict[str, Sequence[Tensor]]:
