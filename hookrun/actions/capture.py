@@ -57,6 +57,7 @@ class Capture(Action):
             unless given; `{topk: 5}` the largest elements of the last dimension, in falling order; `{project: 64}` a
             fixed random projection of each row's elements to so many (Gaussian, scaled to keep lengths on average:
             Johnson and Lindenstrauss), the same for every row, call and run of the hook
+    max_bytes: of all that the hook keeps, at all its modules; what would go beyond is not kept, which is said once
     """
 
     action_name = "capture"
@@ -65,6 +66,7 @@ class Capture(Action):
     dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     device: Literal["cpu"] | None = None
     reduce: Annotated[Reduction, BeforeValidator(_named)] | None = None
+    max_bytes: Count | None = None
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """Store every value that comes by."""

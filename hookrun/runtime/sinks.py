@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,22 @@ class ByModule(Mapping[str, Any]):
         return f"{type(self).__name__}({dict(self._data)!r})"
 
 
+@dataclass(slots=True)
+class Budget:
+    """The bytes that a hook may keep at all its modules together."""
+
+    limit: int
+    used: int = 0
+    spent: bool = False
+
+    def takes(self, size: int) -> bool:
+        """Whether so many more fit; once they do not, nothing does."""
+        self.spent = self.spent or self.used + size > self.limit
+        if not self.spent:
+            self.used += size
+        return not self.spent
+
+
 class Records(ABC):
     """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
 
@@ -57,6 +74,34 @@ class Records(ABC):
     def __init__(self) -> None:
         self.stop: str | None = None
         self._pending = list[dict[str, Any]]()
+        self._budgets = dict[str, Budget]()
+
+    def within_budget(self, site: Site, keep: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`keep`, as long as the hook's `max_bytes` last."""
+        limit = getattr(site.spec.action, "max_bytes", None)
+        if limit is None:
+            return keep
+        budget, clock = self._budgets.setdefault(site.hook, Budget(limit)), site.clock
+
+        def limited(value: Any) -> None:
+            if budget.spent:
+                return
+            if budget.takes(sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))):
+                keep(value)
+                return
+            used, at = f"{budget.used:,} of {limit:,} bytes", f"epoch {clock.epoch}, step {clock.step}"
+            self.show(f"{site.hook}: its max_bytes are used up ({used}) at {at}: it captures nothing more")
+            self.store(
+                {
+                    "hook": site.hook,
+                    "module": site.path,
+                    "epoch": clock.epoch,
+                    "step": clock.step,
+                    "spent": limit,
+                }
+            )
+
+        return limited
 
     def emit(self, record: dict[str, Any]) -> None:
         """Take a record; `print` shows it at once."""
@@ -126,7 +171,7 @@ class Memory(Records):
             except RuntimeError:
                 append(snapshot_of_tensor(value))
 
-        return keep
+        return self.within_budget(site, keep)
 
     def store(self, record: dict[str, Any]) -> None:
         """Keep a record."""

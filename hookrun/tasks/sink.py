@@ -47,7 +47,7 @@ class RunSink(Records):
                 path=site.within,
             )
 
-        return keep
+        return self.within_budget(site, keep)
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action without tearing the progress bar."""

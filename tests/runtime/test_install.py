@@ -404,3 +404,14 @@ def test_checks_that_do_not_stop_at_once_are_read_later(policy: str) -> None:
     (record,) = hooks.records
     assert (record["hook"], record["module"], record["step"], record["ok"]) == ("h", "0", 1, False)
     assert (hooks.stopped is not None) == (policy == "stop")
+
+
+def test_a_budget_of_bytes_holds_in_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(3, 4)
+    spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 100}}
+    with hookrun.hooked(model, spec) as hooks:
+        for _ in range(5):
+            model(torch.ones(2, 3))  # 32 bytes each
+    assert len(hooks.captures["h"][""]) == 3
+    assert hooks.fired["h", ""] == 5
+    assert "its max_bytes are used up (96 of 100 bytes) at epoch 0, step 0" in capsys.readouterr().out

@@ -177,3 +177,16 @@ def test_less_of_the_activations_may_be_kept(run) -> None:
     assert found["some"]["fc"].shape == (359, 3)
     assert found["projected"]["flatten"].shape == (359, 16)
     assert found["projected"]["flatten"].sample_ids.tolist() == list(range(359))
+
+
+def test_a_budget_of_bytes_ends_cleanly_and_is_said(run, capsys) -> None:
+    hook = "+hooks.h={select: [relu2,fc], hook: forward, action: capture, max_bytes: 2000000}"
+    found = run("task=predict", hook, "data.batch_size=50")
+    per_batch = 50 * (128 * 4 * 4 + 10) * 4
+    assert len(found.captures["h"]["fc"]) == 50 * (2_000_000 // per_batch)
+    said = [
+        line for line in capsys.readouterr().out.splitlines() if "max_bytes" in line and "used up" in line
+    ]
+    assert len(said) == 1 and said[0].startswith("h: its max_bytes are used up (")
+    assert found.status["status"] == "done"
+    assert [line["spent"] for line in found.stats] == [2_000_000]
