@@ -139,6 +139,18 @@ class Capture:
         positions = self._positions(index)
         return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
 
+    def numpy(self, index: int | slice | Sequence[int] | Tensor = slice(None)) -> Any:
+        """The rows as a NumPy array: float32 for bfloat16 and 8-bit floats, which NumPy has not."""
+        rows = self[index]
+        try:
+            return rows.numpy()
+        except TypeError:
+            return rows.float().numpy()
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """The rows in order, [size, ...] at a time; the last ones may be fewer."""
+        return (self[start : start + size] for start in range(0, len(self), size))
+
     def __iter__(self) -> Iterator[Tensor]:
         return (self[row] for row in range(len(self)))
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 STATUS = "status.json"
 PLAN = "plan.json"
 ENV = "env.json"
+MODEL = "model.json"
+HOOKS = "hooks.json"
 CONFIG = ".hydra/config.yaml"
 METRICS = "metrics.jsonl"
 STATS = "stats.jsonl"
@@ -19,6 +21,7 @@ CAPTURES = "captures"
 PREDICTIONS = "predictions"
 CHECKPOINTS = "checkpoints"
 INDEX = "index.jsonl"
+REPORT = "report.html"
 
 PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""

@@ -6,16 +6,22 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from hookrun.store.captures import Leaf, Lookup, read_captures, read_index
+import torch
+from torch import Tensor
+
+from hookrun.store.captures import Capture, Leaf, Lookup, read_captures, read_index
+from hookrun.store.exports import Labelled, as_table, merge
 from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
     ENV,
+    HOOKS,
     INDEX,
     METRICS,
+    MODEL,
     PLAN,
     PREDICTED,
     PREDICTIONS,
@@ -61,6 +67,16 @@ class Run:
         return self._json(ENV)
 
     @cached_property
+    def model(self) -> dict[str, Any]:
+        """model.json: `class` and `modules`, one for each with path, names, class, parameters; empty if not written."""
+        return self._json(MODEL)
+
+    @cached_property
+    def hooks(self) -> dict[str, Any]:
+        """hooks.json, written at the end: `sites`, the counts of each hook at each module; empty if not written."""
+        return self._json(HOOKS)
+
+    @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; NaN and infinities are floats."""
         return read_lines(self.path / METRICS)[0]
@@ -91,10 +107,44 @@ class Run:
         paths = [self.path / name for name in (METRICS, STATS)]
         paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
         torn = [note for _, note in map(read_lines, paths) if note]
+        return [self.cut_off, *torn] if self.cut_off else torn
+
+    @property
+    def cut_off(self) -> str:
+        """A note on a run that says it is running, where no such process is on this machine; else ``""``."""
         status = self.status
-        if status["status"] == "running" and not _alive(status["pid"]):
-            torn.insert(0, f"it says 'running', but there is no process {status['pid']} here: it was cut off")
-        return torn
+        if status["status"] != "running" or _alive(status["pid"]):
+            return ""
+        return f"it says 'running', but there is no process {status['pid']} here: it was cut off"
+
+    def labels(self, sample_ids: Tensor) -> Tensor:
+        """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
+
+        HookrunError where the run does not say which data that was, SpecError where the data is not there.
+        """
+        from hookrun import data
+        from hookrun.spec.experiment import Data
+
+        if not self.config:
+            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
+        task = self.config["task"]
+        split: Literal["train", "val"] = "train" if task["name"] == "train" else task["split"]
+        samples = data.load(Data.model_validate(self.config["data"]), split, seed=self.config["seed"])
+        return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
+
+    def dataset(self, capture: Capture) -> Labelled:
+        """The rows of a capture with their labels, as a `torch.utils.data.Dataset`."""
+        return Labelled(capture, self.labels(capture.sample_ids))
+
+    def table(
+        self, of: Literal["metrics", "stats"] = "metrics", form: Literal["pandas", "arrow"] = "pandas"
+    ) -> Any:
+        """metrics.jsonl or stats.jsonl as a pandas DataFrame or an Arrow table."""
+        return as_table(self.metrics if of == "metrics" else self.stats, form)
+
+    def export(self, path: str | os.PathLike[str]) -> list[str]:
+        """Write every capture into one safetensors file: ``hook/module`` and ``hook/module.sample_ids``; its keys."""
+        return merge(self, Path(path).expanduser())
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.status['status']}>"

@@ -22,8 +22,10 @@ from hookrun.store.format import (
     CHECKPOINTS,
     ENV,
     EXIT_CODES,
+    HOOKS,
     INDEX,
     METRICS,
+    MODEL,
     PLAN,
     PREDICTIONS,
     STATS,
@@ -85,6 +87,14 @@ class RunDir:
     def write_env(self, env: Mapping[str, Any]) -> None:
         """Write env.json; `environment()` gives its content."""
         write_json(self.path / ENV, env)
+
+    def write_model(self, model: Mapping[str, Any]) -> None:
+        """Write model.json: the tree of its modules."""
+        write_json(self.path / MODEL, model)
+
+    def write_hooks(self, hooks: Mapping[str, Any]) -> None:
+        """Write hooks.json: what came of each hook at each of its modules."""
+        write_json(self.path / HOOKS, hooks)
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""

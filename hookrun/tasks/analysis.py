@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from rich import box
@@ -11,11 +10,8 @@ from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hookrun import data
-from hookrun.data import Split
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec import Experiment, Settings
-from hookrun.spec.experiment import Data
 from hookrun.store.captures import Capture, Lookup
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
@@ -122,7 +118,7 @@ def _probe(analysis: Analysis, run_dir: RunDir, screen: Screen) -> None:
     table = _table("module", "features", "train", "test", "by chance")
     weights = dict[str, Tensor]()
     for module, capture in analysis.captures.items():
-        labels = _labels(analysis.run, capture.sample_ids)
+        labels = analysis.run.labels(capture.sample_ids)
         found: Probed = probe(_matrix(capture, seed), labels, seed)
         run_dir.log_metrics(
             split="probe", module=module, score=found.score, samples=len(capture), features=found.features,
@@ -133,15 +129,6 @@ def _probe(analysis: Analysis, run_dir: RunDir, screen: Screen) -> None:
         weights |= {f"{module}.{name}": tensor for name, tensor in found.weights.items()}
     screen.console.print(table)
     save_file(weights, run_dir.path / "probes.safetensors")
-
-
-def _labels(run: Run, ids: Tensor) -> Tensor:
-    """The label of each sample, from the data set that the run used."""
-    config: dict[str, Any] = run.config
-    task = config["task"]
-    split: Split = "train" if task["name"] == "train" else task["split"]
-    samples = data.load(Data.model_validate(config["data"]), split, seed=config["seed"])
-    return torch.stack([torch.as_tensor(samples[number][1]) for number in ids.tolist()])
 
 
 def _similarity(analysis: Analysis, run_dir: RunDir, screen: Screen) -> None:

@@ -1,0 +1,86 @@
+"""What a run recorded, in other forms: pandas, Arrow, one safetensors file, a data set for training."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.store.captures import Capture, Leaf, Lookup
+from hookrun.store.files import replacing
+from hookrun.store.tensor_file import write_tensors
+
+if TYPE_CHECKING:
+    from hookrun.store.reader import Run
+
+ROWS_AT_ONCE = 4096
+
+
+def as_table(rows: Sequence[Mapping[str, Any]], form: Literal["pandas", "arrow"] = "pandas") -> Any:
+    """A pandas DataFrame or an Arrow table, a row for each line; a key that a line has not is missing there.
+
+    Raises HookrunError where the library is not installed.
+    """
+    module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
+    if importlib.util.find_spec(module) is None:
+        raise HookrunError(f"{module} is not installed: pip install {module}")
+    keys = dict.fromkeys(key for row in rows for key in row)
+    columns = {key: [row.get(key) for row in rows] for key in keys}
+    if form == "pandas":
+        import pandas
+
+        return pandas.DataFrame(columns)
+    import pyarrow
+
+    return pyarrow.table(columns)
+
+
+def merge(run: Run, path: Path) -> list[str]:
+    """Write every capture of a run into one safetensors file, and return its keys.
+
+    A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
+    ``hook/module.sample_ids``. Raises HookrunError where the rows of a capture differ in shape.
+    """
+    tensors = dict[str, Sequence[Tensor]]()
+    for hook in run.captures:
+        modules = run.captures[hook]
+        for module in modules:
+            for name, capture in _named(f"{hook}/{module}", modules[module]):
+                tensors[name] = list(capture.batches(ROWS_AT_ONCE))
+                tensors[f"{name}.sample_ids"] = [capture.sample_ids]
+    if not tensors:
+        raise HookrunError(f"{run.path} captured nothing")
+    with replacing(path) as file:
+        write_tensors(file, tensors)
+    return list(tensors)
+
+
+def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, Capture]]:
+    if isinstance(leaf, Lookup):
+        yield from ((f"{name}/{path}", leaf[path]) for path in leaf)
+    else:
+        yield name, leaf
+
+
+class Labelled(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """The rows of a capture with the labels of their samples, for training a probe.
+
+    An item is (row, label); rows are read from disk as they are asked for.
+    """
+
+    def __init__(self, capture: Capture, labels: Tensor) -> None:
+        self.capture = capture
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.capture)
+
+    def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"no row {number}, there are {len(self)}")
+        return self.capture[number], self.labels[number]
