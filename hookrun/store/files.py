@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -143,12 +144,8 @@ def read_lines(path: Path) -> tuple[list[Any], str]:
     if not path.exists():
         return [], ""
     *whole, last = _read(path).split(b"\n")
-    records: list[Any] = []
-    for number, line in enumerate(whole, start=1):
-        try:
-            records.append(decode(line))
-        except ValueError as error:
-            raise StoreError(f"{path}, line {number}: no JSON: {error}") from error
+    with collector_paused():
+        records = _decoded(path, whole)
     if not last:
         return records, ""
     try:
@@ -156,6 +153,34 @@ def read_lines(path: Path) -> tuple[list[Any], str]:
     except ValueError:
         return records, f"{path}: the last line is cut off and left out; {len(records)} before it are whole"
     return records, ""
+
+
+def _decoded(path: Path, lines: Sequence[bytes]) -> list[Any]:
+    try:  # in one go, which takes a third of the time
+        records: list[Any] = decode(b"[" + b",".join(lines) + b"]")
+        if len(records) == len(lines):
+            return records
+    except ValueError:
+        pass  # the line is named below
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(decode(line))
+        except ValueError as error:
+            raise StoreError(f"{path}, line {number}: no JSON: {error}") from error
+    return records
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Python's garbage collector looks at all objects again and again while many are made, and finds nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def os_reason(error: OSError) -> str:

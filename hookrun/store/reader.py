@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookrun.store.captures import Capture, Leaf, Lookup, read_captures, read_index
 from hookrun.store.exports import Labelled, as_table, merge
-from hookrun.store.files import StoreError, read_json, read_lines
+from hookrun.store.files import StoreError, collector_paused, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -156,7 +156,8 @@ class Run:
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
-        return read_captures(folder, read_index(folder)[0], _aliases(self.plan))
+        with collector_paused():
+            return read_captures(folder, read_index(folder)[0], _aliases(self.plan))
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
