@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Site
@@ -122,17 +122,14 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
 
 def _steps(names: Sequence[str]) -> tuple[tuple[str, Step], ...]:
     """What to compute for these statistics: each step once, after those that it needs."""
-    order = dict[str, Step]()
+    order = dict.fromkeys(step for name in names for step in _with_needs(name))
+    return tuple((name, _STEPS[name]) for name in order if name in _STEPS)
 
-    def add(name: str) -> None:
-        for needed in _NEEDS.get(name, ()):
-            add(needed)
-        if name in _STEPS:
-            order.setdefault(name, _STEPS[name])
 
-    for name in names:
-        add(name)
-    return tuple(order.items())
+def _with_needs(name: str) -> Iterator[str]:
+    for needed in _NEEDS.get(name, ()):
+        yield from _with_needs(needed)
+    yield name
 
 
 def _sum_of_squares(flat: Tensor, n: int, centre: Tensor | None = None) -> Tensor:

@@ -26,7 +26,7 @@ class Clock:
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
-    moved:        called whenever the step or the epoch is another one
+    moved:        called whenever the step or the epoch is another one; None: nobody asks
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Clock:
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.moved: Callable[[], None] = _nothing
+        self.moved: Callable[[], None] | None = None
         self._step = 0
         self._epoch = 0
         self.forwards = 0
@@ -60,7 +60,7 @@ class Clock:
     @step.setter
     def step(self, number: int) -> None:
         self._step = number
-        self.moved()
+        self._tell()
 
     @property
     def epoch(self) -> int:
@@ -70,7 +70,11 @@ class Clock:
     @epoch.setter
     def epoch(self, number: int) -> None:
         self._epoch = number
-        self.moved()
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.moved is not None:
+            self.moved()
 
     @property
     def mode(self) -> str:
@@ -81,10 +85,6 @@ class Clock:
         """The factor that the gradient scaler has put on the loss, on its device; None without one."""
         # get_scale() would wait for the device at each gradient
         return None if self.scaler is None else self.scaler._scale
-
-
-def _nothing() -> None:
-    pass
 
 
 class Calls:

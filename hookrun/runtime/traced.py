@@ -113,7 +113,7 @@ class Tracing:
     """What the sites of one installation do inside a graph."""
 
     def __init__(self, plan: Plan) -> None:
-        self._problems = uncompilable(plan)
+        self._problems = problems = uncompilable(plan)
         self._traced = dict[int, Traced]()
 
         def refuse() -> NoReturn:
@@ -122,7 +122,7 @@ class Tracing:
             class Uncompilable(CompileError, TorchRuntimeError):
                 """As a TorchRuntimeError it reaches the caller of the compiled model as it is."""
 
-            raise Uncompilable(self._problems)
+            raise Uncompilable(problems)  # and not self's: what it holds would hold it
 
         refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while reading, not put into a graph
         self._refused = Refused(refuse)

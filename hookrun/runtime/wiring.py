@@ -62,12 +62,12 @@ class Wiring:
         self._points = list[Point]()
         self._scopes: Scopes | None = None
         self.tracing = Tracing(plan)
-        clock.moved = self.tracing.reschedule
 
     def install(self) -> None:
         """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""
         by_id = self._planned_by_identity()
         seen = set[int]()
+        self.clock.moved = self.tracing.reschedule
 
         def visit(module: nn.Module) -> None:
             if id(module) in by_id and id(module) not in seen:  # apply visits a shared module once per parent
@@ -238,6 +238,7 @@ class Wiring:
         for point in self._points:
             point.clear()
         self._points.clear()
+        self.clock.moved = None  # whose sites hold the clock: a cycle, with the model in it
         if self._scopes is not None:
             self._scopes.close_all()
 

@@ -77,6 +77,33 @@ def test_a_thousand_cycles_leave_the_model_collectable(kind: str) -> None:
     assert gone[1]() is None
 
 
+def test_nor_does_any_action_alone_keep_it(alone: dict[str, Any]) -> None:
+    """One hook that torch.compile could trace holds more than one among others that it could not."""
+    model = net()
+    plan = hookrun.compile({"h": {"select": "0", **alone}}, model)
+    for _ in range(2):
+        with plan.install(model) as hooks:
+            step(model)
+    gone = weakref.ref(hooks), weakref.ref(model)
+    del hooks, model, plan
+    assert (gone[0]() is None, gone[1]() is None) == (True, True)
+
+
+@pytest.mark.parametrize(
+    "when",
+    [{"step": {"every": 2}}, {"epoch": [0]}, {"call": 0}, {"mode": "train"}, {"probability": 0.5}],
+    ids=str,
+)
+def test_nor_does_any_schedule(when: dict[str, Any]) -> None:
+    model = net()
+    spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2, "when": when}}
+    with hookrun.hooked(model, spec) as hooks:
+        step(model)
+    gone = weakref.ref(hooks), weakref.ref(model)
+    del hooks, model
+    assert (gone[0]() is None, gone[1]() is None) == (True, True)
+
+
 @pytest.mark.parametrize("kind", ["forward", "backward", "output_grad", "forward_pre"])
 def test_nor_does_an_exception_keep_it(kind: str) -> None:
     model = net()

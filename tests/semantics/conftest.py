@@ -1,0 +1,38 @@
+"""Every action on every hook type that takes it: an `alone` test runs once with each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookrun.actions import actions
+from hookrun.actions.base import HOOK_TYPES
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "scale": {"factor": 2},
+    "clamp": {"max": 0.1},
+    "replace": {"value": 0.5},
+    "add_bias": {"value": 1},
+    "clip_norm": {"max_norm": 0.1},
+    "fill": {"value": 1},
+    "add_parameter": {"name": "extra", "shape": [3]},
+    "offload": {"to": "cpu"},
+    "cast": {"dtype": "bfloat16"},
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`alone`: a hook of the configuration that lacks only its `select`."""
+    if "alone" in metafunc.fixturenames:
+        pairs = [
+            (name, hook)
+            for name, action in sorted(actions().items())
+            for hook in HOOK_TYPES
+            if hook in action.hooks
+        ]
+        metafunc.parametrize(
+            "alone",
+            [{"hook": hook, "action": name, **PARAMETERS.get(name, {})} for name, hook in pairs],
+            ids=[f"{name}-{hook}" for name, hook in pairs],
+        )
