@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import CheckFailed, CompileError, HookError, HookrunError, Problem, SpecError
+from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.api import compile, hooked, load_spec, open_run
@@ -13,8 +14,6 @@ if TYPE_CHECKING:
     from hookrun.runtime.install import Installation
     from hookrun.spec import Spec
     from hookrun.store.reader import Run
-
-__version__ = "0.1.0"
 
 __all__ = [
     "CheckFailed",

@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The stages of the pipeline: each may import what stands above it, and itself. Names on one line are siblings
 # that may not import each other, but for the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "version"),
     ("actions",),
     ("spec",),
     ("compiler",),
