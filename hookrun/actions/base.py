@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
@@ -13,6 +13,8 @@ from hookrun.actions.values import FileValue, RunValue
 if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch.nn import Module, Parameter
+
+    from hookrun.actions.capture import Keep
 
 HOOK_TYPES: Mapping[str, str] = {
     "forward_pre": "before the module's forward; sees its arguments",
@@ -42,6 +44,15 @@ ON_VALUES = frozenset(HOOK_TYPES) - {"apply"}
 """Hook types whose value consists of tensors."""
 
 Scope = Literal["tensor", "value", "together", "module"]
+
+
+class Keeper(Protocol):
+    """Stores a captured value.
+
+    rows: the places [k] in the batch of the samples that the value's rows are of; None: it is not a part of a batch
+    """
+
+    def __call__(self, value: Any, rows: Tensor | None = None) -> None: ...
 
 
 class Site(Protocol):
@@ -81,8 +92,11 @@ class Site(Protocol):
         Tensors of no or one dimension in it are read later, in one go.
         """
 
-    def keep(self) -> Callable[[Any], None]:
+    def keep(self) -> Keeper:
         """A function that stores a captured value."""
+
+    def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
+        """A function from the shape of a batch to the places [k] of those that are kept."""
 
     def judge(self, ok: Tensor, message: str, policy: str) -> None:
         """Report the verdict of a check, a boolean tensor of no dimensions, under the policy."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from hookrun.actions.base import Action, Site
+from hookrun.actions.base import ON_PARAMETERS, Action, Site
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,25 +27,37 @@ def _named(raw: Any) -> Any:
     return {raw: None} if raw in ("mean", "norm") else raw
 
 
-class Reduction(BaseModel):
-    """One of: `mean` or `norm` over dimensions (all but the first, unless given), `topk`, `project`."""
+class _OneOf(BaseModel):
+    """Exactly one of the fields is given."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    mean: Dimensions | None = None
-    norm: Dimensions | None = None
-    topk: Count | None = None
-    project: Count | None = None
 
     @model_validator(mode="after")
-    def _is_one(self) -> Reduction:
+    def _is_one(self) -> Self:
         if len(self.model_fields_set) != 1:
-            raise ValueError("give one of mean, norm, topk, project")
+            raise ValueError(f"give one of {', '.join(type(self).model_fields)}")
         return self
 
     def __str__(self) -> str:
         (name,) = self.model_fields_set
         given = getattr(self, name)
         return name if given is None else f"{name} {given if isinstance(given, int) else list(given)}"
+
+
+class Keep(_OneOf):
+    """One of: `every` n-th sample of the data set, or a `reservoir` of so many drawn from all."""
+
+    every: Count | None = None
+    reservoir: Count | None = None
+
+
+class Reduction(_OneOf):
+    """One of: `mean` or `norm` over dimensions (all but the first, unless given), `topk`, `project`."""
+
+    mean: Dimensions | None = None
+    norm: Dimensions | None = None
+    topk: Count | None = None
+    project: Count | None = None
 
 
 class Capture(Action):
@@ -57,6 +69,8 @@ class Capture(Action):
             unless given; `{topk: 5}` the largest elements of the last dimension, in falling order; `{project: 64}` a
             fixed random projection of each row's elements to so many (Gaussian, scaled to keep lengths on average:
             Johnson and Lindenstrauss), the same for every row, call and run of the hook
+    keep:   only some samples, the same at all modules and in every epoch. `{every: 10}` every tenth of the data set,
+            `{reservoir: 100}` a hundred drawn at random
     max_bytes: of all that the hook keeps, at all its modules; what would go beyond is not kept, which is said once
     """
 
@@ -66,28 +80,56 @@ class Capture(Action):
     dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     device: Literal["cpu"] | None = None
     reduce: Annotated[Reduction, BeforeValidator(_named)] | None = None
+    keep: Keep | None = None
     max_bytes: Count | None = None
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """Store every value that comes by."""
-        keep = site.keep()
-        changes = [*self._reductions(site), *self._conversions()]
-        if not changes:
+        keep, changes = site.keep(), [*self._reductions(site), *self._conversions()]
+        if self.keep is None and not changes:
             return keep
         import torch
 
-        rebuild = site.rebuild
-
-        def changed(leaf: Any) -> Any:
-            if not isinstance(leaf, torch.Tensor) or not (leaf.is_floating_point() or leaf.is_complex()):
-                return leaf
-            return reduce(lambda tensor, change: change(tensor), changes, leaf.detach())
+        rebuild, chosen = site.rebuild, self._chosen(site)
 
         def capture(value: Any) -> None:
+            rows = chosen(value)
+            if rows is not None and not len(rows):
+                return
+
+            def changed(leaf: Any) -> Any:
+                if not isinstance(leaf, torch.Tensor):
+                    return leaf
+                some = leaf.detach() if rows is None else leaf.detach()[rows.to(leaf.device)]
+                if not (leaf.is_floating_point() or leaf.is_complex()):
+                    return some
+                return reduce(lambda tensor, change: change(tensor), changes, some)
+
             with torch.no_grad():
-                keep(rebuild(value, changed))
+                keep(rebuild(value, changed), rows)
 
         return capture
+
+    def carried_by(self, hook: str) -> str | None:
+        """What belongs to no sample cannot be chosen by samples."""
+        if self.keep is None or hook not in ON_PARAMETERS | {"saved_tensors"}:
+            return None
+        return f"keep chooses samples, and {hook} sees none; for some steps use when: {{step: {{every: 10}}}}"
+
+    def _chosen(self, site: Site) -> Callable[[Any], Tensor | None]:
+        """A function from a value to the rows of it that are kept; None: all."""
+        if self.keep is None:
+            return lambda value: None
+        rows_of, leaves = site.chosen(self.keep), site.leaves
+
+        def chosen(value: Any) -> Tensor | None:
+            shapes = {leaf.shape[:1]: leaf for _, leaf in leaves(value) if leaf is not None}
+            every = [
+                rows_of(leaf.shape) for leaf in shapes.values()
+            ]  # which refuses all but the batch's own size
+            return every[0] if every else None
+
+        return chosen
 
     def _reductions(self, site: Site) -> list[Callable[[Tensor], Tensor]]:
         if self.reduce is None:

@@ -113,7 +113,9 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         each = sum(target.bytes or 0 for target in sizes)
         unit = "sample" if all(target.per_sample for target in sizes) else "firing"
         line = f"{hook.spec.name}: captures {size(each)} per {unit}"
-        if samples is not None and unit == "sample":
+        if (keep := getattr(hook.spec.action, "keep", None)) is not None:
+            line += f" of those that it keeps ({keep})"
+        elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         lines.append(line)
     missed = [target.path or "(root)" for target in hook.targets if target.called is False]

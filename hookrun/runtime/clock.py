@@ -26,6 +26,7 @@ class Clock:
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
+    population:   how many samples the numbers are out of; None: not known
     moved:        called whenever the step or the epoch is another one; None: nobody asks
     """
 
@@ -37,6 +38,7 @@ class Clock:
         "forwards",
         "model",
         "moved",
+        "population",
         "samples",
         "scaler",
     )
@@ -50,6 +52,7 @@ class Clock:
         self.forwards = 0
         self.accumulating = False
         self.samples: Tensor | None = None
+        self.population: int | None = None
         self.counting = counting
 
     @property

@@ -171,6 +171,15 @@ class Installation:
         )
 
     @property
+    def population(self) -> int | None:
+        """Out of how many samples their numbers are, for `capture` with `keep: {reservoir: k}`."""
+        return self.clock.population
+
+    @population.setter
+    def population(self, count: int | None) -> None:
+        self.clock.population = count
+
+    @property
     def stopped(self) -> str | None:
         """Why a check with policy `stop` asks for the end of the run, or None. It reads what checks left pending."""
         self.sink.settle()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import Packed
+from hookrun.actions.base import Keeper, Packed
 from hookrun.compiler.tensors import children, reshaped, snapshot, snapshot_of_tensor, tensors
 from hookrun.errors import HookError, HookrunError, nearest
 from hookrun.runtime.site import Site
@@ -76,18 +76,18 @@ class Records(ABC):
         self._pending = list[dict[str, Any]]()
         self._budgets = dict[str, Budget]()
 
-    def within_budget(self, site: Site, keep: Callable[[Any], None]) -> Callable[[Any], None]:
+    def within_budget(self, site: Site, keep: Keeper) -> Keeper:
         """`keep`, as long as the hook's `max_bytes` last."""
         limit = getattr(site.spec.action, "max_bytes", None)
         if limit is None:
             return keep
         budget, clock = self._budgets.setdefault(site.hook, Budget(limit)), site.clock
 
-        def limited(value: Any) -> None:
+        def limited(value: Any, rows: Tensor | None = None) -> None:
             if budget.spent:
                 return
             if budget.takes(sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))):
-                keep(value)
+                keep(value, rows)
                 return
             used, at = f"{budget.used:,} of {limit:,} bytes", f"epoch {clock.epoch}, step {clock.step}"
             self.show(f"{site.hook}: its max_bytes are used up ({used}) at {at}: it captures nothing more")
@@ -144,7 +144,7 @@ class Memory(Records):
         self.captures = dict[str, dict[str, list[Any]]]()
         self._records = list[dict[str, Any]]()
 
-    def keeper(self, site: Site) -> Callable[[Any], None]:
+    def keeper(self, site: Site) -> Keeper:
         """Append to the live list of the site's module.
 
         Both ways to copy are right, whatever happens to the value. Copy-on-write costs next to nothing where nothing
@@ -153,7 +153,7 @@ class Memory(Records):
         append = self.captures.setdefault(site.hook, {}).setdefault(site.path, []).append
         copy, first, version = _lazy_clone, None, 0
 
-        def keep(value: Any) -> None:
+        def keep(value: Any, rows: Tensor | None = None) -> None:
             nonlocal copy, first, version
             if type(value) is not Tensor:
                 append(snapshot(value))
@@ -219,10 +219,10 @@ class Probe:
         self.problems = list[tuple[str, str, str]]()  # hook, path, what
         self.captured = dict[tuple[str, str], list[Tensor]]()
 
-    def keeper(self, site: Site) -> Callable[[Any], None]:
+    def keeper(self, site: Site) -> Keeper:
         """Remember the tensors of the first firing."""
 
-        def keep(value: Any) -> None:
+        def keep(value: Any, rows: Tensor | None = None) -> None:
             # Detached: a tensor with its graph holds the hooks on it, and they this probe, in a cycle gc cannot see.
             self.captured.setdefault((site.hook, site.path), [tensor.detach() for tensor in tensors(value)])
 

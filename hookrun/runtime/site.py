@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun.actions.base import IN_FORWARD, add_parameter, was_added
+from hookrun.actions.base import IN_FORWARD, Keeper, add_parameter, was_added
 from hookrun.compiler import tensors
 from hookrun.compiler.plan import PlannedHook
 from hookrun.compiler.rows import Rows
 from hookrun.errors import CheckFailed, HookError
+from hookrun.runtime.choice import Choice
 from hookrun.runtime.clock import Calls, Clock, chance, derived_seed
+
+if TYPE_CHECKING:
+    from hookrun.actions.capture import Keep
 
 
 class Sink(Protocol):
@@ -29,7 +33,7 @@ class Sink(Protocol):
     has_values: bool
     stop: str | None
 
-    def keeper(self, site: Site) -> Callable[[Any], None]:
+    def keeper(self, site: Site) -> Keeper:
         """A function that stores a value that the site captured."""
 
     def emit(self, record: dict[str, Any]) -> None:
@@ -72,7 +76,9 @@ class Site:
         self.changed: Tensor | int = 0
         self.total = 0
         own_seed = getattr(hook.spec.action, "seed", None)
-        self.seed = derived_seed(seed if own_seed is None else own_seed, self.hook, path)
+        seed = seed if own_seed is None else own_seed
+        self.seed = derived_seed(seed, self.hook, path)
+        self._hook_seed = derived_seed(seed, self.hook)
         self._draws = 0
         self._run = 0
         self._chances = 0
@@ -202,9 +208,15 @@ class Site:
         """The hook cannot do what it asks for here: HookError, but for a shape check, which collects it."""
         self.sink.fail(self, what)
 
-    def keep(self) -> Callable[[Any], None]:
+    def keep(self) -> Keeper:
         """Hand captured values to the sink."""
         return self.sink.keeper(self)
+
+    def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
+        """The rows of the chosen samples; all of them where the samples are not real."""
+        if not self.sink.has_values:
+            return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
+        return Choice(keep, self.clock, self._hook_seed, self.where).rows
 
     def judge(self, ok: Tensor, message: str, policy: str) -> None:
         """`error` waits for the verdict and raises; the others leave it in a record that is read later."""

@@ -19,11 +19,12 @@ from hookrun.tasks.prepare import Prepared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids: [B] int64 on the CPU; inputs: a tensor [B, ...] or several by name; target: [B, ...]."""
+    """ids: [B] int64 on the CPU, out of `population`; inputs: a tensor [B, ...] or several by name; target: [B, ...]"""
 
     ids: Tensor
     inputs: Tensor | dict[str, Tensor]
     target: Tensor
+    population: int
 
 
 class _Numbered(Dataset[tuple[int, Any, Tensor]]):
@@ -63,6 +64,8 @@ class Batches:
         )
         limit = settings.train.limit_batches
         self._length = len(self._loader) if limit is None else min(limit, len(self._loader))
+        in_reach = self.samples if shuffle else self._length * settings.data.batch_size
+        self._population = min(self.samples, in_reach)
 
     def __len__(self) -> int:
         return self._length
@@ -71,7 +74,7 @@ class Batches:
         """The batches of one pass."""
         self._generator.manual_seed(derived_seed(self._seed, number))
         for ids, inputs, target in islice(self._loader, self._length):
-            yield Batch(ids, self._placed(inputs), self._placed(target))
+            yield Batch(ids, self._placed(inputs), self._placed(target), self._population)
 
     def _placed(self, value: Any) -> Any:
         if isinstance(value, Mapping):

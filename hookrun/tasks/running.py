@@ -62,7 +62,7 @@ class Running:
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for."""
-        self.sink.sample_ids = self.hooks.clock.samples = batch.ids
+        self.hooks.samples, self.hooks.population = batch.ids, batch.population
         args, kwargs = as_call(batch.inputs)
         with self._autocast():
             return self._call(*args, **kwargs)

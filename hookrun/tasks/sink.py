@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hookrun.actions import ON_PARAMETERS
+from hookrun.actions.base import ON_PARAMETERS, Keeper
 from hookrun.runtime.sinks import Records
 from hookrun.runtime.site import Site
 from hookrun.store.run_dir import RunDir
@@ -17,7 +17,6 @@ from hookrun.store.run_dir import RunDir
 class RunSink(Records):
     """Streams captures to disk, keyed by the samples of the batch under way.
 
-    sample_ids: of that batch, [B] int64
     bytes:      of the tensors that each hook counted the bytes of, in all
     """
 
@@ -25,22 +24,22 @@ class RunSink(Records):
 
     def __init__(self, run_dir: RunDir, show: Callable[[str], None]) -> None:
         super().__init__()
-        self.sample_ids: Tensor | None = None
         self.bytes = Counter[str]()
         self._run_dir = run_dir
         self._show = show
 
-    def keeper(self, site: Site) -> Callable[[Any], None]:
+    def keeper(self, site: Site) -> Keeper:
         """Write each value at once; the writer takes a copy."""
         writer, clock = self._run_dir.captures, site.clock
         of_samples = site.point not in ON_PARAMETERS  # a bias of 64 elements is no batch of 64 samples
 
-        def keep(value: Any) -> None:
+        def keep(value: Any, rows: Tensor | None = None) -> None:
+            samples = clock.samples if of_samples else None
             writer.add(
                 site.hook,
                 site.path,
                 value,
-                sample_ids=self.sample_ids if of_samples else None,
+                sample_ids=samples if rows is None or samples is None else samples[rows],
                 epoch=clock.epoch,
                 step=clock.step,
                 call=site.call,

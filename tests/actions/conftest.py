@@ -61,8 +61,11 @@ class FakeSite:
     def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
         self.emitted.append((path, dict(data)))
 
-    def keep(self) -> Callable[[Any], None]:
-        return self.kept.append
+    def keep(self) -> Callable[..., None]:
+        return lambda value, rows=None: self.kept.append(value)
+
+    def chosen(self, keep: Any) -> Callable[[Any], Tensor]:
+        return lambda shape: torch.arange(0, shape[0], keep.every)
 
     def judge(self, ok: Tensor, message: str, policy: str) -> None:
         self.verdicts.append((ok, message, policy))

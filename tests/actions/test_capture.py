@@ -70,6 +70,29 @@ def test_it_is_kept_in_another_dtype(site_of: Callable[..., Any], dtype: str) ->
     assert found[1].dtype == torch.int64
 
 
+def test_rows_are_chosen_before_they_are_reduced(site_of: Callable[..., Any]) -> None:
+    x = torch.arange(20.0).reshape(5, 4)
+    numbers = torch.arange(5)
+    found = kept(site_of, (x, numbers), keep={"every": 2}, reduce="mean", dtype="float64")
+    assert torch.equal(found[0], x[::2].mean(1).double())
+    assert torch.equal(found[1], numbers[::2])
+
+
+def test_a_batch_without_a_chosen_sample_is_not_stored(site_of: Callable[..., Any]) -> None:
+    action = Capture(keep={"every": 2})
+    site = site_of(action)
+    action.build(site)(torch.empty(0, 3))
+    assert site.kept == []
+
+
+@pytest.mark.parametrize(
+    "keep", [{}, {"every": 0}, {"every": 2, "reservoir": 3}, "all", {"first": 3}], ids=str
+)
+def test_a_choice_is_one_of_two(keep: Any) -> None:
+    with pytest.raises(ValidationError):
+        Capture(keep=keep)
+
+
 def test_a_reduction_carries_no_gradient(site_of: Callable[..., Any]) -> None:
     assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
 

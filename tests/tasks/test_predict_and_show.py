@@ -190,3 +190,31 @@ def test_a_budget_of_bytes_ends_cleanly_and_is_said(run, capsys) -> None:
     assert len(said) == 1 and said[0].startswith("h: its max_bytes are used up (")
     assert found.status["status"] == "done"
     assert [line["spent"] for line in found.stats] == [2_000_000]
+
+
+@pytest.mark.parametrize("keep", ["{every: 40}", "{reservoir: 9}"])
+def test_some_samples_are_kept_under_their_own_numbers(keep: str, run, hook) -> None:
+    every = run("task=predict", hook(select="[relu2,fc]", hook="forward", action="capture")).captures["h"]
+    some = run(
+        "task=predict", hook(select="[relu2,fc]", hook="forward", action="capture", keep=keep)
+    ).captures["h"]
+    assert list(some) == list(every) and len(some["fc"]) == 9
+    for path, found in some.items():
+        assert torch.equal(found[:], every[path][found.sample_ids]), path
+    assert torch.equal(some["fc"].sample_ids, some["relu2"].sample_ids)
+    assert keep != "{every: 40}" or some["fc"].sample_ids.tolist() == list(range(0, 359, 40))
+
+
+def test_the_samples_of_a_short_pass_are_chosen_among_themselves(run, hook) -> None:
+    entry = hook(select="fc", hook="forward", action="capture", keep="{reservoir: 9}")
+    ids = run("task=predict", "train.limit_batches=1", entry).captures["h"]["fc"].sample_ids
+    assert len(ids) == 9 and ids.max() < 64
+
+
+def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
+    found = run(
+        "task=predict", "compute.capture_buffer=1", hook(select="relu2", hook="forward", action="capture")
+    )
+    sizes = sorted(path.stat().st_size for path in (found.path / "captures").glob("*.safetensors"))
+    assert len(found.captures["h"]["relu2"]) == 359 and sum(sizes) > 359 * 128 * 16 * 4
+    assert 2**20 / 4 < sizes[1] <= sizes[-1] <= 2**20 / 3

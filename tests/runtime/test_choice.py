@@ -1,0 +1,106 @@
+"""`capture` with `keep`: which samples, the same at every module, in every epoch and in every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookrun
+
+X = torch.arange(40.0).reshape(10, 4)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+
+def spec(keep: dict[str, int], **keys: Any) -> dict[str, Any]:
+    return {"h": {"select": "*", "hook": "forward", "action": "capture", "keep": keep, **keys}}
+
+
+def kept(keep: dict[str, int], population: int = 10, epochs: int = 1, **keys: Any) -> dict[str, list[int]]:
+    """The samples that were kept of each module, in batches of 3, in another order in each epoch."""
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    rows = torch.arange(float(population)).unsqueeze(1)
+    with hookrun.hooked(model, spec(keep, **keys)) as hooks:
+        hooks.population = population
+        for epoch in range(epochs):
+            order = torch.randperm(population, generator=torch.Generator().manual_seed(epoch))
+            for batch in order.split(3):
+                hooks.samples = batch
+                model(rows[batch])
+    return {
+        path: sorted(torch.cat(found).flatten().int().tolist()) for path, found in hooks.captures["h"].items()
+    }
+
+
+def test_every_third_sample_of_the_data_set_whatever_the_order() -> None:
+    assert kept({"every": 3}) == {"0": [0, 3, 6, 9], "1": [0, 3, 6, 9]}
+
+
+def test_a_reservoir_is_the_same_at_every_module_and_in_every_epoch() -> None:
+    found = kept({"reservoir": 4}, epochs=2)
+    assert found["0"] == found["1"]
+    assert len(set(found["0"])) == 4 and len(found["0"]) == 8
+
+
+def test_a_reservoir_larger_than_the_data_set_is_the_data_set() -> None:
+    assert kept({"reservoir": 100})["0"] == list(range(10))
+
+
+def test_each_sample_is_as_likely_as_any_other() -> None:
+    names = [f"h{n}" for n in range(400)]
+    model = nn.Identity()
+    hooks_of = {
+        name: {"select": "", "hook": "forward", "action": "capture", "keep": {"reservoir": 3}}
+        for name in names
+    }
+    with hookrun.hooked(model, hooks_of) as hooks:
+        hooks.population, hooks.samples = 10, torch.arange(10)
+        model(torch.arange(10.0).unsqueeze(1))
+    chosen = torch.cat([hooks.captures[name][""][0].flatten().long() for name in names])
+    counts = torch.bincount(chosen, minlength=10)
+    assert counts.sum() == 1200
+    assert (counts - 120).abs().max() < 5 * (120 * 0.7) ** 0.5  # five standard deviations
+
+
+@pytest.mark.parametrize(
+    ("samples", "population", "keep", "value", "said"),
+    [
+        (None, 10, {"every": 2}, X, "does not know which samples these are: set hooks.samples"),
+        (range(10), None, {"reservoir": 2}, X, "out of how many: set hooks.population"),
+        (range(9), 10, {"every": 2}, X, r"sees a tensor of shape \[10, 4\] in a batch of 9"),
+    ],
+    ids=["no samples", "no population", "another batch"],
+)
+def test_what_cannot_be_chosen_is_said_with_hook_and_module(
+    samples: Any, population: int | None, keep: dict[str, int], value: torch.Tensor, said: str
+) -> None:
+    model = net()
+    with hookrun.hooked(model, spec(keep)) as hooks:
+        hooks.samples, hooks.population = samples, population
+        with pytest.raises(hookrun.HookError, match=rf"hook 'h' \(forward, capture\) on 0: .*{said}"):
+            model(value)
+
+
+@pytest.mark.parametrize("hook", ["grad", "post_accumulate_grad", "optimizer_step_pre", "saved_tensors"])
+def test_what_belongs_to_no_sample_is_refused(hook: str) -> None:
+    entry = {"select": "0" if hook == "saved_tensors" else "0.weight", "hook": hook}
+    with pytest.raises(hookrun.CompileError, match=f"keep chooses samples, and {hook} sees none"):
+        hookrun.compile({"h": {**entry, "action": "capture", "keep": {"every": 2}}}, net())
+
+
+def test_gradients_by_sample_are_chosen_too() -> None:
+    model = net()
+    with hookrun.hooked(model, spec({"every": 5}, hook="output_grad")) as hooks:
+        hooks.samples = range(10)
+        model(X).square().sum().backward()
+    assert [len(found[0]) for found in hooks.captures["h"].values()] == [2, 2]
+
+
+def test_shapes_are_checked_with_a_choice() -> None:
+    plan = hookrun.compile(spec({"reservoir": 2}, reduce={"mean": [1]}), net(), example=((X,), {}))
+    assert plan.unchecked is None
