@@ -94,13 +94,18 @@ class Train(Section):
 
 
 class Compute(Section):
-    """Where and how it computes. `precision` other than fp32 is automatic mixed precision; `compile` is torch's."""
+    """Where and how it computes.
+
+    `precision` other than fp32 is automatic mixed precision; `compile` is torch's; `capture_buffer` is MiB of memory
+    for captured rows on their way to the disk, which a slow disk makes the model wait for.
+    """
 
     device: str = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     threads: int | None = Count
     deterministic: bool = True
     compile: bool = False
+    capture_buffer: int = Field(default=192, strict=True, ge=1)
 
 
 class Settings(Section):

@@ -120,6 +120,11 @@ class Capture:
         """[rows] int64: the call of the module within one forward pass that each row is from."""
         return self._column("call")
 
+    @property
+    def ranks(self) -> Tensor:
+        """[rows] int64: the process that each row is from, by its rank in a distributed run; else 0."""
+        return self._column("rank")
+
     def where(
         self,
         *,
@@ -127,10 +132,11 @@ class Capture:
         epoch: int | None = None,
         step: int | None = None,
         call: int | None = None,
+        rank: int | None = None,
     ) -> Tensor:
         """[n] int64: the positions of the rows where all of this holds, to index with."""
         hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
-        for name, value in zip(COLUMNS, (sample, epoch, step, call), strict=True):
+        for name, value in zip(COLUMNS, (sample, epoch, step, call, rank), strict=True):
             if value is not None:
                 hit &= self._column(name) == value
         return hit.nonzero().squeeze(1)

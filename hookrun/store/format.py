@@ -35,7 +35,7 @@ EXIT_CODES: Mapping[State, int | None] = {
     "interrupted": 130,
 }
 
-COLUMNS = ("sample", "epoch", "step", "call")
+COLUMNS = ("sample", "epoch", "step", "call", "rank")
 """What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw."""
 
 FIRING = -1

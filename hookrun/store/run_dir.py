@@ -32,6 +32,7 @@ from hookrun.store.format import (
     STATUS,
     State,
 )
+from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.store.writer import CaptureWriter
@@ -42,17 +43,19 @@ class RunDir:
 
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
+    buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, buffer: int | None = None) -> None:
         self.path = path
+        self.buffer = buffer
         self.checkpoints = path / CHECKPOINTS
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._started = ""
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str]) -> RunDir:
+    def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
         """Make the directory, or take one that holds no run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
         names = (STATUS, PLAN, METRICS, STATS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
@@ -63,7 +66,7 @@ class RunDir:
                 "Choose another directory (hydra.run.dir)"
             )
         make_folder(folder)
-        return cls(folder)
+        return cls(folder, buffer)
 
     def set_status(self, status: State, reason: str = "", exit_code: int | None = None) -> None:
         """Replace status.json. Times are ISO 8601 in UTC; the exit code is the state's own unless given."""
@@ -127,9 +130,17 @@ class RunDir:
                     stack.callback(getattr(self, name).close)
 
     def _writer(self, folder: str) -> CaptureWriter:
-        from hookrun.store.writer import CaptureWriter
+        from hookrun.store.writer import BUFFERS, SHARD_BYTES, CaptureWriter
 
-        return CaptureWriter(self.path / folder)
+        shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
+        return CaptureWriter(self.path / folder, shard_bytes, _rank())
+
+
+def _rank() -> int:
+    """Of this process in a distributed run; 0 in any other."""
+    from torch import distributed
+
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
@@ -147,7 +158,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
         "torch": torch.__version__,
         "torchvision": _version("torchvision"),
         "hydra": _version("hydra-core"),
-        "hookrun": _version("hookrun"),
+        "hookrun": __version__,
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "device": str(chosen),

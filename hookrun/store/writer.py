@@ -17,6 +17,8 @@ from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
 from hookrun.store.tensor_file import dtype_name, unstorable, write_tensors
 
 SHARD_BYTES = 64 * 2**20
+BUFFERS = 3
+"""One is filled, one may wait, one is written."""
 
 _TABLE_BYTES = 8 * len(COLUMNS)  # of a row
 _CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
@@ -71,13 +73,14 @@ class CaptureWriter:
 
     counts: (hook, module) -> what was recorded there so far, the buffer included
     shards: how many shards are written and indexed
+    rank:   of this process in a distributed run
 
     A buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. While one is
     filled, one may wait and one is written: memory stays under three of them. A shard is written aside, flushed,
     renamed, and only then named in the index: what the index names is whole.
     """
 
-    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, rank: int = 0) -> None:
         if (folder / INDEX).exists():
             raise StoreError(f"{folder} already holds captures; write into another folder")
         self.folder = folder
@@ -85,6 +88,7 @@ class CaptureWriter:
         self.shards = 0
         self._index = Lines(folder / INDEX, durable=True)
         self._shard_bytes = shard_bytes
+        self._rank = rank
         self._buffered = 0
         self._runs: list[_Run] = []
         self._last: dict[_Stream, _Run] = {}
@@ -119,7 +123,7 @@ class CaptureWriter:
         if not self._open:
             raise StoreError(f"{self.folder} is closed: nothing more can be captured")
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
-        moment = torch.tensor((epoch, step, call), dtype=torch.int64, device="cpu")
+        moment = torch.tensor((epoch, step, call, self._rank), dtype=torch.int64, device="cpu")
         count = self.counts.setdefault((hook, module), Count())
         for inside, leaf in leaves(value):
             if leaf is None:
@@ -182,7 +186,7 @@ class CaptureWriter:
         if error is None or not self._open:
             return
         self._open = False
-        self._disk.wait()
+        self._disk.stop()
         left = [*(buffer.runs for buffer in self._disk.left), self._runs]
         lost = sum(run.rows for runs in left for run in runs)
         self._clear()

@@ -13,6 +13,7 @@ from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.tasks.analysis import Analysis, analyse
 from hookrun.tasks.export import export
+from hookrun.tasks.facts import hook_facts, model_facts
 from hookrun.tasks.predict import evaluate, predict
 from hookrun.tasks.prepare import Prepared
 from hookrun.tasks.progress import Screen
@@ -30,7 +31,7 @@ def run(prepared: Prepared | Analysis, path: Path) -> int:
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
-    run_dir = RunDir.create(path)
+    run_dir = RunDir.create(path, prepared.settings.compute.capture_buffer * 2**20)
     run_dir.set_status("running")
     try:
         try:
@@ -63,6 +64,7 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     """Run the task under its hooks; returns why a check stopped it, or None."""
     run_dir.write_plan(prepared.plan.to_dict())
     run_dir.write_env(environment(device=str(prepared.device)))
+    run_dir.write_model(model_facts(prepared.model))
     settings = prepared.settings
     screen = Screen()
     show_plan(prepared.plan, screen.console)
@@ -79,6 +81,7 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
             _perform(running, scaler)
         finally:
             sink.settle()  # what was recorded before a failure is what explains it
+            run_dir.write_hooks(hook_facts(hooks))
         stopped = hooks.stopped
         for line in summary(running):
             screen.say(line)
