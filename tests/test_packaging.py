@@ -16,7 +16,10 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
-CODE = {path.relative_to(ROOT).as_posix() for path in (ROOT / "hookrun").rglob("*.py")}
+TEMPLATES = ROOT / "hookrun/report/templates"
+CODE = {
+    path.relative_to(ROOT).as_posix() for path in [*(ROOT / "hookrun").rglob("*.py"), *TEMPLATES.iterdir()]
+}
 
 
 def build_wheel(folder: Path, version: str) -> Path:

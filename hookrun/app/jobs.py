@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 from hookrun.app.compose import plain
 from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
+from hookrun.store.format import STATUS
 
 if TYPE_CHECKING:
     from hookrun.tasks import Analysis, Prepared
@@ -99,6 +100,7 @@ def _run_dir() -> Path:
 
 def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
     """The exit code of `run`; a failure is reported and goes no further, for it must not end a sweep."""
+    is_new = not (run_dir / STATUS).exists()
     try:
         return run()
     except KeyboardInterrupt:
@@ -107,6 +109,21 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
     except (Exception, SystemExit) as error:
         report(error, run_dir)
         return exit_code(error)
+    finally:
+        if is_new and (run_dir / STATUS).exists():
+            make_page(run_dir)
+
+
+def make_page(folder: Path) -> None:
+    """Write the page of a run or of a sweep and say where it is; one that can't be made costs the run nothing."""
+    from hookrun.report import write_report
+
+    try:
+        print(f"report: {write_report(folder)}", flush=True)
+    except Exception as error:  # whatever is wrong with a picture, the run is over and its exit code known
+        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        again = f"python -m hookrun.report {folder}"
+        print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
 
 
 def exit_code(error: BaseException) -> int:

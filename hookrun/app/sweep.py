@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hookrun.app.compose import plain_job, unused_run_dir
 from hookrun.app.hydra_core import App, numbered
-from hookrun.app.jobs import DONE, FAILED, READ_ONLY, Job, most_serious, release_memory
+from hookrun.app.jobs import DONE, FAILED, READ_ONLY, Job, make_page, most_serious, release_memory
 from hookrun.app.problems import Asked, explained
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment, parse_experiment
@@ -91,6 +91,14 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
 
 def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: Job) -> int:
     before = _statuses(sweep_dir)
+    try:
+        return _run_jobs(app, cfg, sweep_dir, job, before)
+    finally:
+        if _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
+            make_page(sweep_dir)
+
+
+def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: Job, before: dict[Path, int]) -> int:
     try:
         returned = app.sweep_checked(cfg, job)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:

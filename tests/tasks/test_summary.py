@@ -9,17 +9,17 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 def test_metrics_and_the_run_directory(run, capsys) -> None:
     found = run(*QUICK)
-    *_, train, val, where = capsys.readouterr().out.splitlines()
+    *_, train, val, where, page = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"epoch 1/1  train loss \d\.\d+ +accuracy \d+\.\d %", train)
     assert val.startswith(" " * 11 + "val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
-    assert where == f"run directory: {found.path}"
+    assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
 
 
 def test_metrics_of_an_evaluation(run, capsys) -> None:
     found = run(*QUICK, "task=evaluate")
-    *_, val, where = capsys.readouterr().out.splitlines()
+    *_, val, where, page = capsys.readouterr().out.splitlines()
     assert val.startswith("val      loss ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
-    assert where == f"run directory: {found.path}"
+    assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
 
 
 def test_metrics_are_said_once(run, capsys) -> None:

@@ -1,0 +1,29 @@
+"""A run or a sweep as one page of pictures and tables, made from its directory alone.
+
+Nothing at the top imports torch or matplotlib: what a page needs is imported when it is made.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["write_report"]
+
+
+def write_report(path: str | os.PathLike[str]) -> Path:
+    """Write `report.html` into a run directory, or with `sweep.csv` into a directory of runs; returns the page.
+
+    It may be called while the run, or the sweep, goes on. Raises StoreError where there is neither, or where the
+    page can't be written.
+    """
+    from hookrun.store.format import STATUS
+
+    folder = Path(path).expanduser().resolve()
+    if (folder / STATUS).is_file():
+        from hookrun.report.run import write_run_report
+
+        return write_run_report(folder)
+    from hookrun.report.sweep import write_sweep_report
+
+    return write_sweep_report(folder)

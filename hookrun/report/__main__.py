@@ -1,0 +1,34 @@
+"""``python -m hookrun.report DIR``: make the page of a run, or of a sweep, again."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hookrun.errors import HookrunError
+from hookrun.report import write_report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: every page is made, its path on a line of stdout; 1: a page can't be written; 2: there is no such run."""
+    parser = argparse.ArgumentParser(prog="python -m hookrun.report", description=__doc__)
+    parser.add_argument("dir", type=Path, nargs="+", help="a run directory, or a directory of a sweep's runs")
+    code = 0
+    for path in parser.parse_args(argv).dir:
+        code = max(code, _report(path.expanduser()))
+    return code
+
+
+def _report(path: Path) -> int:
+    try:
+        print(write_report(path))
+    except HookrunError as error:
+        print(error, file=sys.stderr)
+        return 1 if path.is_dir() and any(path.glob("**/status.json")) else 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""A range of numbers onto a line of a picture, with its ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Values from `low` to `high` onto positions from `start` to `end`.
+
+    log: on a logarithmic scale; both bounds are positive then
+    """
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        low, high, at = (
+            map(math.log10, (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        )
+        return round(self.start + (at - low) / (high - low) * (self.end - self.start), 1)
+
+    def ticks(self, about: int = 5) -> list[float]:
+        """Round numbers inside the range."""
+        if self.log and self.high / self.low >= 30:
+            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            stride = max(1, -(-(last - first) // about))
+            return [10.0**power for power in range(first, last + 1, stride)]
+        step = _round_step((self.high - self.low) / about)
+        first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
+        return [number * step for number in range(first, last + 1)]
+
+
+def axis_of(
+    values: Iterable[float], start: float, end: float, *, log: bool = False, from_zero: bool = False
+) -> Axis:
+    """An axis that holds every finite value, with some room; a logarithmic one every positive value."""
+    found = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    if not found:
+        return Axis(1.0 if log else 0.0, 10.0 if log else 1.0, start, end, log)
+    low, high = min(found), max(found)
+    if log:
+        room = max((high / low) ** 0.04, 1.05)
+        return Axis(low / room, high * room, start, end, log)
+    if from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low <= 1e-12 * max(abs(high), abs(low)):  # all the same
+        half = abs(high) * 0.5 or 0.5
+        low, high = low - half, high + half
+    room = (high - low) * 0.04
+    return Axis(
+        low - (0 if from_zero and low == 0 else room),
+        high + (0 if from_zero and high == 0 else room),
+        start,
+        end,
+    )
+
+
+def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:
+    """Whether all finite values are positive and so far apart that a logarithmic scale shows more."""
+    found = [value for value in values if math.isfinite(value)]
+    return bool(found) and min(found) > 0 and max(found) / min(found) >= ratio
+
+
+def _round_step(wanted: float) -> float:
+    power = 10.0 ** math.floor(math.log10(wanted))
+    return next(step * power for step in _STEPS if step * power >= wanted * (1 - 1e-9))

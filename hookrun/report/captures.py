@@ -1,0 +1,221 @@
+"""Captured tensors as pictures: histograms, image grids, bars, maps, and what becomes of them over steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.report.axes import spans_magnitudes
+from hookrun.report.charts import Figure, Series, bars, histogram, lines
+from hookrun.report.facts import GRADIENT_HOOKS, Facts
+from hookrun.report.pictures import heat, mosaic
+from hookrun.report.sampling import Sample, Stream, draw
+from hookrun.report.text import counted
+from hookrun.report.units import Units, idle_units
+
+BINS = 48
+MOST_BARS = 64
+MOST_TILES = 12
+MOST_IMAGES = 4
+MOST_LINES = 256
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+@dataclass
+class Look:
+    """What there is to see of one stream.
+
+    problem: why there is nothing
+    norms:   the norm of each firing by step, of gradients
+    """
+
+    stream: Stream
+    figures: list[Figure] = field(default_factory=list)
+    units: list[Units] = field(default_factory=list)
+    problem: str = ""
+    rows: int = 0
+    norms: tuple[list[float], list[float]] | None = None
+
+
+def look(folder: Path, stream: Stream, facts: Facts) -> Look:
+    """Draw a stream."""
+    found = Look(stream)
+    try:
+        sample = draw(folder, stream)
+    except (HookrunError, OSError) as error:
+        found.problem = str(error)
+        return found
+    found.rows = len(sample.values)
+    values = sample.values
+    if not values.numel():
+        found.problem = "it has no elements"
+        return found
+    finite = values.isfinite()
+    if not finite.any():
+        found.problem = "none of its values is finite"
+        return found
+    found.figures.append(_histogram(values[finite], values.numel()))
+    found.figures += _of_rows(sample, stream)
+    found.figures += _over_steps(sample)
+    is_forward = facts.planned.get(stream.hook, {}).get("hook") not in GRADIENT_HOOKS
+    if is_forward and stream.by == "sample":
+        found.units = idle_units(values, facts.classes.get(stream.module, ""))
+    if not is_forward and stream.by == "firing" and len(values) > 1:
+        norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
+        found.norms = (sample.steps.float().tolist(), norms.tolist())
+    return found
+
+
+def _histogram(values: Tensor, total: int) -> Figure:
+    """Of finite values; many exact zeros are told, not drawn: they would flatten everything else."""
+    notes = []
+    if total > len(values):
+        notes.append(f"{total - len(values):,} of {total:,} values are not finite")
+    zeros = float((values == 0).float().mean())
+    if zeros >= 0.1:
+        notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
+        values = values[values != 0]
+    if not len(values):
+        return histogram("distribution", [total], [-0.5, 0.5], note="all values are 0")
+    array = values.double().numpy()
+    low, high = float(array.min()), float(array.max())
+    if low == high:
+        low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
+    counts, edges = np.histogram(array, bins=BINS, range=(low, high))
+    notes.append(f"mean {array.mean():.4g}, std {array.std():.4g}")
+    return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
+
+
+def _of_rows(sample: Sample, stream: Stream) -> list[Figure]:
+    shape = sample.values.shape[1:]
+    match [length for length in shape if length > 1] if stream.by == "firing" else list(shape):
+        case [] | [1]:
+            return [_scalars(sample)]
+        case [_]:
+            return _vectors(sample, stream)
+        case [_, _]:
+            return [_matrices(sample, stream)]
+        case [*first, height, width]:
+            tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
+            return [_images(sample, tiles, "channel" if len(shape) == 3 else "slice")]
+    return []
+
+
+def _names(sample: Sample, rows: list[int]) -> list[str]:
+    return [
+        f"sample {sample.samples[row]}" if sample.samples[row] >= 0 else f"step {sample.steps[row]}"
+        for row in rows
+    ]
+
+
+def _chosen(count: int, most: int) -> list[int]:
+    """So many of the rows, evenly."""
+    return [round(n * (count - 1) / max(min(most, count) - 1, 1)) for n in range(min(most, count))]
+
+
+def _images(sample: Sample, tiles: Tensor, what: str) -> Figure:
+    rows = _chosen(len(tiles), MOST_IMAGES)
+    shown = tiles[rows, :MOST_TILES].numpy()
+    count = tiles.shape[1]
+    columns = f"{what}s 0–{shown.shape[1] - 1} of {count}" if count > 1 else f"its one {what}"
+    size = f"{tiles.shape[2]} × {tiles.shape[3]}"
+    return mosaic("activation maps" if what == "channel" else "slices", shown, rows=_names(sample, rows),
+                  columns=columns, note=f"each {size}")  # fmt: skip
+
+
+def _matrices(sample: Sample, stream: Stream) -> Figure:
+    """Rows that are matrices, such as attention patterns."""
+    shape = [length for length in stream.shape if length > 1]
+    tiles = sample.values.reshape(
+        len(sample.values), *(shape if len(shape) == 2 else sample.values.shape[1:])
+    )
+    rows = _chosen(len(tiles), 8)
+    names = _names(sample, rows)
+    shown = tiles[rows].numpy()[None]
+    return mosaic(
+        "maps",
+        shown,
+        rows=["matrix"],
+        columns=", ".join(names),
+        note=f"each {shown.shape[2]} × {shown.shape[3]}",
+    )
+
+
+def _vectors(sample: Sample, stream: Stream) -> list[Figure]:
+    rows = sample.values.flatten(1)
+    length = rows.shape[1]
+    mean = rows.mean(0)
+    spread = rows.std(0) if len(rows) > 1 else torch.zeros(length)
+    title = f"mean of {counted(len(rows), 'row')}"
+    if length <= MOST_BARS:
+        note = "whiskers: one standard deviation" if len(rows) > 1 else ""
+        figures = [
+            bars(
+                title,
+                mean.tolist(),
+                x="element",
+                y="mean",
+                spread=spread.tolist() if len(rows) > 1 else None,
+                note=note,
+            )
+        ]
+    else:
+        stride = -(-length // MOST_LINES)
+        at = list(range(0, length, stride))
+        band = Series(
+            "mean", at, mean[at].tolist(), (mean - spread)[at].tolist(), (mean + spread)[at].tolist()
+        )
+        note = "band: one standard deviation" + (f"; every {stride}th element" if stride > 1 else "")
+        figures = [lines(title, [band], x="element", y="mean", note=note)]
+    if len(rows) > 1 and length > 1:
+        some = _chosen(len(rows), 48)
+        stride = -(-length // MOST_LINES)
+        matrix = rows[some][:, ::stride].numpy()
+        heads = [str(n) for n in range(0, length, stride)]
+        kind = "sample" if sample.samples[0] >= 0 else "step"
+        figures.append(
+            heat(
+                "rows",
+                matrix,
+                rows=_names(sample, some),
+                columns=heads,
+                x="element",
+                note=f"a line for each {kind}",
+            )
+        )
+    return figures
+
+
+def _scalars(sample: Sample) -> Figure:
+    values = sample.values.reshape(-1).tolist()
+    of_samples = bool((sample.samples >= 0).all())
+    at = (sample.samples if of_samples else sample.steps).float()
+    order = at.argsort(stable=True).tolist()
+    series = Series("value", [float(at[n]) for n in order], [values[n] for n in order], dots=of_samples)
+    return lines("value", [series], x="sample" if of_samples else "step", y="value")
+
+
+def _over_steps(sample: Sample) -> list[Figure]:
+    """How the distribution moves, where the rows come from several steps."""
+    if (sample.samples >= 0).all() and len(sample.samples.unique()) == len(sample.samples):
+        return []  # one row for each sample: steps are only batches
+    steps = sample.steps.unique().tolist()
+    if len(steps) < 4 or len(sample.values[0].reshape(-1)) < 2:
+        return []
+    quantiles = list[list[float]]()
+    for step in steps:
+        values = sample.values[sample.steps == step].flatten()
+        values = values[values.isfinite()]
+        few = values[:: -(-len(values) // 50_000)] if len(values) else torch.full((1,), math.nan)
+        quantiles.append(torch.quantile(few, torch.tensor(_QUANTILES)).tolist())
+    low, quarter, middle, three, high = (list(column) for column in zip(*quantiles, strict=True))
+    xs = [float(step) for step in steps]
+    series = [Series("5–95 %", xs, middle, low, high), Series("25–75 %", xs, middle, quarter, three)]
+    log = spans_magnitudes([*low, *high], 1000)
+    return [lines("distribution over steps", series, x="step", y="value", log=log, note="line: the median")]

@@ -1,0 +1,124 @@
+"""The jobs of a sweep, each as its own directory tells it, whichever machine ran it and whether it is over or not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from omegaconf import OmegaConf
+
+from hookrun.report.lines import sampled
+from hookrun.report.text import seconds_between
+from hookrun.store.files import StoreError, read_json
+from hookrun.store.format import ENV, METRICS, REPORT, STATUS
+
+OVERRIDES = ".hydra/overrides.yaml"
+_ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job.
+
+    name:      its directory, within that of the sweep
+    status:    of status.json; ``not started`` where there is none yet
+    overrides: key -> value, as they were given
+    metrics:   ``split/name`` -> the latest value
+    """
+
+    name: str
+    status: str
+    reason: str
+    exit_code: int | None
+    started: str
+    seconds: float | None
+    overrides: dict[str, str]
+    metrics: dict[str, float]
+    argv: list[Any]
+    has_report: bool
+
+    @property
+    def link(self) -> str:
+        """The address of its page, from that of the sweep."""
+        return f"./{quote(self.name)}/{REPORT}"
+
+
+def find_jobs(folder: Path) -> list[Job]:
+    """Every job below `folder`, by number."""
+    return sorted((_job(folder, path) for path in _job_folders(folder)), key=lambda job: _by_number(job.name))
+
+
+def _job_folders(folder: Path) -> Iterator[Path]:
+    """Directories that hold a run, or where Hydra has begun one; what lies inside of them is not looked at."""
+    for where, folders, files in os.walk(folder):
+        path = Path(where)
+        if path != folder and (STATUS in files or ".hydra" in folders):
+            folders.clear()
+            yield path
+        folders[:] = [name for name in folders if not name.startswith(".")]
+
+
+def _job(folder: Path, path: Path) -> Job:
+    status = _json(path / STATUS)
+    values = dict[str, float]()
+    for line in sampled(path / METRICS, lambda line: b'"split": "train"' not in line, limit=_ENOUGH).records:
+        split = line.get("split", "")
+        for name, value in line.items():
+            if (
+                name not in ("step", "epoch")
+                and isinstance(value, int | float)
+                and not isinstance(value, bool)
+            ):
+                values[f"{split}/{name}" if split else name] = value
+    return Job(
+        name=path.relative_to(folder).as_posix(),
+        status=str(status.get("status", "not started")),
+        reason=str(status.get("reason", "")),
+        exit_code=status.get("exit_code"),
+        started=str(status.get("started", "")),
+        seconds=seconds_between(status.get("started"), status.get("ended")),
+        overrides=_overrides(path / OVERRIDES),
+        metrics={name: value for name, value in values.items() if not name.endswith("/lr")},
+        argv=list(_json(path / ENV).get("argv", [])),
+        has_report=(path / REPORT).is_file(),
+    )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """Empty where there is no such file, or no JSON in it."""
+    try:
+        content = read_json(path) if path.is_file() else {}
+    except StoreError as error:
+        return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
+    return content if isinstance(content, dict) else {}
+
+
+def _overrides(path: Path) -> dict[str, str]:
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else []
+    except (OSError, ValueError):  # being written, or no YAML
+        return {}
+    texts = content if isinstance(content, list) else []
+    pairs = (str(text).lstrip("+").partition("=") for text in texts)
+    return {key: value for key, _, value in pairs}
+
+
+def swept_keys(jobs: Iterable[Job]) -> list[str]:
+    """The keys whose values differ from job to job."""
+    jobs = list(jobs)
+    every = dict.fromkeys(key for job in jobs for key in job.overrides)
+    return [key for key in every if len({job.overrides.get(key) for job in jobs}) > 1]
+
+
+def metric_names(jobs: Iterable[Job]) -> list[str]:
+    """The metrics that any job has: those of validation first."""
+    names = dict.fromkeys(name for job in jobs for name in job.metrics)
+    return sorted(names, key=lambda name: (name.startswith("train/"), "accuracy" not in name, name))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("/")]

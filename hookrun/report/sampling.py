@@ -1,0 +1,135 @@
+"""A bounded look at captures of any size: some rows of some shards, read lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.store.captures import Capture, read_captures, read_index
+from hookrun.store.format import Entry, Shard
+
+T = TypeVar("T")
+
+MOST_ROWS = 256
+MOST_PARTS = 16
+"""Shards that the rows of one capture are drawn from."""
+
+MOST_BYTES = 12 * 2**20
+"""Of the rows read of one capture; a capture whose single row is larger than `LARGEST_ROW` is not read."""
+
+LARGEST_ROW = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One captured tensor of one hook at one module, as the index tells it.
+
+    rows, bytes: in all
+    by:          what a row is: a `sample`, or a `firing`
+    """
+
+    hook: str
+    module: str
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    by: str
+    rows: int
+    bytes: int
+    parts: tuple[tuple[Shard, Entry], ...]
+
+    @property
+    def label(self) -> str:
+        """The module, with the tensor's place in a container."""
+        return f"{self.module}{' ' if self.path else ''}{self.path}"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows of a stream in order, float32 on the CPU.
+
+    values:  [rows, ...]
+    samples: [rows], -1 where a row is a whole firing
+    steps:   [rows]
+    """
+
+    values: Tensor
+    samples: Tensor
+    steps: Tensor
+    epochs: Tensor
+
+
+def streams(folder: Path) -> list[Stream]:
+    """What the index of a folder names, nothing opened. Raises StoreError for an index that makes no sense."""
+    shards, _ = read_index(folder)
+    found = dict[tuple[str, str, str, str, tuple[int, ...]], list[tuple[Shard, Entry]]]()
+    for shard in shards:
+        for entry in shard.entries:
+            key = (entry.hook, entry.module, entry.path, entry.dtype, entry.shape)
+            found.setdefault(key, []).append((shard, entry))
+    return [_stream(parts) for parts in found.values()]
+
+
+def _stream(parts: Sequence[tuple[Shard, Entry]]) -> Stream:
+    entry = parts[0][1]
+    rows = sum(each.rows for _, each in parts)
+    size = rows * _row_bytes(entry.dtype, entry.shape)
+    return Stream(
+        entry.hook, entry.module, entry.path, entry.dtype, entry.shape, entry.by, rows, size, tuple(parts)
+    )
+
+
+def draw(folder: Path, stream: Stream) -> Sample:
+    """Rows spread evenly over the stream. Raises HookrunError where they are too large or can't be read."""
+    row = _row_bytes(stream.dtype, stream.shape)
+    if row > LARGEST_ROW:
+        raise HookrunError(f"one row has {row / 1e6:,.0f} MB: too large to draw")
+    wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(row, 1)))
+    values, columns = list[Tensor](), list[Tensor]()
+    parts = list(_spread(stream.parts, min(MOST_PARTS, wanted)))
+    share = -(-wanted // len(parts))
+    for shard, entry in parts:
+        capture = _capture(folder, replace(shard, entries=(entry,)))
+        places = torch.tensor(list(_spread(range(len(capture)), share)))
+        values.append(_plain(capture[places]))
+        table = (capture.sample_ids, capture.steps, capture.epochs)
+        columns.append(torch.stack([column[places] for column in table]))
+    whole = torch.cat(columns, dim=1)
+    return Sample(torch.cat(values), whole[0], whole[1], whole[2])
+
+
+def _capture(folder: Path, shard: Shard) -> Capture:
+    found = read_captures(folder, [shard], {})
+    (by_module,) = found.values()
+    (leaf,) = by_module.values()
+    if isinstance(leaf, Capture):
+        return leaf
+    (inside,) = leaf.values()
+    return inside
+
+
+def _plain(rows: Tensor) -> Tensor:
+    return (rows.abs() if rows.is_complex() else rows).float()
+
+
+def _spread(items: Sequence[T], most: int) -> Iterator[T]:
+    """At most so many of the items, evenly, the first and the last among them."""
+    count = min(most, len(items))
+    if count < 2:
+        yield from items[:count]
+        return
+    yield from (items[n * (len(items) - 1) // (count - 1)] for n in range(count))
+
+
+def _row_bytes(dtype: str, shape: Sequence[int]) -> int:
+    size = getattr(torch, dtype).itemsize if hasattr(torch, dtype) else 8
+    count = 1
+    for length in shape:
+        count *= length
+    return int(size) * count

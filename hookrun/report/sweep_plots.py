@@ -1,0 +1,113 @@
+"""Metrics against what was swept: curves for one key, maps for two, one picture for each key of more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from hookrun.report.axes import spans_magnitudes
+from hookrun.report.charts import Figure, Series, lines
+from hookrun.report.jobs import Job
+from hookrun.report.pictures import heat
+
+MOST_METRICS = 6
+MOST_FIGURES = 18
+MOST_CELLS = 40
+REPEATS = "seed"
+"""A key whose values are repetitions of the same."""
+
+
+def sweep_figures(jobs: Sequence[Job], keys: Sequence[str], metrics: Sequence[str]) -> list[Figure]:
+    """The pictures. Jobs that differ in their seed alone are one point with a band."""
+    shown = [name for name in metrics if not name.endswith("/samples")][:MOST_METRICS]
+    meant = [key for key in keys if key != REPEATS] or list(keys)
+    figures = list[Figure]()
+    for name in shown:
+        have = [job for job in jobs if name in job.metrics]
+        if not have:
+            continue
+        if len(meant) == 2 and _are_few(have, meant):
+            figures.append(_map(have, meant[0], meant[1], name))
+        else:
+            figures += [_curve(have, key, name) for key in meant]
+    return figures[:MOST_FIGURES]
+
+
+def _are_few(jobs: Sequence[Job], keys: Sequence[str]) -> bool:
+    return all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
+
+
+def _curve(jobs: Sequence[Job], key: str, name: str) -> Figure:
+    """The mean over the jobs with each value, and a band from the least to the largest."""
+    by_value = defaultdict[str, list[float]](list)
+    for job in jobs:
+        by_value[job.overrides.get(key, "–")].append(job.metrics[name])
+    order = sorted(by_value, key=_rank)
+    numbers = [_number(value) for value in order]
+    is_numeric = all(number is not None for number in numbers)
+    xs = (
+        [number for number in numbers if number is not None]
+        if is_numeric
+        else list(map(float, range(len(order))))
+    )
+    series = [
+        Series(
+            name,
+            xs,
+            [float(np.mean(by_value[value])) for value in order],
+            [min(by_value[value]) for value in order],
+            [max(by_value[value]) for value in order],
+            dots=not is_numeric,
+        )
+    ]
+    several = max(map(len, by_value.values())) > 1
+    return lines(
+        f"{name} against {key}",
+        series,
+        x=key,
+        y=name,
+        log=spans_magnitudes((job.metrics[name] for job in jobs), 1000),
+        log_x=is_numeric and spans_magnitudes(xs, 30),
+        labels=None if is_numeric else order,
+        note="line: the mean; band: from the least to the largest" if several else "",
+    )
+
+
+def _map(jobs: Sequence[Job], across: str, up: str, name: str) -> Figure:
+    def values(key: str) -> list[str]:
+        return sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank)
+
+    columns, rows = values(across), values(up)
+    cells = defaultdict[tuple[str, str], list[float]](list)
+    for job in jobs:
+        cells[job.overrides.get(up, "–"), job.overrides.get(across, "–")].append(job.metrics[name])
+    matrix = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            if found := cells.get((row, column)):
+                matrix[i, j] = np.mean(found)
+    several = max(map(len, cells.values())) > 1
+    return heat(
+        name,
+        matrix,
+        rows=rows,
+        columns=columns,
+        x=f"across: {across}; down: {up}",
+        note="each cell is a mean" if several else "",
+        numbers=len(columns) <= 12,
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _rank(text: str) -> tuple[bool, float, str]:
+    """Numbers by their size, before texts."""
+    number = _number(text)
+    return number is None, number or 0.0, text

@@ -1,0 +1,83 @@
+"""Numbers, times and names for people; names may hold anything."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+
+def visible(text: str) -> str:
+    """The text with its control, bidirectional and other unprintable characters as escapes; line breaks stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
+
+
+def one_line(text: str) -> str:
+    """`visible`, line breaks as escapes too: a name."""
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def module_name(path: str) -> str:
+    """The root module's path is empty."""
+    return one_line(path) if path else "(root)"
+
+
+def number(value: Any) -> str:
+    """``0.8821``, ``1.2e-05``, ``12,345``; a text stays what it is and None is a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def tick(value: float) -> str:
+    """A number on an axis, short: ``1.5k``, ``20M``, ``1e-05``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= size and abs(value) < 1e12:
+            return f"{value / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def duration(seconds: float) -> str:
+    """``0.9 s``, ``3 min 20 s``, ``2 h 05 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def seconds_between(started: Any, ended: Any) -> float | None:
+    """Seconds from one ISO time to another, or to now; None where the first is missing or no time."""
+    try:
+        begin = datetime.fromisoformat(started)
+        end = datetime.fromisoformat(ended) if ended else datetime.now(UTC)
+        return max((end - begin).total_seconds(), 0.0)
+    except (TypeError, ValueError):
+        return None
+
+
+def moment(text: Any) -> str:
+    """An ISO time as ``2026-11-21 06:55 UTC``."""
+    try:
+        return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except (TypeError, ValueError):
+        return "–"
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 job``, ``2,000 jobs``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
