@@ -66,19 +66,7 @@ def heat(
     picture, scale = _coloured(shown, shown, title, "cells", log=log)
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
     below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
-    cells = Markup("")
-    if numbers:
-        low, high = np.nanmin(values), np.nanmax(values)
-        middle = (low + high) / 2
-        cells = Markup("").join(
-            Markup('<span class="{}">{}</span>').format(
-                "on-light" if value > middle else "on-dark", f"{value:.3g}"
-            )
-            for value in values.ravel()
-        )
-        cells = Markup('<div class="cell-numbers" style="--columns:{}">{}</div>').format(
-            values.shape[1], cells
-        )
+    cells = _numbers(values) if numbers else Markup("")
     names = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in _thin(rows))
     foot = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in below)
     height = max(min(len(rows), 40) * (30 if numbers else 9), 60)
@@ -87,6 +75,22 @@ def heat(
         '<div class="heat-plot">{}{}</div><div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
     ).format(height, names, picture, cells, foot, x)
     return Figure(title, body, note=note, wide=len(columns) > 30 or numbers, scale=scale)
+
+
+def _numbers(values: Array) -> Markup:
+    """The values of a heat map, each readable on its colour; nothing where there is no value."""
+    finite = values[np.isfinite(values)]
+    low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
+    is_light = np.abs(values) < max(-low, high) / 2 if low < 0 < high else values > (low + high) / 2
+    cells = (
+        Markup('<span class="{}">{}</span>').format(
+            "on-light" if light else "on-dark", "" if np.isnan(value) else f"{value:.3g}"
+        )
+        for value, light in zip(values.ravel(), is_light.ravel(), strict=True)
+    )
+    return Markup('<div class="cell-numbers" style="--columns:{}">{}</div>').format(
+        values.shape[1], Markup("").join(cells)
+    )
 
 
 def _thin(names: Sequence[str]) -> Sequence[str]:

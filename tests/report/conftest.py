@@ -1,0 +1,123 @@
+"""Runs to make pages of, and a reader of pages that insists on well-formed ones."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookrun.cli import main
+
+SMALL = ("compute.device=cpu", "compute.threads=1", "model=mlp")
+_VOID = {"meta", "br", "img", "input", "link", "circle", "hr"}
+
+
+@dataclass
+class Page(HTMLParser):
+    """A page, parsed.
+
+    text:    what a person reads, white space folded
+    links:   every address that it names
+    pictures: how many charts and images
+    """
+
+    source: str
+    text: str = ""
+    links: list[str] = field(default_factory=list)
+    tags: list[str] = field(default_factory=list)
+    _open: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.feed(self.source)
+        self.close()
+        assert self._open == [], "every tag is closed"
+        self.text = re.sub(r"\s+", " ", self.text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "action", "srcset")]
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag, f"{self.getpos()}: </{tag}>"
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("script", "style"):
+            self.text += f" {data}"
+
+    @property
+    def command(self) -> str:
+        """The command that makes it again."""
+        found = re.search(r'<div class="command"><pre[^>]*>(.*?)</pre>', self.source, re.S)
+        assert found, "no command"
+        return html.unescape(found[1])
+
+
+def read_page(path: Path) -> Page:
+    return Page(path.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where the runs of these tests are started."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("runs")
+        patch.chdir(path)
+        yield path
+
+
+@pytest.fixture(scope="session")
+def run(folder: Path) -> Callable[..., Path]:
+    """Run a command line that must end with `code`; its directory."""
+    count = 0
+
+    def run(*overrides: str, code: int = 0, **hooks: dict[str, Any] | str) -> Path:
+        nonlocal count
+        count += 1
+        entries = [f"+hooks.{name}={entry}" for name, entry in hooks.items()]
+        assert main([*SMALL, f"hydra.run.dir=run{count}", *overrides, *entries]) == code
+        return folder / f"run{count}"
+
+    return run
+
+
+@pytest.fixture
+def page() -> Callable[[Path], Page]:
+    """The page in a directory."""
+    return lambda path: read_page(path / "report.html")
+
+
+@pytest.fixture(scope="session")
+def observed(run: Callable[..., Path]) -> Path:
+    """A training run whose hooks look at everything, and one that never fires."""
+    return run(
+        "train.epochs=3",
+        "train.limit_batches=6",
+        "train.log_every=2",
+        norms="{select: '**', hook: optimizer_step_pre, action: stats, of: [norm, abs_max]}",
+        spread="{select: 'layers.*', hook: forward, action: stats, of: [mean, std]}",
+        seen="{select: [layers.1, fc], hook: forward, action: capture, when: {mode: eval, epoch: {start: 2}}}",
+        gradient="{select: fc.bias, hook: grad, action: capture}",
+        halved="{select: fc, hook: forward, action: scale, factor: 0.5}",
+        said="{select: fc, hook: forward, action: print, what: shape, when: {step: {end: 2}}}",
+        late="{select: fc, hook: forward, action: capture, when: {epoch: {start: 99}}}",
+    )
+
+
+@pytest.fixture(scope="session")
+def sweep(folder: Path) -> Path:
+    """Six jobs over two keys, all of them done."""
+    argv = ["-m", *SMALL, "train.epochs=1", "train.limit_batches=4", "hydra.sweep.dir=sweep"]
+    assert main([*argv, "train.optimizer.lr=0.001,0.01,0.1", "seed=0,1"]) == 0
+    return folder / "sweep"

@@ -1,0 +1,128 @@
+"""The pages in a browser: no errors, nothing from the network, tables that sort and filter, on phones, in the dark."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sync_api = pytest.importorskip(
+    "playwright.sync_api", reason="playwright drives the browser, and is not installed"
+)
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def show(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens the page in a directory; afterwards nothing was logged, and nothing asked for but the page."""
+    said, asked, contexts = list[str](), list[str](), list[Any]()
+
+    def show(path: Path, width: int = 1200, colours: str = "light", at: str = "") -> Any:
+        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, color_scheme=colours))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto((path / "report.html").as_uri() + at)
+        return page
+
+    yield show
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+def cells(page: Any, column: str) -> list[str]:
+    return page.evaluate(  # type: ignore[no-any-return]
+        """name => {
+            const at = document.querySelector(`th[data-sort="${name}"]`).cellIndex;
+            return [...document.querySelectorAll("table[data-jobs] tbody tr")]
+                .filter(row => !row.hidden).map(row => row.cells[at].textContent.trim());
+        }""",
+        column,
+    )
+
+
+@pytest.mark.parametrize("width", [390, 1200], ids=["phone", "desktop"])
+@pytest.mark.parametrize("what", ["observed", "sweep"])
+def test_the_page_is_as_wide_as_the_screen(what: str, width: int, show, request) -> None:
+    page = show(request.getfixturevalue(what), width)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.locator("svg.chart").first.bounding_box()["width"] > 250
+
+
+def test_every_picture_is_drawn(observed: Path, show) -> None:
+    page = show(observed)
+    assert page.locator("svg.chart").count() > 15
+    sizes = page.evaluate(
+        "[...document.querySelectorAll('img')].map(each => each.complete && each.naturalWidth)"
+    )
+    assert sizes and all(sizes)
+    boxes = page.evaluate("[...document.querySelectorAll('svg.chart, img')].map(each => each.clientHeight)")
+    assert min(boxes) > 20
+
+
+def test_the_dark_page_is_dark(observed: Path, show) -> None:
+    def ground(page: Any) -> int:
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return max(int(part) for part in colour[4:-1].split(","))
+
+    assert ground(show(observed, colours="dark")) < 50 < 200 < ground(show(observed))
+
+
+def test_a_click_on_a_head_sorts_and_another_turns_it_round(sweep: Path, show) -> None:
+    page = show(sweep)
+    page.click("th[data-sort='val/accuracy'] button")
+    rising = [float(text) for text in cells(page, "val/accuracy")]
+    assert rising == sorted(rising) and len(set(rising)) > 2
+    assert page.get_attribute("th[data-sort='val/accuracy']", "aria-sort") == "ascending"
+    page.click("th[data-sort='val/accuracy'] button")
+    assert [float(text) for text in cells(page, "val/accuracy")] == rising[::-1]
+    page.click("th[data-sort='train.optimizer.lr'] button")
+    assert cells(page, "train.optimizer.lr") == ["0.001", "0.001", "0.01", "0.01", "0.1", "0.1"]
+
+
+def test_words_filter_the_table(sweep: Path, show) -> None:
+    page = show(sweep)
+    page.fill("#filter", "0.01 done")
+    assert cells(page, "train.optimizer.lr") == ["0.01", "0.01"]
+    assert page.inner_text("#shown") == "2 of 6 jobs"
+    page.fill("#filter", "")
+    assert len(cells(page, "job")) == 6
+
+
+def test_the_address_keeps_the_order_and_the_filter(sweep: Path, show) -> None:
+    page = show(sweep)
+    page.click("th[data-sort='job'] button")
+    page.click("th[data-sort='job'] button")
+    page.fill("#filter", "0.001")
+    address = page.evaluate("location.hash")
+    assert cells(show(sweep, at=address), "job") == ["1", "0"]
+
+
+def test_the_value_under_the_pointer_is_shown(observed: Path, show) -> None:
+    page = show(observed)
+    page.locator("svg.chart").first.hover()
+    assert page.locator(".tip").inner_text().startswith("step ")
+    page.mouse.move(0, 0)
+    assert page.locator(".tip").count() == 0
+
+
+def test_the_links_of_a_sweep_lead_to_its_jobs(sweep: Path, show) -> None:
+    page = show(sweep)
+    page.click("table[data-jobs] a >> nth=2")
+    assert page.url == (sweep / "2/report.html").as_uri()
+    assert page.inner_text(".stamp").lower() == "done"

@@ -1,0 +1,232 @@
+"""The page of a run: everything that the run's directory knows, and nothing from anywhere else."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hookrun
+from hookrun.cli import main
+from hookrun.report import write_report
+from hookrun.report.__main__ import main as report_main
+from hookrun.store.files import StoreError
+
+
+def test_it_is_made_at_the_end_of_a_run_and_said(run, page, capsys) -> None:
+    path = run("task=evaluate", "train.limit_batches=1")
+    assert f"report: {path}/report.html" in capsys.readouterr().out
+    assert "evaluate" in page(path).text and "done" in page(path).text
+
+
+def test_it_says_what_was_run_and_with_what(observed: Path, page) -> None:
+    text, found = page(observed).text, hookrun.open_run(observed)
+    for said in ["task train", "model MLP", "data digits", "seed 0", "exit code 0", found.env["torch"]]:
+        assert said in text
+    assert found.plan["hash"][:12] in text
+    last = found.metrics[-1]
+    assert f"val accuracy {last['accuracy']:.4g}" in text and f"val loss {last['loss']:.4g}" in text
+
+
+def test_the_plan_counts_what_fired_and_what_was_changed(observed: Path, page) -> None:
+    rows = {cells[1]: cells for cells in table_rows(page(observed).source, "plan")}
+    assert list(rows) == ["norms", "spread", "seen", "gradient", "halved", "said", "late"]
+    assert (rows["halved"][3:7], rows["halved"][-2:]) == (
+        ["Linear", "forward", "scale", "factor=0.5"],
+        ["36", "100.0 %"],
+    )
+    assert rows["norms"][-2] == str(6 * 18) and "and 2 more" in rows["norms"][2]
+    assert rows["late"][-2] == "0" and rows["late"][7] == "epoch start 99"
+
+
+def table_rows(source: str, section: str) -> list[list[str]]:
+    body = source.split(f'id="{section}"')[1].split("<tbody>")[1].split("</tbody>")[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in body.split("</tr>") if "<td" in row]
+    return [[re.sub(r"<[^>]+>|\s+", " ", cell).strip() for cell in row] for row in cells]
+
+
+def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -> None:
+    tree = page(observed).source.split('id="tree"')[1].split("</ul>")[0]
+    lines = [re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", line)).strip() for line in tree.split("</li>")]
+    assert lines[0] == "> (root) MLP 8,970"
+    [fc] = [line for line in lines if " fc " in f" {line} "]
+    assert (
+        fc.startswith("└─ fc Linear 650 [2, 10]")
+        and "halved ×36" in fc
+        and "norms weight ×18, bias ×18" in fc
+    )
+    [flatten] = [line for line in lines if "flatten" in line]
+    assert "×" not in flatten
+    assert '<span class="mark silent" title="never fired">late ×0</span>' in tree
+
+
+def test_a_hook_that_never_fired_stands_at_the_top(observed: Path, page) -> None:
+    found = page(observed)
+    assert "1 hook matched and did nothing late never fired on fc" in found.text
+    assert found.source.index("matched and did nothing") < found.source.index('id="summary"')
+
+
+def test_every_kind_of_picture(observed: Path, page) -> None:
+    found = page(observed)
+    for title in [
+        "loss", "accuracy", "gradient norm", "gradient norm by layer", "mean, train mode", "std, eval mode",
+        "distribution", "mean of 256 rows", "rows", "distribution over steps", "norm of the captured gradient",
+    ]:  # fmt: skip
+        assert f"<figcaption><span>{title}</span>" in found.source, title
+    assert "of 64 units dead" in found.text
+    assert found.tags.count("svg") > 15 and "shape=[64, 10]" in found.text
+
+
+def test_activations_of_convolutions_are_pictures(run, page) -> None:
+    path = run("experiment=tutorial/13_visualise_activations", "model=tutorial/activations")
+    found = page(path)
+    assert found.source.count("<span>activation maps</span>") == 2
+    assert "channels 0–9 of 10" in found.text and "each 4 × 4" in found.text
+    assert found.text.count("sample 358") >= 2
+
+
+def test_it_asks_nothing_of_the_network(observed: Path, page) -> None:
+    found = page(observed)
+    assert found.links and all(link.startswith(("#", "data:")) for link in found.links)
+    assert not re.search(r"@import|url\(|<link|\bsrc=[\"']?http", found.source)
+
+
+def test_names_are_text_whatever_they_hold(observed: Path, tmp_path: Path, page) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    for name in ("plan.json", "model.json", "hooks.json", "stats.jsonl", "status.json", "env.json"):
+        file = path / name
+        text = file.read_text().replace("layers.1", r"<img src=x onerror=alert(1)>\u202e</script>\n&amp;")
+        file.write_text(text.replace('"done"', r'"</b><script>alert(1)</script>"'))
+    write_report(path)
+    found = page(path)
+    assert "<script>alert" not in found.source and "onerror" not in found.links
+    assert found.tags.count("script") == 1 and "\u202e" not in found.source
+    assert "<img src=x onerror=alert(1)>" in found.text
+
+
+# ---- how runs end
+
+
+def test_a_failed_run_has_a_page_that_says_why(run, page, capsys) -> None:
+    path = run("model=mlp", "train.limit_batches=1", "train.optimizer.name=SparseAdam", code=1)
+    said = capsys.readouterr()
+    assert f"report: {path}/report.html" in said.out
+    found = page(path)
+    assert "It failed RuntimeError: SparseAdam does not support dense gradients" in found.text
+    assert "Traceback (most recent call last)" in found.text
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "ends"), [("error", 3, "failed"), ("stop", 3, "stopped"), ("warn", 0, "done")]
+)
+def test_a_check_that_tripped_stands_at_the_top_with_module_and_step(
+    run, page, policy: str, code: int, ends: str
+) -> None:
+    entry = "{select: [layers.0, fc], hook: forward, action: check, max: 0.1, when: {step: {start: 3}}}"
+    short = ("train.epochs=1", "train.limit_batches=8")
+    path = run(*short, f"+hooks.bound.policy={policy}", code=code, bound=entry)
+    found = page(path)
+    assert f'class="stamp s-{ends}">{ends}<' in found.source
+    assert "Checks tripped: first bound at layers.0, epoch 0, step 3" in found.text
+
+
+def test_a_run_that_was_cut_off_says_so(observed: Path, tmp_path: Path, page) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    status = json.loads((path / "status.json").read_text())
+    status |= {"status": "running", "ended": None, "exit_code": None, "pid": int(done.stdout)}
+    (path / "status.json").write_text(json.dumps(status))
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"split": "val", "lo')  # a line that was being written
+    write_report(path)
+    assert "cut off" in page(path).text
+
+
+def test_a_run_that_goes_on_has_a_page(tmp_path: Path, page) -> None:
+    status = {"status": "running", "reason": "", "started": "2026-01-01T00:00:00+00:00", "ended": None}
+    (tmp_path / "status.json").write_text(json.dumps({**status, "pid": os.getpid(), "exit_code": None}))
+    write_report(tmp_path)
+    assert "It is not over" in page(tmp_path).text
+
+
+def test_damaged_files_leave_a_page_with_notes(observed: Path, tmp_path: Path, page) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    (path / "plan.json").write_text("{")
+    (path / "model.json").unlink()
+    shard = sorted((path / "captures").glob("*.safetensors"))[0]
+    shard.write_bytes(shard.read_bytes()[:100])
+    lines = (path / "metrics.jsonl").read_text()
+    (path / "metrics.jsonl").write_text(lines.replace('{"split": "val"', "{split", 1))
+    write_report(path)
+    text = page(path).text
+    assert "the plan can't be read" in text and "1 lines are no JSON" in text and "Not drawn" in text
+    assert "val accuracy" in text
+
+
+def test_a_page_that_cannot_be_made_costs_the_run_nothing(run, monkeypatch, capsys) -> None:
+    def refuse(*_: object) -> None:
+        raise StoreError("cannot write report.html: No space left on device")
+
+    monkeypatch.setattr("hookrun.report.run.write_page", refuse)
+    path = run("task=evaluate", "train.limit_batches=1")
+    said = capsys.readouterr().err
+    assert "report: not made: cannot write report.html: No space left on device" in said
+    assert f"python -m hookrun.report {path}" in said
+    assert hookrun.open_run(path).status["status"] == "done"
+
+
+def test_a_refused_directory_keeps_the_page_it_has(run, observed: Path) -> None:
+    before = (observed / "report.html").stat().st_mtime_ns
+    assert main(["model=mlp", f"hydra.run.dir={observed}"]) == 2
+    assert (observed / "report.html").stat().st_mtime_ns == before
+
+
+# ---- again
+
+
+def test_the_command_on_the_page_gives_the_same_numbers(observed: Path, page) -> None:
+    words = shlex.split(page(observed).command)
+    assert words[:3] == ["python", "-m", "hookrun"]
+    assert not any(word.startswith("hydra.run.dir") for word in words)
+    assert main([*words[3:], "hydra.run.dir=repeated"]) == 0
+    assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
+
+
+def test_the_module_makes_pages_of_any_directory(observed: Path, tmp_path: Path, capsys) -> None:
+    page = observed / "report.html"
+    page.unlink()
+    assert report_main([str(observed)]) == 0
+    assert capsys.readouterr().out.strip() == str(page) and page.is_file()
+    assert report_main([str(tmp_path / "nowhere")]) == 2
+    assert f"there is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+    assert report_main([str(tmp_path)]) == 2
+    assert "holds no run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("task", ["probe", "similarity"])
+def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], page, task: str) -> None:
+    entry = "{select: [flatten, layers.1, fc], hook: forward, action: capture}"
+    source = run("task=predict", seen=entry)
+    path = run(f"task={task}", f"task.run={source}")
+    found, lines = page(path), hookrun.open_run(path).metrics
+    if task == "probe":
+        rows = {cells[0]: cells[-2] for cells in table_rows(found.source, "analysis")}
+        assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
+        assert "by chance" in found.text and found.tags.count("svg") == 1
+    else:
+        assert "linear CKA" in found.text and found.tags.count("img") == 1
+        cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
+        assert [float(cell) for cell in cells] == [float(f"{line['cka']:.3g}") for line in lines]

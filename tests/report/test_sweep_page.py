@@ -1,0 +1,184 @@
+"""The page and the table of a sweep, from its directory alone, whatever state its jobs are in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hookrun
+from hookrun.cli import main
+from hookrun.report import write_report
+from hookrun.report.jobs import find_jobs, swept_keys
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with (path / "sweep.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def copied(sweep: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "moved"
+    shutil.copytree(sweep, path)
+    return path
+
+
+def test_it_is_made_at_the_end_of_a_multirun(sweep: Path, page) -> None:
+    found = page(sweep)
+    assert "done 6" in found.text and "val/accuracy" in found.text
+    assert all((sweep / str(job) / "report.html").is_file() for job in range(6))
+
+
+def test_the_table_holds_every_job_with_its_keys_and_latest_metrics(sweep: Path) -> None:
+    rows = table(sweep)
+    assert [row["job"] for row in rows] == ["0", "1", "2", "3", "4", "5"]
+    assert [(row["train.optimizer.lr"], row["seed"]) for row in rows[:3]] == [
+        ("0.001", "0"),
+        ("0.001", "1"),
+        ("0.01", "0"),
+    ]
+    for row in rows:
+        last = hookrun.open_run(sweep / row["job"]).metrics[-1]
+        assert (float(row["val/accuracy"]), float(row["val/loss"])) == (last["accuracy"], last["loss"])
+        assert (row["status"], row["exit_code"], row["reason"]) == ("done", "0", "")
+        assert float(row["seconds"]) > 0
+
+
+def test_the_page_leads_to_the_page_of_each_job(sweep: Path, page) -> None:
+    links = [link for link in page(sweep).links if link.startswith("./")]
+    assert links == [f"./{job}/report.html" for job in range(6)]
+    assert all((sweep / link).is_file() for link in links)
+
+
+def test_repetitions_are_one_curve_with_a_band(sweep: Path, page) -> None:
+    source = page(sweep).source
+    assert "<span>val/accuracy against train.optimizer.lr</span>" in source and 'class="band c0"' in source
+    assert "against seed" not in source
+
+
+def test_one_key_is_a_curve_two_are_a_map_and_three_a_curve_each(copied: Path, page) -> None:
+    def with_keys(*keys: str) -> str:
+        for job in range(6):
+            values = [f"{key}={(job // 2**place) % 2 + 1}" for place, key in enumerate(keys)]
+            (copied / f"{job}/.hydra/overrides.yaml").write_text(json.dumps(values))
+        write_report(copied)
+        return str(page(copied).source)
+
+    assert "val/accuracy against a<" in with_keys("a")
+    two = with_keys("a", "b")
+    assert "<span>val/accuracy</span>" in two and "across: a; down: b" in two
+    three = with_keys("a", "b", "c")
+    assert all(f"val/accuracy against {key}<" in three for key in "abc")
+
+
+def test_the_cells_of_a_map_are_means(copied: Path, page) -> None:
+    for job in range(6):
+        (copied / f"{job}/.hydra/overrides.yaml").write_text(
+            json.dumps([f"a={job % 2}", f"b={job % 2}", f"seed={job}"])
+        )
+    write_report(copied)
+    section = page(copied).source.split("<span>val/accuracy</span>")[1].split("</figure>")[0]
+    found = [[float(row["val/accuracy"]) for row in table(copied)[start::2]] for start in (0, 1)]
+    first, second = (f"{sum(some) / 3:.3g}" for some in found)
+    assert re.findall(r'class="on-\w+">([\w.]*)<', section) == [first, "", "", second]
+
+
+def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> None:
+    argv = [
+        "-m",
+        "compute.device=cpu",
+        "model=mlp",
+        "train.limit_batches=1",
+        "train.epochs=1",
+        "hydra.sweep.dir=unlucky",
+    ]
+    assert main([*argv, "train.optimizer.name=SGD,SparseAdam"]) == 1
+    found, rows = page(folder / "unlucky"), table(folder / "unlucky")
+    assert "done 1" in found.text and "failed 1" in found.text
+    assert "1 job did not end well" in found.text
+    assert "SparseAdam does not support dense gradients" in found.text
+    assert [(row["status"], row["exit_code"]) for row in rows] == [("done", "0"), ("failed", "1")]
+    assert "SparseAdam" in rows[1]["reason"]
+
+
+def test_it_can_be_made_while_jobs_run(copied: Path, page) -> None:
+    status = json.loads((copied / "5/status.json").read_text())
+    (copied / "5/status.json").write_text(
+        json.dumps({**status, "status": "running", "ended": None, "exit_code": None})
+    )
+    (copied / "4/status.json").unlink()  # Hydra has made its directory, and that is all
+    (copied / "4/metrics.jsonl").unlink()
+    with (copied / "5/metrics.jsonl").open("a") as file:
+        file.write('{"split": "val", "accu')
+    write_report(copied)
+    found = page(copied)
+    assert "2 jobs not over" in found.text and "running 1" in found.text and "not started 1" in found.text
+    assert [row["status"] for row in table(copied)][4:] == ["not started", "running"]
+
+
+def test_directories_of_other_machines_and_depths_are_found(copied: Path) -> None:
+    (copied / "lr=0.1").mkdir()
+    (copied / "5").rename(copied / "lr=0.1" / "seed=1")
+    write_report(copied)
+    names = [job.name for job in find_jobs(copied)]
+    assert set(names) == {"0", "1", "2", "3", "4", "lr=0.1/seed=1"}
+
+
+def test_numbers_are_in_order(copied: Path) -> None:
+    (copied / "5").rename(copied / "10")
+    assert [job.name for job in find_jobs(copied)] == ["0", "1", "2", "3", "4", "10"]
+
+
+def test_what_is_the_same_in_every_job_was_not_swept(sweep: Path) -> None:
+    assert swept_keys(find_jobs(sweep)) == ["train.optimizer.lr", "seed"]
+
+
+def test_the_command_on_the_page_makes_the_sweep_again(sweep: Path, page) -> None:
+    words = shlex.split(page(sweep).command)
+    assert words[:4] == ["python", "-m", "hookrun", "--multirun"]
+    assert main([*words[3:], "hydra.sweep.dir=again"]) == 0
+    again = table(sweep.parent / "again")
+    for one, other in zip(table(sweep), again, strict=True):
+        assert one["val/accuracy"] == other["val/accuracy"]
+
+
+def test_names_in_a_sweep_are_text(copied: Path, page) -> None:
+    evil = "<script>alert(1)</script>"
+    (copied / "0/.hydra/overrides.yaml").write_text(json.dumps([f"{evil}={evil}"]))
+    (copied / "1/status.json").write_text(json.dumps({"status": "failed", "reason": evil}))
+    (copied / "2").rename(copied / '"><img src=x>')
+    write_report(copied)
+    found = page(copied)
+    assert found.tags.count("script") == 1
+    assert evil in found.text and "x" not in found.links
+
+
+def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> None:
+    from hookrun import tasks
+
+    ran = tasks.run
+    seen = []
+
+    def interrupted(prepared, path):
+        seen.append(path)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+        return ran(prepared, path)
+
+    monkeypatch.setattr(tasks, "run", interrupted)
+    argv = [
+        "-m",
+        "compute.device=cpu",
+        "model=mlp",
+        "train.limit_batches=1",
+        "train.epochs=1",
+        "hydra.sweep.dir=cut",
+    ]
+    assert main([*argv, "seed=1,2,3"]) == 130
+    assert "done 1" in page(folder / "cut").text
