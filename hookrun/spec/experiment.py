@@ -19,6 +19,7 @@ class Task(Section):
     """What to do. `split` is the part of the data that all but training read; `select` filters `modules`.
 
     run, capture: the run that `probe` and `similarity` look at, and which of its hooks
+    tensorboard:  write event files for TensorBoard as well
     """
 
     name: Literal["train", "evaluate", "predict", "export", "plan", "modules", "probe", "similarity"] = (
@@ -28,6 +29,7 @@ class Task(Section):
     select: Any = None
     run: str | None = None
     capture: str | None = None
+    tensorboard: bool = False
 
 
 class Model(Section):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
@@ -62,7 +63,7 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     problems = list[Problem]()
     device = _collected(problems, lambda: device_named(settings.compute.device))
     info = _collected(problems, lambda: data.describe(settings.data, _split(settings)))
-    problems += _training_problems(settings, info)
+    problems += [*_training_problems(settings, info), *_board_problems(settings)]
     with session(settings.compute, settings.seed):
         model = _collected(problems, lambda: _model(settings, info, trust))
         if info is None:  # what a network takes from the data is missing for that reason alone
@@ -129,6 +130,12 @@ def _training_problems(settings: Settings, info: DataInfo | None) -> list[Proble
         hint = "use output, output_mean or output_sum, or name a target"
         problems.append(Problem("train.loss", text, hint))
     return problems
+
+
+def _board_problems(settings: Settings) -> list[Problem]:
+    if not settings.task.tensorboard or find_spec("tensorboard") is not None:
+        return []
+    return [Problem("task.tensorboard", "tensorboard is not installed", "pip install 'hookrun[tensorboard]'")]
 
 
 def _every_module() -> Spec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing, nullcontext
 from pathlib import Path
 
 from torch.amp import GradScaler
@@ -12,6 +13,7 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.tasks.analysis import Analysis, analyse
+from hookrun.tasks.board import Board
 from hookrun.tasks.export import export
 from hookrun.tasks.facts import hook_facts, model_facts
 from hookrun.tasks.predict import evaluate, predict
@@ -68,10 +70,12 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     settings = prepared.settings
     screen = Screen()
     show_plan(prepared.plan, screen.console)
-    sink = RunSink(run_dir, screen.say)
+    board = Board(run_dir.path) if settings.task.tensorboard else None
+    sink = RunSink(run_dir, screen.say, board)
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
+        closing(board) if board is not None else nullcontext(),
         session(settings.compute, settings.seed),
         Installation(prepared.plan, model, sink=sink, scaler=scaler) as hooks,
     ):

@@ -85,6 +85,8 @@ class Running:
         clock = self.hooks.clock
         self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, **values, **more)
         self.metrics[split] = values
+        if self.sink.board is not None:
+            self.sink.board.metrics(split, {**values, **more}, clock.step)
 
     @contextmanager
     def logged(self, number: int) -> Iterator[bool]:
@@ -118,6 +120,8 @@ class Running:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
         clock, training = self.hooks.clock, self.model.training
         step, clock.step = clock.step, 0
+        if self.sink.board is not None:
+            self.sink.board.reached = step
         shown = dict[str, float]()
         self.model.eval()
         try:

@@ -12,25 +12,28 @@ from hookrun.actions.base import ON_PARAMETERS, Keeper
 from hookrun.runtime.sinks import Records
 from hookrun.runtime.site import Site
 from hookrun.store.run_dir import RunDir
+from hookrun.tasks.board import Board
 
 
 class RunSink(Records):
     """Streams captures to disk, keyed by the samples of the batch under way.
 
-    bytes:      of the tensors that each hook counted the bytes of, in all
+    board: where to show them live, or None
+    bytes: of the tensors that each hook counted the bytes of, in all
     """
 
     wants_calls = True
 
-    def __init__(self, run_dir: RunDir, show: Callable[[str], None]) -> None:
+    def __init__(self, run_dir: RunDir, show: Callable[[str], None], board: Board | None = None) -> None:
         super().__init__()
         self.bytes = Counter[str]()
+        self.board = board
         self._run_dir = run_dir
         self._show = show
 
     def keeper(self, site: Site) -> Keeper:
         """Write each value at once; the writer takes a copy."""
-        writer, clock = self._run_dir.captures, site.clock
+        writer, clock, board = self._run_dir.captures, site.clock, self.board
         of_samples = site.point not in ON_PARAMETERS  # a bias of 64 elements is no batch of 64 samples
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
@@ -45,6 +48,8 @@ class RunSink(Records):
                 call=site.call,
                 path=site.within,
             )
+            if board is not None and clock.counting:
+                board.value(site, value)
 
         return self.within_budget(site, keep)
 
@@ -56,3 +61,5 @@ class RunSink(Records):
         """Append to stats.jsonl."""
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.log_stats(record)
+        if self.board is not None:
+            self.board.record(record)
