@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -151,12 +152,15 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
     if run_dir is not None:
         lines.append(f"run directory: {run_dir}")
         if not isinstance(error, SpecError | CompileError | CheckFailed):
+            file = run_dir / "error.txt"
             try:
-                (run_dir / "error.txt").write_text(trace, encoding="utf-8")
-                lines.append(f"traceback: {run_dir / 'error.txt'}")
+                file.write_text(trace, encoding="utf-8")
+                lines.append(f"traceback: {file}")
             except OSError as unwritable:
                 lines.append(f"traceback: not saved ({unwritable})")
-                shown = True
+                shown = shown or not on_purpose
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)  # the half of a traceback that found room
     print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
 
 

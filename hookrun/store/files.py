@@ -49,6 +49,23 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
         file.write(f"{text}\n".encode("ascii"))
 
 
+def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write `value` over a small file: not atomic, but on a full disk it finds room where the file already lies."""
+    text = f"{encode(value, indent=2)}\n".encode("ascii")
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.write(text)
+            file.truncate()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
+
+
+def is_full(error: StoreError) -> bool:
+    """Whether a disk or a quota had no room left."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def make_folder(path: Path) -> None:
     """Make the folder with its parents; it may be there already."""
     try:

@@ -16,7 +16,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.store.files import Lines, StoreError, make_folder, os_reason, write_json
+from hookrun.store.files import (
+    Lines,
+    StoreError,
+    is_full,
+    make_folder,
+    os_reason,
+    overwrite_json,
+    write_json,
+)
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
@@ -36,6 +44,9 @@ from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.store.writer import CaptureWriter
+
+_SHORT = 500
+"""Characters of a reason that surely find room in the block of the status before."""
 
 
 class RunDir:
@@ -81,7 +92,12 @@ class RunDir:
             "pid": os.getpid(),
             "exit_code": code,
         }
-        write_json(self.path / STATUS, record)
+        try:
+            write_json(self.path / STATUS, record)
+        except StoreError as error:
+            if not is_full(error) or not (self.path / STATUS).exists():
+                raise
+            overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write plan.json."""

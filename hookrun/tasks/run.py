@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from torch.amp import GradScaler
@@ -11,6 +13,7 @@ from torch.amp import GradScaler
 from hookrun.compiler.table import show as show_plan
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.runtime import Installation
+from hookrun.store.files import StoreError
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.tasks.analysis import Analysis, analyse
 from hookrun.tasks.board import Board
@@ -36,23 +39,15 @@ def run(prepared: Prepared | Analysis, path: Path) -> int:
     run_dir = RunDir.create(path, prepared.settings.compute.capture_buffer * 2**20)
     run_dir.set_status("running")
     try:
-        try:
+        with _ending(run_dir.close):
             stopped = None
             if isinstance(prepared, Analysis):
                 run_dir.write_env(environment())
                 analyse(prepared, run_dir)
             else:
                 stopped = _run(prepared, run_dir)
-        finally:
-            run_dir.close()
-    except KeyboardInterrupt:
-        run_dir.set_status("interrupted", "interrupted from the keyboard")
-        raise
-    except HookrunError as error:
-        run_dir.set_status("failed", str(error), error.exit_code)
-        raise
     except BaseException as error:
-        run_dir.set_status("failed", f"{type(error).__name__}: {error}")
+        _told(partial(_set_failed, run_dir, error))
         raise
     if stopped is not None:
         run_dir.set_status("stopped", stopped)
@@ -60,6 +55,36 @@ def run(prepared: Prepared | Analysis, path: Path) -> int:
         return STOPPED
     run_dir.set_status("done")
     return 0
+
+
+@contextmanager
+def _ending(*last: Callable[[], None]) -> Iterator[None]:
+    """Do these after the block. Where the block failed, what the disk refuses then is told: the first error counts."""
+    try:
+        yield
+    except BaseException:
+        for each in last:
+            _told(each)
+        raise
+    for each in last:
+        each()
+
+
+def _told(write: Callable[[], None]) -> None:
+    """Write; where the disk refuses, say so and go on."""
+    try:
+        write()
+    except StoreError as error:
+        print(error, file=sys.stderr, flush=True)
+
+
+def _set_failed(run_dir: RunDir, error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt):
+        run_dir.set_status("interrupted", "interrupted from the keyboard")
+    elif isinstance(error, HookrunError):
+        run_dir.set_status("failed", str(error), error.exit_code)
+    else:
+        run_dir.set_status("failed", f"{type(error).__name__}: {error}")
 
 
 def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
@@ -81,11 +106,9 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     ):
         _load_leftover(prepared, hooks)
         running = Running(prepared, hooks, sink, run_dir, screen)
-        try:
+        # What was recorded before a failure is what explains it.
+        with _ending(sink.settle, lambda: run_dir.write_hooks(hook_facts(hooks))):
             _perform(running, scaler)
-        finally:
-            sink.settle()  # what was recorded before a failure is what explains it
-            run_dir.write_hooks(hook_facts(hooks))
         stopped = hooks.stopped
         for line in summary(running):
             screen.say(line)

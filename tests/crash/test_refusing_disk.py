@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import tempfile
@@ -13,10 +14,12 @@ import pytest
 import torch
 from torch import nn
 
+from hookrun.cli import main
 from hookrun.store import checkpoint
 from hookrun.store.files import Lines, StoreError, read_lines
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
+from hookrun.store.verify import verify
 from hookrun.store.writer import CaptureWriter
 
 AT = {"epoch": 0, "step": 0, "call": 0}
@@ -161,3 +164,46 @@ def test_a_read_only_folder_is_named(read_only: Path) -> None:
         assert str(caught.value).startswith(f"{said}Permission denied")
     run.close()
     assert names(read_only) == ["checkpoints"] and names(read_only / "checkpoints") == []
+
+
+def full(path: str | Path, *_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def test_the_end_of_a_run_finds_room_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir.create(tmp_path)
+    run.set_status("running")
+    with monkeypatch.context() as patch:
+        patch.setattr("os.replace", full)
+        run.set_status("failed", "no space\n" * 1000, 1)
+    status = open_run(tmp_path).status
+    assert (status["status"], status["exit_code"]) == ("failed", 1)
+    assert status["reason"].startswith("no space") and len(status["reason"]) == 500
+    assert (tmp_path / "status.json").stat().st_size < 4096
+    assert names(tmp_path) == ["status.json"]
+
+
+def test_a_run_that_fills_its_disk_ends_with_that_error_and_keeps_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace, shards = os.replace, []
+
+    def fills_up(source: str | Path, target: str | Path) -> None:
+        if str(target).endswith(".safetensors"):
+            shards.append(target)
+        if len(shards) > 3:
+            full(target)
+        replace(source, target)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("os.replace", fills_up)
+    hook = "+hooks.h={select: relu2, hook: forward, action: capture}"
+    small = ("compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "hydra.run.dir=run")
+    assert main([*small, "task=predict", "task.split=train", hook]) == 1
+    said = capsys.readouterr().err
+    shard = tmp_path / "run/captures/000003.safetensors"
+    assert f"cannot write {shard}: No space left on device" in said and "captured rows are lost" in said
+    assert "Traceback" not in said and "report: not made" in said
+    run = open_run(tmp_path / "run")
+    assert run.status["status"] == "failed" and str(shard) in run.status["reason"]
+    assert verify(run.path).bad == [] and len(run.captures["h"]["relu2"]) > 100
