@@ -13,7 +13,8 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 class Axis:
     """Values from `low` to `high` onto positions from `start` to `end`.
 
-    log: on a logarithmic scale; both bounds are positive then
+    log:   on a logarithmic scale; both bounds are positive then
+    whole: there is nothing between whole numbers
     """
 
     low: float
@@ -21,6 +22,7 @@ class Axis:
     start: float
     end: float
     log: bool = False
+    whole: bool = False
 
     def __call__(self, value: float) -> float:
         low, high, at = (
@@ -35,6 +37,8 @@ class Axis:
             stride = max(1, -(-(last - first) // about))
             return [10.0**power for power in range(first, last + 1, stride)]
         step = _round_step((self.high - self.low) / about)
+        if self.whole:
+            step = 2.0 if step == 2.5 else max(step, 1.0)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]
 

@@ -16,7 +16,7 @@ from hookrun.report.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.facts import GRADIENT_HOOKS, Facts
 from hookrun.report.pictures import heat, mosaic
 from hookrun.report.sampling import Sample, Stream, draw
-from hookrun.report.text import counted
+from hookrun.report.text import counted, number
 from hookrun.report.units import Units, idle_units
 
 BINS = 48
@@ -32,6 +32,7 @@ class Look:
     """What there is to see of one stream.
 
     problem: why there is nothing
+    value:   the one number that it holds, which needs no picture
     norms:   the norm of each firing by step, of gradients
     """
 
@@ -39,6 +40,7 @@ class Look:
     figures: list[Figure] = field(default_factory=list)
     units: list[Units] = field(default_factory=list)
     problem: str = ""
+    value: str = ""
     rows: int = 0
     norms: tuple[list[float], list[float]] | None = None
 
@@ -51,8 +53,8 @@ def look(folder: Path, stream: Stream, facts: Facts) -> Look:
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
-    found.rows = len(sample.values)
     values = sample.values
+    is_forward = facts.planned.get(stream.hook, {}).get("hook") not in GRADIENT_HOOKS
     if not values.numel():
         found.problem = "it has no elements"
         return found
@@ -60,10 +62,13 @@ def look(folder: Path, stream: Stream, facts: Facts) -> Look:
     if not finite.any():
         found.problem = "none of its values is finite"
         return found
+    found.rows = len(values)
+    if values.numel() == 1:
+        found.value = number(values.item())
+        return found
     found.figures.append(_histogram(values[finite], values.numel()))
-    found.figures += _of_rows(sample, stream)
+    found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient")
     found.figures += _over_steps(sample)
-    is_forward = facts.planned.get(stream.hook, {}).get("hook") not in GRADIENT_HOOKS
     if is_forward and stream.by == "sample":
         found.units = idle_units(values, facts.classes.get(stream.module, ""))
     if not is_forward and stream.by == "firing" and len(values) > 1:
@@ -74,25 +79,23 @@ def look(folder: Path, stream: Stream, facts: Facts) -> Look:
 
 def _histogram(values: Tensor, total: int) -> Figure:
     """Of finite values; many exact zeros are told, not drawn: they would flatten everything else."""
-    notes = []
-    if total > len(values):
-        notes.append(f"{total - len(values):,} of {total:,} values are not finite")
-    zeros = float((values == 0).float().mean())
-    if zeros >= 0.1:
-        notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
-        values = values[values != 0]
-    if not len(values):
-        return histogram("distribution", [total], [-0.5, 0.5], note="all values are 0")
     array = values.double().numpy()
+    notes = [f"mean {array.mean():.4g}, std {array.std():.4g}"]
+    if total > len(array):
+        notes.append(f"{total - len(array):,} of {total:,} values are not finite")
+    others = array[array != 0]
+    zeros = 1 - len(others) / len(array)
+    if zeros >= 0.1 and len(others) and others.min() < others.max():
+        notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
+        array = others
     low, high = float(array.min()), float(array.max())
     if low == high:
         low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
     counts, edges = np.histogram(array, bins=BINS, range=(low, high))
-    notes.append(f"mean {array.mean():.4g}, std {array.std():.4g}")
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: Sample, stream: Stream) -> list[Figure]:
+def _of_rows(sample: Sample, stream: Stream, what: str) -> list[Figure]:
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if stream.by == "firing" else list(shape):
         case [] | [1]:
@@ -103,30 +106,45 @@ def _of_rows(sample: Sample, stream: Stream) -> list[Figure]:
             return [_matrices(sample, stream)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
-            return [_images(sample, tiles, "channel" if len(shape) == 3 else "slice")]
+            return [_images(sample, tiles, what if len(shape) == 3 else "")]
     return []
 
 
 def _names(sample: Sample, rows: list[int]) -> list[str]:
+    """The sample of a row, or its step; the epoch where there are several passes over the samples."""
+    several = len(sample.samples.unique()) < len(sample.samples) and len(sample.epochs.unique()) > 1
     return [
-        f"sample {sample.samples[row]}" if sample.samples[row] >= 0 else f"step {sample.steps[row]}"
+        f"step {sample.steps[row]}"
+        if sample.samples[row] < 0
+        else f"sample {sample.samples[row]}, epoch {sample.epochs[row]}"
+        if several
+        else f"sample {sample.samples[row]}"
         for row in rows
     ]
 
 
 def _chosen(count: int, most: int) -> list[int]:
     """So many of the rows, evenly."""
-    return [round(n * (count - 1) / max(min(most, count) - 1, 1)) for n in range(min(most, count))]
+    return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
 
 
 def _images(sample: Sample, tiles: Tensor, what: str) -> Figure:
+    """Rows of channels, or of attention heads; without `what`, of slices of something larger."""
     rows = _chosen(len(tiles), MOST_IMAGES)
     shown = tiles[rows, :MOST_TILES].numpy()
     count = tiles.shape[1]
-    columns = f"{what}s 0–{shown.shape[1] - 1} of {count}" if count > 1 else f"its one {what}"
-    size = f"{tiles.shape[2]} × {tiles.shape[3]}"
-    return mosaic("activation maps" if what == "channel" else "slices", shown, rows=_names(sample, rows),
-                  columns=columns, note=f"each {size}")  # fmt: skip
+    title, kind = (f"{what} maps", "channel") if what else ("slices", "slice")
+    note = f"each {tiles.shape[2]} × {tiles.shape[3]}"
+    if what and _is_attention(tiles):
+        title, kind, note = "attention maps", "head", f"{note}: a row for each query"
+    columns = f"{kind}s 0–{shown.shape[1] - 1} of {count}" if count > 1 else f"its one {kind}"
+    return mosaic(title, shown, rows=_names(sample, rows), columns=columns, note=note)
+
+
+def _is_attention(tiles: Tensor) -> bool:
+    """Whether each row of each tile is a distribution, as after a softmax."""
+    sums = tiles.sum(-1)
+    return bool((tiles >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=0.02)
 
 
 def _matrices(sample: Sample, stream: Stream) -> Figure:
@@ -135,11 +153,13 @@ def _matrices(sample: Sample, stream: Stream) -> Figure:
     tiles = sample.values.reshape(
         len(sample.values), *(shape if len(shape) == 2 else sample.values.shape[1:])
     )
+    # Where it is not square, it may as well be a distribution over classes for each token.
+    is_square = tiles.shape[-1] == tiles.shape[-2]
     rows = _chosen(len(tiles), 8)
     names = _names(sample, rows)
     shown = tiles[rows].numpy()[None]
     return mosaic(
-        "maps",
+        "attention maps" if stream.by == "sample" and is_square and _is_attention(tiles) else "maps",
         shown,
         rows=["matrix"],
         columns=", ".join(names),
@@ -152,7 +172,8 @@ def _vectors(sample: Sample, stream: Stream) -> list[Figure]:
     length = rows.shape[1]
     mean = rows.mean(0)
     spread = rows.std(0) if len(rows) > 1 else torch.zeros(length)
-    title = f"mean of {counted(len(rows), 'row')}"
+    is_mean = len(rows) > 1
+    title, what = (f"mean of {counted(len(rows), 'row')}", "mean") if is_mean else ("the one row", "value")
     if length <= MOST_BARS:
         note = "whiskers: one standard deviation" if len(rows) > 1 else ""
         figures = [
@@ -160,7 +181,7 @@ def _vectors(sample: Sample, stream: Stream) -> list[Figure]:
                 title,
                 mean.tolist(),
                 x="element",
-                y="mean",
+                y=what,
                 spread=spread.tolist() if len(rows) > 1 else None,
                 note=note,
             )
@@ -172,7 +193,7 @@ def _vectors(sample: Sample, stream: Stream) -> list[Figure]:
             "mean", at, mean[at].tolist(), (mean - spread)[at].tolist(), (mean + spread)[at].tolist()
         )
         note = "band: one standard deviation" + (f"; every {stride}th element" if stride > 1 else "")
-        figures = [lines(title, [band], x="element", y="mean", note=note)]
+        figures = [lines(title, [band], x="element", y=what, note=note)]
     if len(rows) > 1 and length > 1:
         some = _chosen(len(rows), 48)
         stride = -(-length // MOST_LINES)
@@ -202,20 +223,24 @@ def _scalars(sample: Sample) -> Figure:
 
 
 def _over_steps(sample: Sample) -> list[Figure]:
-    """How the distribution moves, where the rows come from several steps."""
+    """How the distribution moves, where the rows come from several steps; in their order where steps begin again."""
     if (sample.samples >= 0).all() and len(sample.samples.unique()) == len(sample.samples):
         return []  # one row for each sample: steps are only batches
-    steps = sample.steps.unique().tolist()
-    if len(steps) < 4 or len(sample.values[0].reshape(-1)) < 2:
+    is_rising = bool((sample.steps.diff() >= 0).all())
+    begins = (sample.steps.diff() != 0) | (sample.epochs.diff() != 0)
+    firings = torch.cat([torch.zeros(1, dtype=torch.int64), begins.cumsum(0)])
+    x, clock = ("step", sample.steps) if is_rising else ("in the order of recording", firings)
+    times = clock.unique().tolist()
+    if len(times) < 4 or len(sample.values[0].reshape(-1)) < 2:
         return []
     quantiles = list[list[float]]()
-    for step in steps:
-        values = sample.values[sample.steps == step].flatten()
+    for time in times:
+        values = sample.values[clock == time].flatten()
         values = values[values.isfinite()]
         few = values[:: -(-len(values) // 50_000)] if len(values) else torch.full((1,), math.nan)
         quantiles.append(torch.quantile(few, torch.tensor(_QUANTILES)).tolist())
     low, quarter, middle, three, high = (list(column) for column in zip(*quantiles, strict=True))
-    xs = [float(step) for step in steps]
+    xs = [float(time) for time in times]
     series = [Series("5–95 %", xs, middle, low, high), Series("25–75 %", xs, middle, quarter, three)]
     log = spans_magnitudes([*low, *high], 1000)
-    return [lines("distribution over steps", series, x="step", y="value", log=log, note="line: the median")]
+    return [lines("distribution over steps", series, x=x, y="value", log=log, note="line: the median")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -15,9 +15,10 @@ from hookrun.report.axes import Axis, axis_of
 from hookrun.report.text import number, one_line, tick, visible
 
 WIDTH, HEIGHT = 440, 230
-LEFT, RIGHT, TOP, BOTTOM = 58, 10, 10, 36
+LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
 COLOURS = 8
 MOST_POINTS = 300
+_FEW_BINS = 5
 
 Join = Callable[[str], Markup]
 _markup: Join = Markup  # what is handed over is made of numbers and escaped texts alone
@@ -67,37 +68,45 @@ def lines(
     log, log_x: a logarithmic axis, which has no place for what is not positive
     labels:     of x = 0, 1, …, where x is no number
     """
+    lost = sum(not _fits(value, log) for each in series for value in each.y)
     series = [_thinned(each) for each in series]
     heights = [value for each in series for band in (each.y, each.low, each.high) if band for value in band]
     xs = [value for each in series for value in each.x]
-    across = axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x)
+    is_whole = all(float(value).is_integer() for value in xs)
+    across = replace(axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x), whole=is_whole)
     up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
     drawn = [_frame(across, up, x, y, labels)]
     drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
-    lost = sum(not _fits(value, log) for each in series for value in each.y)
     notes = [note] if note else []
     if lost:
-        notes.append(
-            f"{lost} {'value is' if lost == 1 else 'values are'} not {'positive and ' if log else ''}finite"
-        )
+        notes.append(_lost(lost, "positive and finite" if log else "finite"))
     names = tuple(each.name for each in series) if len(series) > 1 else ()
     return Figure(title, _svg(drawn, _hover(series, across, x, labels), title), names, "; ".join(notes))
+
+
+def _lost(count: int, what: str) -> str:
+    return f"{count:,} {'value is' if count == 1 else 'values are'} not {what}"
 
 
 def histogram(
     title: str, counts: Sequence[int], edges: Sequence[float], *, x: str = "value", note: str = ""
 ) -> Figure:
-    """Counts between neighbouring edges, which are one more."""
+    """Counts between neighbouring edges, which are one more; on a logarithmic axis where few bins hold nearly all."""
     across = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
-    up = axis_of([0, *counts], HEIGHT - BOTTOM, TOP, from_zero=True)
-    floor = up(0)
+    is_log = sum(map(bool, counts)) > _FEW_BINS >= sum(count >= max(counts) / 100 for count in counts)
+    if is_log:
+        up = Axis(0.5, max(counts) * 1.5, HEIGHT - BOTTOM, TOP, log=True)
+    else:
+        up = replace(axis_of([0, *counts], HEIGHT - BOTTOM, TOP, from_zero=True), whole=True)
+    floor = up(up.low)
     boxes = [
         f"M{across(left)} {floor}V{up(count)}H{across(right)}V{floor}Z"
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
         if count
     ]
     zero = [f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>'] if edges[0] < 0 < edges[-1] else []
-    body = [_frame(across, up, x, "count"), *zero, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    y = "count, logarithmic" if is_log else "count"
+    body = [_frame(across, up, x, y), *zero, f'<path class="bar c0" d="{"".join(boxes)}"/>']
     middles = [across((left + right) / 2) for left, right in pairwise(edges)]
     said = [
         f"{tick(left)} to {tick(right)}\n{count:,}"
@@ -122,7 +131,7 @@ def bars(
         reach += [v + s for v, s in zip(values, spread, strict=True)] + [
             v - s for v, s in zip(values, spread, strict=True)
         ]
-    across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT)
+    across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT, whole=True)
     up = axis_of(reach, HEIGHT - BOTTOM, TOP, from_zero=True)
     width = 0.8 if len(values) < 80 else 1.0
     floor = up(0)
@@ -141,7 +150,11 @@ def bars(
         body.append(f'<path class="whisker" d="{whiskers}"/>')
     body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
     said = [f"{names[n] if names else f'{x} {n}'}\n{number(value)}" for n, value in enumerate(values)]
-    return Figure(title, _svg(body, ([across(n) for n in range(len(values))], said), title), note=note)
+    notes = [note] if note else []
+    if lost := sum(not math.isfinite(value) for value in values):
+        notes.append(_lost(lost, "finite"))
+    places = [across(n) for n in range(len(values))]
+    return Figure(title, _svg(body, (places, said), title), note="; ".join(notes))
 
 
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
@@ -176,16 +189,18 @@ def _fits(value: float, log: bool) -> bool:
 
 
 def _thinned(series: Series) -> Series:
-    """At most `MOST_POINTS`; of neighbours the two extremes stay, so that no spike is lost."""
+    """At most `MOST_POINTS`; of neighbours the two extremes stay, so that no spike is lost, and a gap stays a gap."""
     size = len(series.x)
     if size <= MOST_POINTS:
         return series
     kept = list[int]()
     group = -(-2 * size // MOST_POINTS)
     for start in range(0, size, group):
-        some = [n for n in range(start, min(start + group, size)) if math.isfinite(series.y[n])]
-        if some:
-            kept += sorted({min(some, key=series.y.__getitem__), max(some, key=series.y.__getitem__)})
+        near = range(start, min(start + group, size))
+        some = [n for n in near if math.isfinite(series.y[n])]
+        gap = next((n for n in near if not math.isfinite(series.y[n])), None)
+        chosen = {min(some, key=series.y.__getitem__), max(some, key=series.y.__getitem__)} if some else set()
+        kept += sorted(chosen if gap is None else chosen | {gap})
 
     def of(values: Sequence[float] | None) -> Sequence[float] | None:
         return None if values is None else [values[n] for n in kept]
@@ -220,8 +235,11 @@ def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None 
 
 
 def _short(text: str, most: int) -> str:
-    text = one_line(text)
-    return text if len(text) <= max(most, 3) else text[: max(most, 3) - 1] + "…"
+    """As much as has room: of a path its end, which tells it from its neighbours."""
+    text, room = one_line(text), max(most, 3)
+    if len(text) <= room:
+        return text
+    return "…" + text[1 - room :] if "." in text else text[: room - 1] + "…"
 
 
 def _said(text: str) -> Markup:

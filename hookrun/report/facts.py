@@ -10,11 +10,13 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.report.lines import Records, sampled
-from hookrun.store.format import METRICS, STATS
+from hookrun.store.files import StoreError
+from hookrun.store.format import METRICS, STATS, STATUS
 from hookrun.store.reader import Run, open_run
 
 T = TypeVar("T")
 
+MOST_CHECKS = 10_000
 MOST_TEXT = 200_000
 """Characters of a file of text."""
 
@@ -27,7 +29,8 @@ GRADIENT_HOOKS = frozenset(
 class Facts:
     """A run as its directory tells it. What cannot be read is missing and noted: there is always a page.
 
-    notes: what to know of the page
+    cut_off: why it seems that the run was cut off, or ``""``
+    notes:   what to know of the page
     """
 
     path: Path
@@ -40,12 +43,18 @@ class Facts:
     config: dict[str, Any]
     metrics: Records
     stats: Records
+    cut_off: str = ""
     notes: list[str] = field(default_factory=list)
 
     @cached_property
     def planned(self) -> dict[str, dict[str, Any]]:
         """Hook name -> the hook, in firing order."""
         return {hook["name"]: hook for hook in self.plan.get("hooks", [])}
+
+    def places(self, hook: str) -> dict[str, int]:
+        """Module or parameter -> its place among those that a hook matched, in the model's order."""
+        targets = self.planned.get(hook, {}).get("targets", [])
+        return {target["path"]: place for place, target in enumerate(targets)}
 
     @cached_property
     def sites(self) -> dict[tuple[str, str], dict[str, Any]]:
@@ -79,6 +88,9 @@ class Facts:
 def read_facts(path: Path) -> Facts:
     """Read all but captures. Raises StoreError where there is no run."""
     run = open_run(path)
+    status = run.status
+    if not isinstance(status, dict) or "status" not in status:
+        raise StoreError(f"{run.path / STATUS} says no status")
     notes = list[str]()
 
     def tried(what: str, read: Callable[[], T], otherwise: T) -> T:
@@ -92,17 +104,18 @@ def read_facts(path: Path) -> Facts:
     facts = Facts(
         path=run.path,
         run=run,
-        status=run.status,
-        plan=tried("the plan", lambda: run.plan, {}),
-        model=tried("the model's tree", lambda: run.model, {}),
-        hooks=tried("the hooks' counts", lambda: run.hooks, {}),
-        env=tried("the environment", lambda: run.env, {}),
+        status=status,
+        plan=tried("the plan", lambda: _plan(run.plan), {}),
+        model=tried("the model's tree", lambda: _listing(run.model, "modules", _MODULE), {}),
+        hooks=tried("the hooks' counts", lambda: _listing(run.hooks, "sites", _SITE), {}),
+        env=tried("the environment", lambda: _entry(run.env), {}),
         config=tried("the configuration", lambda: run.config, {}),
         metrics=tried("the metrics", lambda: sampled(run.path / METRICS, _is_validation), Records()),
-        stats=tried("the records", lambda: sampled(run.path / STATS, _CheckLines()), Records()),
+        stats=tried(
+            "the records", lambda: sampled(run.path / STATS, _FirstChecks(), keys=_RECORD), Records()
+        ),
     )
-    cut_off = tried("the state of the run", lambda: run.cut_off, "")
-    facts.notes += [cut_off] if cut_off else []
+    facts.cut_off = tried("the state of the run", lambda: run.cut_off, "")
     facts.notes += [*notes, *facts.metrics.notes, *facts.stats.notes]
     return facts
 
@@ -111,13 +124,45 @@ def _is_validation(line: bytes) -> bool:
     return b'"split": "train"' not in line
 
 
-class _CheckLines:
-    """The first thousand lines that checks left."""
+_MODULE = ("path", "names", "class", "parameters")
+_SITE = ("hook", "module", "fired", "changed", "total")
+_HOOK = ("name", "hook", "action", "params", "when")
+_TARGET = ("path", "class", "shape")
+_RECORD = {"hook": str, "module": str, "action": str, "mode": str, "epoch": int, "step": int}
+
+
+def _entry(value: Any, *keys: str) -> dict[str, Any]:
+    """The value, a mapping with these keys; else StoreError."""
+    if not isinstance(value, dict):
+        raise StoreError(f"found a {type(value).__name__}, expected a mapping")
+    if missing := [key for key in keys if key not in value]:
+        raise StoreError(f"it has no {', '.join(missing)}")
+    return value
+
+
+def _listing(value: Any, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
+    """A mapping with a list of entries, each with these keys."""
+    for entry in _entry(value).get(name, []):
+        _entry(entry, *keys)
+    return _entry(value)
+
+
+def _plan(plan: Any) -> dict[str, Any]:
+    for hook in _listing(plan, "hooks", _HOOK).get("hooks", []):
+        _entry(hook, "targets")
+        _listing(hook, "targets", _TARGET)
+    return _entry(plan)
+
+
+class _FirstChecks:
+    """The first line that a check left at each module: a line begins with hook, module and path."""
 
     def __init__(self) -> None:
-        self._left = 1000
+        self._seen = set[bytes]()
 
     def __call__(self, line: bytes) -> bool:
-        hit = self._left > 0 and b'"action": "check"' in line
-        self._left -= hit
-        return hit
+        site, action, _ = line.partition(b'"action": "check"')
+        if not action or site in self._seen or len(self._seen) >= MOST_CHECKS:
+            return False
+        self._seen.add(site)
+        return True

@@ -165,6 +165,8 @@ def _part(
     )
     part.figures = statistics(facts, name, records)
     part.printed = printed(records)
+    places = facts.places(name)
+    captured = sorted(captured, key=lambda stream: places.get(stream.module, len(places)))
     part.looks = [look(facts.path / folder, stream, facts) for stream in captured[:share]]
     part.left = list(captured[share:])
     norms = {found.stream.label: found.norms for found in part.looks if found.norms is not None}

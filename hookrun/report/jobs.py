@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from omegaconf import OmegaConf
-
 from hookrun.report.lines import sampled
 from hookrun.report.text import seconds_between
+from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError, read_json
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 
@@ -98,10 +97,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _overrides(path: Path) -> dict[str, str]:
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else []
-    except (OSError, ValueError):  # being written, or no YAML
-        return {}
+    content = read_yaml(path)
     texts = content if isinstance(content, list) else []
     pairs = (str(text).lstrip("+").partition("=") for text in texts)
     return {key: value for key, _, value in pairs}

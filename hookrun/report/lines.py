@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hookrun.store.format import decode
@@ -15,25 +16,33 @@ MOST_BYTES = 24 * 2**20
 
 @dataclass
 class Records:
-    """Records in the order of the file, and what to know of them."""
+    """Records in the order of the file, and what to know of them.
+
+    is_sample: whether there are more in the file
+    """
 
     records: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    is_sample: bool = False
 
 
 def sampled(
-    path: Path, always: Callable[[bytes], bool] = lambda line: False, limit: int = MOST_BYTES
+    path: Path,
+    always: Callable[[bytes], bool] = lambda line: False,
+    limit: int = MOST_BYTES,
+    keys: Mapping[str, type] = MappingProxyType({}),
 ) -> Records:
     """About `limit` bytes of a file, drawn line by line with a fixed seed; all of a file that is no longer.
 
     always: lines that are kept whatever the file's size
+    keys:   what each record must have, and of which type; others are left out
     """
     found = Records()
     if not path.is_file():
         return found
     share = limit / max(path.stat().st_size, 1)
     draw = random.Random(0)
-    broken = total = 0
+    broken = strange = total = 0
     with path.open("rb") as file:
         for line in file:
             total += 1
@@ -44,12 +53,17 @@ def sampled(
             except ValueError:
                 broken += bool(line.endswith(b"\n"))  # an unfinished last line is still being written
                 continue
-            if isinstance(record, dict):
+            if isinstance(record, dict) and all(isinstance(record.get(k), v) for k, v in keys.items()):
                 found.records.append(record)
-    if share < 1:
+            else:
+                strange += 1
+    found.is_sample = share < 1
+    if found.is_sample:
         found.notes.append(
             f"{path.name} has {total:,} lines: {len(found.records):,} of them, drawn at random, are shown"
         )
     if broken:
         found.notes.append(f"{path.name}: {broken:,} lines are no JSON and left out")
+    if strange:
+        found.notes.append(f"{path.name}: {strange:,} lines hold no such record and are left out")
     return found

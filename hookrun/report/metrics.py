@@ -13,6 +13,8 @@ from hookrun.report.text import module_name
 WHERE = frozenset({"split", "epoch", "step", "module", "other", "score"})
 """Keys of a line that say what it is about."""
 
+_PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "chance"}
+
 Line = dict[str, Any]
 
 
@@ -61,7 +63,7 @@ def latest(facts: Facts) -> list[Last]:
 
 def probes(facts: Facts) -> list[Line]:
     """The lines of task=probe, one for each module."""
-    return [line for line in facts.metrics.records if line.get("split") == "probe"]
+    return [line for line in facts.metrics.records if line.get("split") == "probe" and line.keys() >= _PROBE]
 
 
 def probe_figure(found: list[Line]) -> Figure:
@@ -80,7 +82,8 @@ def similarity(facts: Facts) -> Figure | None:
 
     from hookrun.report.pictures import heat
 
-    lines = [line for line in facts.metrics.records if line.get("split") == "similarity"]
+    pairs = [line for line in facts.metrics.records if line.get("split") == "similarity"]
+    lines = [line for line in pairs if line.keys() >= {"module", "other", "cka"}]
     if not lines:
         return None
     names = list(dict.fromkeys(str(line["module"]) for line in lines))

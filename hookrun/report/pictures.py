@@ -23,6 +23,8 @@ MOST_PIXELS = 56
 """A side of a tile; larger ones are averaged down."""
 _CLEAR = 255
 _LABELS = 26
+_MANY = 1000
+"""From so many values on, the scale of colours leaves out the furthest half per cent to each side."""
 
 
 def mosaic(title: str, tiles: Array, *, rows: Sequence[str], columns: str, note: str = "") -> Figure:
@@ -37,8 +39,9 @@ def mosaic(title: str, tiles: Array, *, rows: Sequence[str], columns: str, note:
     picture, scale = _coloured(sheet, tiles, title, "mosaic")
     names = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in rows)
     body = Markup(
-        '<div class="sheet"><div class="sheet-rows">{}</div>{}</div><div class="sheet-x">{}</div>'
-    ).format(names, picture, columns)
+        '<div class="sheet" style="--tiles-high:{}"><div class="sheet-rows">{}</div>{}</div>'
+        '<div class="sheet-x">{}</div>'
+    ).format(count, names, picture, columns)
     return Figure(title, body, note=note, wide=True, scale=scale)
 
 
@@ -67,13 +70,18 @@ def heat(
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
     below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
     cells = _numbers(values) if numbers else Markup("")
-    names = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in _thin(rows))
+    every = 1 if numbers else math.ceil(len(rows) / _LABELS)
+    names = Markup("").join(
+        Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, one_line(name), one_line(name))
+        for n, name in enumerate(rows)
+        if n % every == 0
+    )
     foot = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in below)
-    height = max(min(len(rows), 40) * (30 if numbers else 9), 60)
+    height = max(min(len(rows), 40) * (30 if numbers else 15 if every == 1 else 9), 60)
     body = Markup(
-        '<div class="heat" style="--height:{}px"><div class="heat-rows">{}</div>'
+        '<div class="heat{}" style="--height:{}px;--rows:{};--columns:{}"><div class="heat-rows">{}</div>'
         '<div class="heat-plot">{}{}</div><div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
-    ).format(height, names, picture, cells, foot, x)
+    ).format(" numbered" if numbers else "", height, len(rows), len(columns), names, picture, cells, foot, x)
     return Figure(title, body, note=note, wide=len(columns) > 30 or numbers, scale=scale)
 
 
@@ -88,25 +96,19 @@ def _numbers(values: Array) -> Markup:
         )
         for value, light in zip(values.ravel(), is_light.ravel(), strict=True)
     )
-    return Markup('<div class="cell-numbers" style="--columns:{}">{}</div>').format(
-        values.shape[1], Markup("").join(cells)
-    )
-
-
-def _thin(names: Sequence[str]) -> Sequence[str]:
-    """As many names as find room."""
-    stride = max(1, math.ceil(len(names) / _LABELS))
-    return [name for n, name in enumerate(names) if n % stride == 0]
+    return Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells))
 
 
 def _coloured(sheet: Array, values: Array, title: str, kind: str, log: bool = False) -> tuple[Markup, Markup]:
     """The picture and its scale. Where there are negative values, zero has the colour in the middle."""
     finite = values[np.isfinite(values)]
-    low, high = (float(v) for v in np.percentile(finite, (0.5, 99.5))) if finite.size else (0.0, 1.0)
+    ends = (0.5, 99.5) if finite.size >= _MANY else (0, 100)
+    low, high = (float(v) for v in np.percentile(finite, ends)) if finite.size else (0.0, 1.0)
     diverging = low < 0 < high and not log
     if diverging:
         high = max(-low, high)
         low = -high
+    said = [tick(float(f"{10**v if log else v:.3g}")) for v in (low, high)]
     if high <= low:
         low, high = low - 0.5, high + 0.5
     with np.errstate(invalid="ignore"):
@@ -119,11 +121,10 @@ def _coloured(sheet: Array, values: Array, title: str, kind: str, log: bool = Fa
     )
     palette = _palette(name)
     stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in palette[:: (_CLEAR - 1) // 8])
-    ends = [tick(float(f"{10**v if log else v:.3g}")) for v in (low, high)]
     scale = Markup(
         '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>{}</span>'
     )
-    return picture, scale.format(ends[0], stops, Markup("<span>{}</span>").format(escape(ends[1])))
+    return picture, scale.format(said[0], stops, Markup("<span>{}</span>").format(escape(said[1])))
 
 
 def _png(index: NDArray[np.uint8], colours: str) -> bytes:

@@ -54,7 +54,13 @@ def trips(facts: Facts) -> list[Trip]:
             found[key] = Trip(**{**vars(found[key]), "times": found[key].times + 1})
         else:
             found[key] = Trip(
-                *key, record["epoch"], record["step"], record["mode"], record["message"], record["policy"], 1
+                *key,
+                record["epoch"],
+                record["step"],
+                record["mode"],
+                str(record.get("message", "")),
+                str(record.get("policy", "")),
+                1,
             )
     return list(found.values())
 
@@ -76,6 +82,7 @@ def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figur
     """A chart for each statistic that a hook took; gradient norms by layer first, as a map."""
     measured = [record for record in records if record.get("action") == "stats"]
     modes = list(dict.fromkeys(str(record["mode"]) for record in measured))
+    places = facts.places(hook)
     is_gradient = facts.planned.get(hook, {}).get("hook") in GRADIENT_HOOKS
     figures = list[Figure]()
     for mode in modes:
@@ -83,7 +90,7 @@ def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figur
         names = dict.fromkeys(key for record in of_mode for key in record if key not in CONTEXT)
         where = f", {mode} mode" if len(modes) > 1 else ""
         for name in sorted(names, key=lambda name: name != "norm"):
-            points, unit = _points(of_mode, name)
+            points, unit = _points(of_mode, name, places)
             title = f"gradient norm{where}" if is_gradient and name == "norm" else f"{name}{where}"
             if any(points.values()):
                 figures += over_steps(title, points, unit, name, by_layer=is_gradient and name == "norm")
@@ -125,20 +132,22 @@ def _map(title: str, points: Points, unit: str, log: bool) -> Figure:
     return heat(f"{title} by layer", mean, rows=names, columns=heads, x=unit, note="; ".join(notes), log=log)
 
 
-def _points(records: Sequence[Record], name: str) -> tuple[Points, str]:
+def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
     """Module -> its values over steps, or in the order of recording where steps begin again."""
-    by_module = defaultdict[str, list[tuple[int, float]]](list)
+    by_module = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
     for record in records:
         value = record.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
-            by_module[f"{record['module']}{record.get('path') or ''}"].append((record["step"], float(value)))
+            by_module[record["module"], record.get("path") or ""].append((record["step"], float(value)))
     rising = all(all(a[0] < b[0] for a, b in pairwise(some)) for some in by_module.values())
     points: Points = {
-        path: (
+        f"{module}{path}": (
             [float(step if rising else n) for n, (step, _) in enumerate(some)],
             [value for _, value in some],
         )
-        for path, some in by_module.items()
+        for (module, path), some in sorted(
+            by_module.items(), key=lambda item: places.get(item[0][0], len(places))
+        )
     }
     return points, "step" if rising else "firing"
 

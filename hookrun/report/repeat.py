@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hookrun.report.yaml_files import read_yaml
+
 _SHIPPED = "conf"
 
 
@@ -37,14 +39,8 @@ def repeat_sweep(path: Path, argv: list[Any]) -> Repeat | None:
 
 
 def _hydra(path: Path) -> dict[str, Any]:
-    from omegaconf import OmegaConf
-
-    if not path.is_file():
-        return {}
-    content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    if not isinstance(content, dict):
-        return {}
-    hydra = content.get("hydra", content)
+    content = read_yaml(path)
+    hydra = content.get("hydra", content) if isinstance(content, dict) else {}
     return hydra if isinstance(hydra, dict) else {}
 
 

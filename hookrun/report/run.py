@@ -51,17 +51,26 @@ def _title(facts: Facts) -> str:
     ]
     if named and "," not in named[-1]:
         return named[-1]
+    if source := _source(facts):
+        return f"{facts.task} of {Path(source).name}"
     model = facts.config.get("model")
     name = model.get("name") if isinstance(model, dict) else None
     return f"{facts.task} {name}" if name else facts.task
 
 
+def _source(facts: Facts) -> str:
+    """The run that a task reads, which needs neither model nor data."""
+    task = facts.config.get("task")
+    return str(task.get("run") or "") if isinstance(task, dict) else ""
+
+
 def _summary(facts: Facts) -> list[tuple[str, str]]:
     """What was run, when, where and with what."""
     status, env, config = facts.status, facts.env, facts.config
-    seconds = seconds_between(status.get("started"), status.get("ended"))
+    seconds = None if facts.cut_off else seconds_between(status.get("started"), status.get("ended"))
     model = facts.model.get("class") or facts.plan.get("model")
-    data = config.get("data") if isinstance(config.get("data"), dict) else {}
+    source = _source(facts)
+    data = config.get("data") if isinstance(config.get("data"), dict) and not source else {}
     versions = [
         f"{name} {env[name]}"
         for name in ("hookrun", "torch", "torchvision", "hydra", "python")
@@ -71,6 +80,7 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
     threads = f", {env['threads']} threads of {env.get('cpu_count')} cores" if env.get("threads") else ""
     rows = {
         "task": facts.task,
+        "of the run": source,
         "model": model,
         "data": (data or {}).get("name"),
         "started": moment(status.get("started")),

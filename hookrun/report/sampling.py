@@ -91,15 +91,18 @@ def draw(folder: Path, stream: Stream) -> Sample:
     if row > LARGEST_ROW:
         raise HookrunError(f"one row has {row / 1e6:,.0f} MB: too large to draw")
     wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(row, 1)))
+    wanted -= (wanted - 1) % 3  # the rows at the thirds, drawn as images, are then the same in every stream
     values, columns = list[Tensor](), list[Tensor]()
     parts = list(_spread(stream.parts, min(MOST_PARTS, wanted)))
-    share = -(-wanted // len(parts))
+    places = torch.tensor(list(_spread(range(sum(entry.rows for _, entry in parts)), wanted)))
     for shard, entry in parts:
+        here, places = places[places < entry.rows], places[places >= entry.rows] - entry.rows
+        if not len(here):
+            continue
         capture = _capture(folder, replace(shard, entries=(entry,)))
-        places = torch.tensor(list(_spread(range(len(capture)), share)))
-        values.append(_plain(capture[places]))
+        values.append(_plain(capture[here]))
         table = (capture.sample_ids, capture.steps, capture.epochs)
-        columns.append(torch.stack([column[places] for column in table]))
+        columns.append(torch.stack([column[here] for column in table]))
     whole = torch.cat(columns, dim=1)
     return Sample(torch.cat(values), whole[0], whole[1], whole[2])
 

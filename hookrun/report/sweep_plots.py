@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from hookrun.report.axes import spans_magnitudes
 from hookrun.report.charts import Figure, Series, lines
 from hookrun.report.jobs import Job
 from hookrun.report.pictures import heat
+from hookrun.report.text import counted
+
+K = TypeVar("K")
 
 MOST_METRICS = 6
 MOST_FIGURES = 18
@@ -28,8 +33,8 @@ def sweep_figures(jobs: Sequence[Job], keys: Sequence[str], metrics: Sequence[st
         have = [job for job in jobs if name in job.metrics]
         if not have:
             continue
-        if len(meant) == 2 and _are_few(have, meant):
-            figures.append(_map(have, meant[0], meant[1], name))
+        if len(meant) == 2 and _are_few(jobs, meant):
+            figures.append(_map(jobs, meant[0], meant[1], name))
         else:
             figures += [_curve(have, key, name) for key in meant]
     return figures[:MOST_FIGURES]
@@ -44,7 +49,8 @@ def _curve(jobs: Sequence[Job], key: str, name: str) -> Figure:
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
-    order = sorted(by_value, key=_rank)
+    finite, lost = _finite(by_value)
+    order = sorted(finite, key=_rank)
     numbers = [_number(value) for value in order]
     is_numeric = all(number is not None for number in numbers)
     xs = (
@@ -52,59 +58,69 @@ def _curve(jobs: Sequence[Job], key: str, name: str) -> Figure:
         if is_numeric
         else list(map(float, range(len(order))))
     )
-    series = [
-        Series(
-            name,
-            xs,
-            [float(np.mean(by_value[value])) for value in order],
-            [min(by_value[value]) for value in order],
-            [max(by_value[value]) for value in order],
-            dots=not is_numeric,
-        )
-    ]
-    several = max(map(len, by_value.values())) > 1
+    means = [float(np.mean(finite[value])) for value in order]
+    least, largest = ([reach(finite[value]) for value in order] for reach in (min, max))
+    series = [Series(name, xs, means, least, largest, dots=not is_numeric or key == REPEATS)]
+    mean = "points" if series[0].dots else "line"
+    notes = [f"{mean}: the mean; band: from the least to the largest"] if _are_several(by_value) else []
     return lines(
         f"{name} against {key}",
         series,
         x=key,
         y=name,
-        log=spans_magnitudes((job.metrics[name] for job in jobs), 1000),
+        log=spans_magnitudes(means, 1000),
         log_x=is_numeric and spans_magnitudes(xs, 30),
         labels=None if is_numeric else order,
-        note="line: the mean; band: from the least to the largest" if several else "",
+        note="; ".join([*notes, *lost]),
     )
 
 
 def _map(jobs: Sequence[Job], across: str, up: str, name: str) -> Figure:
+    """The mean over the jobs of each cell; a cell whose jobs have no such metric is there, and empty."""
+
     def values(key: str) -> list[str]:
         return sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank)
 
     columns, rows = values(across), values(up)
     cells = defaultdict[tuple[str, str], list[float]](list)
     for job in jobs:
-        cells[job.overrides.get(up, "–"), job.overrides.get(across, "–")].append(job.metrics[name])
+        if name in job.metrics:
+            cells[job.overrides.get(up, "–"), job.overrides.get(across, "–")].append(job.metrics[name])
+    finite, lost = _finite(cells)
     matrix = np.full((len(rows), len(columns)), np.nan, dtype=np.float32)
     for i, row in enumerate(rows):
         for j, column in enumerate(columns):
-            if found := cells.get((row, column)):
+            if found := finite.get((row, column)):
                 matrix[i, j] = np.mean(found)
-    several = max(map(len, cells.values())) > 1
     return heat(
         name,
         matrix,
         rows=rows,
         columns=columns,
         x=f"across: {across}; down: {up}",
-        note="each cell is a mean" if several else "",
+        note="; ".join([*(["each cell is a mean"] if _are_several(cells) else []), *lost]),
         numbers=len(columns) <= 12,
     )
 
 
+def _finite(groups: Mapping[K, Sequence[float]]) -> tuple[dict[K, list[float]], list[str]]:
+    """The finite values of each group, one NaN where there are none; a note on the others."""
+    finite = {key: [value for value in values if math.isfinite(value)] for key, values in groups.items()}
+    lost = sum(map(len, groups.values())) - sum(map(len, finite.values()))
+    note = [f"left out: {counted(lost, 'job')} whose value is not finite"] if lost else []
+    return {key: values or [math.nan] for key, values in finite.items()}, note
+
+
+def _are_several(groups: Mapping[K, Sequence[float]]) -> bool:
+    return max(map(len, groups.values())) > 1
+
+
 def _number(text: str) -> float | None:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         return None
+    return value if math.isfinite(value) else None
 
 
 def _rank(text: str) -> tuple[bool, float, str]:

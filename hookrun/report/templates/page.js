@@ -35,16 +35,17 @@
     const shown = document.querySelector("#shown");
     let sorted = "";
     const value = (row, column) => row.cells[column].dataset.v ?? row.cells[column].textContent.trim();
+    const number = text => ({inf: Infinity, "-inf": -Infinity})[text] ?? (text === "" ? NaN : Number(text));
     const compare = (a, b) => {
-      const [x, y] = [Number(a), Number(b)];
-      if (a !== "" && b !== "" && !Number.isNaN(x) && !Number.isNaN(y)) return x - y;
+      const [x, y] = [number(a), number(b)];
+      if (!Number.isNaN(x) && !Number.isNaN(y)) return x === y ? 0 : x - y;
       return String(a).localeCompare(String(b), undefined, {numeric: true});
     };
     const sort = (name, descending) => {
       const head = heads.find(each => each.dataset.sort === name);
       if (!head) return;
       const rows = [...body.rows];
-      const isMissing = row => ["", "NaN"].includes(value(row, head.cellIndex));
+      const isMissing = row => ["", "nan"].includes(value(row, head.cellIndex));
       rows.sort((a, b) => isMissing(a) - isMissing(b) // what is missing stands last, whichever the direction
         || (descending ? -1 : 1) * compare(value(a, head.cellIndex), value(b, head.cellIndex)));
       body.append(...rows);

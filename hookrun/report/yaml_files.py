@@ -1,0 +1,18 @@
+"""What Hydra wrote into a directory, as far as it can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def read_yaml(path: Path) -> Any:
+    """The content, interpolations left as they are; None where there is no such file, or no YAML in it yet."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    try:
+        return OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else None
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return None
