@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
 from hookrun.report.axes import spans_magnitudes
 from hookrun.report.charts import Figure, Series, bars, histogram, lines
@@ -111,16 +112,18 @@ def _of_rows(sample: Sample, stream: Stream, what: str) -> list[Figure]:
 
 
 def _names(sample: Sample, rows: list[int]) -> list[str]:
-    """The sample of a row, or its step; the epoch where there are several passes over the samples."""
-    several = len(sample.samples.unique()) < len(sample.samples) and len(sample.epochs.unique()) > 1
-    return [
-        f"step {sample.steps[row]}"
-        if sample.samples[row] < 0
-        else f"sample {sample.samples[row]}, epoch {sample.epochs[row]}"
-        if several
-        else f"sample {sample.samples[row]}"
-        for row in rows
-    ]
+    """The sample of a row, or its step; split and epoch where there are several."""
+    passes = len(sample.samples.unique()) < len(sample.samples)
+    by_epoch = passes and len(sample.epochs.unique()) > 1
+    by_split = len(sample.splits.unique()) > 1
+
+    def name(row: int) -> str:
+        if sample.samples[row] < 0:
+            return f"step {sample.steps[row]}"
+        split = f" of {SPLITS[int(sample.splits[row])]}" if by_split and sample.splits[row] >= 0 else ""
+        return f"sample {sample.samples[row]}{split}" + (f", epoch {sample.epochs[row]}" if by_epoch else "")
+
+    return [name(row) for row in rows]
 
 
 def _chosen(count: int, most: int) -> list[int]:

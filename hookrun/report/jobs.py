@@ -14,6 +14,7 @@ from hookrun.report.text import seconds_between
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError, read_json
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
+from hookrun.store.run_dir import cut_off
 
 OVERRIDES = ".hydra/overrides.yaml"
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
@@ -24,7 +25,7 @@ class Job:
     """One job.
 
     name:      its directory, within that of the sweep
-    status:    of status.json; ``not started`` where there is none yet
+    status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is no more
     overrides: key -> value, as they were given
     metrics:   ``split/name`` -> the latest value
     """
@@ -63,6 +64,9 @@ def _job_folders(folder: Path) -> Iterator[Path]:
 
 def _job(folder: Path, path: Path) -> Job:
     status = _json(path / STATUS)
+    reason = _cut_off(status)
+    if reason:
+        status = {**status, "status": "cut off", "reason": reason}
     values = dict[str, float]()
     for line in sampled(path / METRICS, lambda line: b'"split": "train"' not in line, limit=_ENOUGH).records:
         split = line.get("split", "")
@@ -79,12 +83,16 @@ def _job(folder: Path, path: Path) -> Job:
         reason=str(status.get("reason", "")),
         exit_code=status.get("exit_code"),
         started=str(status.get("started", "")),
-        seconds=seconds_between(status.get("started"), status.get("ended")),
+        seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
         overrides=_overrides(path / OVERRIDES),
         metrics={name: value for name, value in values.items() if not name.endswith("/lr")},
         argv=list(_json(path / ENV).get("argv", [])),
         has_report=(path / REPORT).is_file(),
     )
+
+
+def _cut_off(status: dict[str, Any]) -> str:
+    return cut_off(status) if {"status", "pid"} <= set(status) else ""
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -65,6 +65,16 @@ def trips(facts: Facts) -> list[Trip]:
     return list(found.values())
 
 
+def spent(facts: Facts) -> list[str]:
+    """What to know of hooks whose `max_bytes` were used up."""
+    return [
+        f"{record['hook']} captured nothing after epoch {record['epoch']}, step {record['step']} "
+        f"({record['mode']} mode): its max_bytes of {number(record['spent'])} were used up"
+        for record in facts.stats.records
+        if record["action"] == "capture" and isinstance(record.get("spent"), int)
+    ]
+
+
 def printed(records: Iterable[Record]) -> list[tuple[str, str]]:
     """Where and what of the first lines of `print` hooks."""
     said = []

@@ -9,7 +9,7 @@ from hookrun.report import metrics
 from hookrun.report.facts import Facts, read_facts
 from hookrun.report.hooks import hook_parts, plan_rows, silences
 from hookrun.report.page import write_page
-from hookrun.report.records import trips
+from hookrun.report.records import spent, trips
 from hookrun.report.repeat import repeat_run
 from hookrun.report.text import duration, moment, number, seconds_between
 from hookrun.report.tree import model_tree
@@ -38,6 +38,7 @@ def write_run_report(folder: Path) -> Path:
         "traceback": facts.text("error.txt"),
         "config": facts.text(CONFIG),
     }
+    facts.notes += spent(facts)
     values["repeat"] = repeat_run(folder, facts.env.get("argv", []))
     values["summary"] = _summary(facts)  # last: the notes are complete
     return write_page(folder, "run.html", values)

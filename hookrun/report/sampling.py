@@ -56,13 +56,14 @@ class Sample:
 
     values:  [rows, ...]
     samples: [rows], -1 where a row is a whole firing
-    steps:   [rows]
+    steps, epochs, splits: [rows]
     """
 
     values: Tensor
     samples: Tensor
     steps: Tensor
     epochs: Tensor
+    splits: Tensor
 
 
 def streams(folder: Path) -> list[Stream]:
@@ -101,10 +102,10 @@ def draw(folder: Path, stream: Stream) -> Sample:
             continue
         capture = _capture(folder, replace(shard, entries=(entry,)))
         values.append(_plain(capture[here]))
-        table = (capture.sample_ids, capture.steps, capture.epochs)
+        table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits)
         columns.append(torch.stack([column[here] for column in table]))
     whole = torch.cat(columns, dim=1)
-    return Sample(torch.cat(values), whole[0], whole[1], whole[2])
+    return Sample(torch.cat(values), *whole)
 
 
 def _capture(folder: Path, shard: Shard) -> Capture:

@@ -15,7 +15,8 @@ from hookrun.report.sweep_plots import sweep_figures
 from hookrun.store.files import StoreError, replacing
 
 CSV = "sweep.csv"
-_ORDER = ("running", "failed", "stopped", "interrupted", "not started", "done")
+_ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started", "done")
+_UNLUCKY = ("cut off", "failed", "stopped", "interrupted", "unreadable")
 
 
 def write_sweep_report(folder: Path) -> Path:
@@ -36,7 +37,7 @@ def write_sweep_report(folder: Path) -> Path:
         "keys": keys,
         "metrics": metrics,
         "counts": [(status, counts[status]) for status in _ORDER if counts[status]],
-        "unlucky": [job for job in jobs if job.status in ("failed", "stopped", "interrupted")],
+        "unlucky": [job for job in jobs if job.status in _UNLUCKY],
         "unfinished": counts["running"] + counts["not started"],
         "figures_of": sweep_figures(jobs, keys, metrics),
         "repeat": repeat_sweep(folder, next((job.argv for job in jobs if job.argv), [])),

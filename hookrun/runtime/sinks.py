@@ -91,15 +91,7 @@ class Records(ABC):
                 return
             used, at = f"{budget.used:,} of {limit:,} bytes", f"epoch {clock.epoch}, step {clock.step}"
             self.show(f"{site.hook}: its max_bytes are used up ({used}) at {at}: it captures nothing more")
-            self.store(
-                {
-                    "hook": site.hook,
-                    "module": site.path,
-                    "epoch": clock.epoch,
-                    "step": clock.step,
-                    "spent": limit,
-                }
-            )
+            site.emit({"spent": limit})
 
         return limited
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, nearest
 from hookrun.store.files import StoreError, read_lines
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
@@ -125,6 +126,11 @@ class Capture:
         """[rows] int64: the process that each row is from, by its rank in a distributed run; else 0."""
         return self._column("rank")
 
+    @property
+    def splits(self) -> Tensor:
+        """[rows] int64: the part of the data that each row's sample is of, 0 train, 1 val, -1 neither."""
+        return self._column("split")
+
     def where(
         self,
         *,
@@ -133,10 +139,12 @@ class Capture:
         step: int | None = None,
         call: int | None = None,
         rank: int | None = None,
+        split: Split | None = None,
     ) -> Tensor:
         """[n] int64: the positions of the rows where all of this holds, to index with."""
         hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
-        for name, value in zip(COLUMNS, (sample, epoch, step, call, rank), strict=True):
+        part = None if split is None else SPLITS.index(split)
+        for name, value in zip(COLUMNS, (sample, epoch, step, call, rank, part), strict=True):
             if value is not None:
                 hit &= self._column(name) == value
         return hit.nonzero().squeeze(1)

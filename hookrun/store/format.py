@@ -35,8 +35,11 @@ EXIT_CODES: Mapping[State, int | None] = {
     "interrupted": 130,
 }
 
-COLUMNS = ("sample", "epoch", "step", "call", "rank")
-"""What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw."""
+COLUMNS = ("sample", "epoch", "step", "call", "rank", "split")
+"""What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw.
+
+The split is its number among the data's SPLITS, or -1.
+"""
 
 FIRING = -1
 

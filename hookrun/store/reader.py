@@ -11,6 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hookrun.data.info import SPLITS, Split
+from hookrun.errors import HookrunError
 from hookrun.store.captures import Capture, Leaf, Lookup, read_captures, read_index
 from hookrun.store.exports import Labelled, as_table, merge
 from hookrun.store.files import StoreError, collector_paused, read_json, read_lines
@@ -28,6 +30,7 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
+from hookrun.store.run_dir import cut_off
 
 _SHOWN = 12
 
@@ -103,7 +106,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of a run that was cut off: its process is not on this machine, a line is unfinished."""
+        """What to know of a run that was cut off: its process is no more, a line is unfinished."""
         paths = [self.path / name for name in (METRICS, STATS)]
         paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
         torn = [note for _, note in map(read_lines, paths) if note]
@@ -111,14 +114,13 @@ class Run:
 
     @property
     def cut_off(self) -> str:
-        """A note on a run that says it is running, where no such process is on this machine; else ``""``."""
-        status = self.status
-        if status["status"] != "running" or _alive(status["pid"]):
-            return ""
-        return f"it says 'running', but there is no process {status['pid']} here: it was cut off"
+        """A note on a run that says it is running, where its process is no more; else ``""``."""
+        return cut_off(self.status)
 
-    def labels(self, sample_ids: Tensor) -> Tensor:
+    def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
+
+        split: of the data; the one that the task was about unless given
 
         HookrunError where the run does not say which data that was, SpecError where the data is not there.
         """
@@ -128,13 +130,22 @@ class Run:
         if not self.config:
             raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
         task = self.config["task"]
-        split: Literal["train", "val"] = "train" if task["name"] == "train" else task["split"]
+        split = split or ("train" if task["name"] == "train" else task["split"])
         samples = data.load(Data.model_validate(self.config["data"]), split, seed=self.config["seed"])
         return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
 
+    def labels_of(self, capture: Capture) -> Tensor:
+        """[rows, ...]: the label of each row's sample. HookrunError where a row is of no sample."""
+        ids, splits = capture.sample_ids, capture.splits
+        if (ids < 0).any() or (splits < 0).any():
+            raise HookrunError(f"{capture.label}: some rows are of no sample of the data and have no label")
+        order = torch.cat([(splits == part).nonzero().squeeze(1) for part in splits.unique()])
+        by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
+        return torch.cat(by_split)[order.argsort()]
+
     def dataset(self, capture: Capture) -> Labelled:
         """The rows of a capture with their labels, as a `torch.utils.data.Dataset`."""
-        return Labelled(capture, self.labels(capture.sample_ids))
+        return Labelled(capture, self.labels_of(capture))
 
     def table(
         self, of: Literal["metrics", "stats"] = "metrics", form: Literal["pandas", "arrow"] = "pandas"
@@ -202,13 +213,3 @@ def _aliases(plan: Mapping[str, Any]) -> dict[str, str]:
         for target in hook.get("targets", [])
         for name in target.get("names", [])
     }
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True  # it is somebody else's
-    return True

@@ -90,6 +90,7 @@ class RunDir:
             "started": self._started,
             "ended": None if status == "running" else now,
             "pid": os.getpid(),
+            "host": platform.node(),
             "exit_code": code,
         }
         try:
@@ -150,6 +151,27 @@ class RunDir:
 
         shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
         return CaptureWriter(self.path / folder, shard_bytes, _rank())
+
+
+def cut_off(status: Mapping[str, Any]) -> str:
+    """A note on a status that says `running`, where its process is no more; else ``""``.
+
+    Of a run on another machine nobody here can tell.
+    """
+    is_here = status.get("host") in (None, platform.node())
+    if status["status"] != "running" or not is_here or _alive(status["pid"]):
+        return ""
+    return f"it says 'running', but there is no process {status['pid']} here: it was cut off"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True  # it is somebody else's
+    return True
 
 
 def _rank() -> int:

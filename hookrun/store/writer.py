@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from hookrun.compiler.tensors import leaves
+from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
@@ -108,6 +109,7 @@ class CaptureWriter:
         epoch: int,
         step: int,
         call: int,
+        split: Split | None = None,
         path: str = "",
     ) -> None:
         """Record a copy of every tensor in `value`, which stays untouched.
@@ -115,6 +117,7 @@ class CaptureWriter:
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
         sample_ids: the samples of the batch, where the value has to do with a batch. A tensor whose first
                     dimension is as long becomes one row per sample, any other one row per firing
+        split:      the part of the data that the samples are of, `train` or `val`
         path:       where `value` itself lies in a larger container
 
         StoreError if a tensor has no form on disk, or if the disk refused an earlier one.
@@ -123,7 +126,8 @@ class CaptureWriter:
         if not self._open:
             raise StoreError(f"{self.folder} is closed: nothing more can be captured")
         samples = None if sample_ids is None else torch.as_tensor(sample_ids, dtype=torch.int64, device="cpu")
-        moment = torch.tensor((epoch, step, call, self._rank), dtype=torch.int64, device="cpu")
+        part = -1 if split is None else SPLITS.index(split)
+        moment = torch.tensor((epoch, step, call, self._rank, part), dtype=torch.int64, device="cpu")
         count = self.counts.setdefault((hook, module), Count())
         for inside, leaf in leaves(value):
             if leaf is None:

@@ -118,7 +118,7 @@ def _probe(analysis: Analysis, run_dir: RunDir, screen: Screen) -> None:
     table = _table("module", "features", "train", "test", "by chance")
     weights = dict[str, Tensor]()
     for module, capture in analysis.captures.items():
-        labels = analysis.run.labels(capture.sample_ids)
+        labels = analysis.run.labels_of(capture)
         found: Probed = probe(_matrix(capture, seed), labels, seed)
         run_dir.log_metrics(
             split="probe", module=module, score=found.score, samples=len(capture), features=found.features,

@@ -19,12 +19,18 @@ from hookrun.tasks.prepare import Prepared
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """ids: [B] int64 on the CPU, out of `population`; inputs: a tensor [B, ...] or several by name; target: [B, ...]"""
+    """Of one split.
+
+    ids:        [B] int64 on the CPU, out of `population`
+    inputs:     a tensor [B, ...] or several by name
+    target:     [B, ...]
+    """
 
     ids: Tensor
     inputs: Tensor | dict[str, Tensor]
     target: Tensor
     population: int
+    split: Split
 
 
 class _Numbered(Dataset[tuple[int, Any, Tensor]]):
@@ -50,6 +56,7 @@ class Batches:
     def __init__(self, prepared: Prepared, split: Split, *, shuffle: bool = False) -> None:
         settings = prepared.settings
         self._device = prepared.device
+        self._split = split
         self._seed = settings.seed
         self._generator = torch.Generator()
         samples = data.load(settings.data, split, seed=settings.seed)
@@ -74,7 +81,7 @@ class Batches:
         """The batches of one pass."""
         self._generator.manual_seed(derived_seed(self._seed, number))
         for ids, inputs, target in islice(self._loader, self._length):
-            yield Batch(ids, self._placed(inputs), self._placed(target), self._population)
+            yield Batch(ids, self._placed(inputs), self._placed(target), self._population, self._split)
 
     def _placed(self, value: Any) -> Any:
         if isinstance(value, Mapping):

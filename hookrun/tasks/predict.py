@@ -21,7 +21,13 @@ def predict(running: Running) -> None:
                 output = running.forward(batch)
             clock = running.hooks.clock
             running.run_dir.predictions.add(
-                *PREDICTED, output, sample_ids=batch.ids, epoch=clock.epoch, step=clock.step, call=0
+                *PREDICTED,
+                output,
+                sample_ids=batch.ids,
+                epoch=clock.epoch,
+                step=clock.step,
+                call=0,
+                split=split,
             )
             samples += len(batch.ids)
             running.hooks.step()

@@ -63,6 +63,7 @@ class Running:
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for."""
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
+        self.sink.split = batch.split
         args, kwargs = as_call(batch.inputs)
         with self._autocast():
             return self._call(*args, **kwargs)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from hookrun.actions.base import ON_PARAMETERS, Keeper
+from hookrun.data import Split
 from hookrun.runtime.sinks import Records
 from hookrun.runtime.site import Site
 from hookrun.store.run_dir import RunDir
@@ -18,6 +19,7 @@ from hookrun.tasks.board import Board
 class RunSink(Records):
     """Streams captures to disk, keyed by the samples of the batch under way.
 
+    split: the part of the data that the batch under way is of
     board: where to show them live, or None
     bytes: of the tensors that each hook counted the bytes of, in all
     """
@@ -27,6 +29,7 @@ class RunSink(Records):
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], board: Board | None = None) -> None:
         super().__init__()
         self.bytes = Counter[str]()
+        self.split: Split | None = None
         self.board = board
         self._run_dir = run_dir
         self._show = show
@@ -46,6 +49,7 @@ class RunSink(Records):
                 epoch=clock.epoch,
                 step=clock.step,
                 call=site.call,
+                split=self.split,
                 path=site.within,
             )
             if board is not None and clock.counting:

@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from hookrun.actions.values import RunValue
 from hookrun.compiler.rows import Source
+from hookrun.data.info import SPLITS
 from hookrun.errors import CompileError, HookrunError
 from hookrun.spec import Settings, Spec
 from hookrun.store.captures import Capture
@@ -50,7 +51,7 @@ def _read_one(value: RunValue, settings: Settings | None) -> Source:
             raise HookrunError(f"{_named(run, value)} has no row of sample {value.sample}: {_ids(capture)}")
         return capture[int(positions[0])].float()
     if value.sample == "same" and settings is not None:
-        _require_same_data(run, value, settings)
+        _require_same_data(run, capture, value, settings)
     return RunRows(capture, _named(run, value), resample=value.sample == "resample")
 
 
@@ -90,22 +91,23 @@ def _require_one_row_each(capture: Capture, value: RunValue) -> None:
     raise HookrunError(f"{value.capture}/{value.module} in {value.run} {what}: capture it with task=predict")
 
 
-def _require_same_data(run: Run, value: RunValue, settings: Settings) -> None:
+def _require_same_data(run: Run, capture: Capture, value: RunValue, settings: Settings) -> None:
     """Sample n of the other run is sample n of this one."""
     theirs = run.config
     if not theirs:
         return
     split = settings.task.split if settings.task.name != "train" else "train"
-    their_task = theirs.get("task", {})
-    their_split = "train" if their_task.get("name") == "train" else their_task.get("split", "val")
+    theirs_of = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
     ours = settings.data.model_dump(mode="json")
     differing = [
         f"data.{key} is {theirs['data'].get(key)!r} there and {ours[key]!r} here"
         for key in ("name", "root", "args", "transforms")
         if theirs.get("data", {}).get(key) != ours[key]
     ]
-    if their_split != split:
-        differing.append(f"its samples are of the split {their_split!r}, these of {split!r}")
+    if theirs_of != [split]:
+        differing.append(
+            f"its samples are of the split {' and '.join(map(repr, theirs_of))}, these of {split!r}"
+        )
     if differing:
         raise HookrunError(f"{_named(run, value)} has other samples: {'; '.join(differing)}")
 

@@ -230,3 +230,11 @@ def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], p
         assert "linear CKA" in found.text and found.tags.count("img") == 1
         cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
         assert [float(cell) for cell in cells] == [float(f"{line['cka']:.3g}") for line in lines]
+
+
+def test_a_budget_that_was_used_up_is_said(run, page) -> None:
+    path = run("task=predict", h="{select: fc, hook: forward, action: capture, max_bytes: 6000}")
+    assert (
+        "h captured nothing after epoch 0, step 2 (eval mode): its max_bytes of 6,000 were used up"
+        in page(path).text
+    )

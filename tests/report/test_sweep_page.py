@@ -7,6 +7,8 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,16 @@ def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> No
     ]
     assert main([*argv, "seed=1,2,3"]) == 130
     assert "done 1" in page(folder / "cut").text
+
+
+def test_a_job_that_was_killed_is_not_said_to_run(copied: Path, page) -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    status = json.loads((copied / "5/status.json").read_text())
+    status |= {"status": "running", "ended": None, "exit_code": None, "pid": int(gone.stdout)}
+    (copied / "5/status.json").write_text(json.dumps(status))
+    write_report(copied)
+    text = page(copied).text
+    assert "cut off 1" in text and "1 job did not end well" in text and "not over" not in text
+    assert table(copied)[5]["status"] == "cut off"

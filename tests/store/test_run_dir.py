@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ import torch
 
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
-from hookrun.store.run_dir import RunDir, environment, update_latest
+from hookrun.store.run_dir import RunDir, cut_off, environment, update_latest
 
 
 def status(run: RunDir) -> dict[str, object]:
@@ -52,6 +53,7 @@ def test_status_tells_state_reason_times_process_and_exit_code(tmp_path: Path) -
         "started": started,
         "ended": None,
         "pid": os.getpid(),
+        "host": platform.node(),
         "exit_code": None,
     }
     run.set_status("failed", "loss is NaN at step 3")
@@ -158,3 +160,14 @@ def test_a_status_can_be_written_before_torch_is_imported(tmp_path: Path) -> Non
     root = Path(__file__).parents[2]
     assert subprocess.run([sys.executable, "-c", program], cwd=root, check=False).returncode == 0
     assert (tmp_path / "status.json").exists()
+
+
+def test_a_run_of_another_machine_is_not_said_to_be_cut_off() -> None:
+    gone = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
+    )
+    status = {"status": "running", "pid": int(gone.stdout), "host": platform.node()}
+    assert cut_off(status).endswith("it was cut off")
+    assert cut_off({**status, "host": f"not-{platform.node()}"}) == ""
+    assert cut_off({**status, "status": "done"}) == ""
+    assert cut_off({**status, "pid": os.getpid()}) == ""
