@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +16,7 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
-from hookrun.store.tensor_file import dtype_name, unstorable, write_tensors
+from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 
 SHARD_BYTES = 64 * 2**20
 BUFFERS = 3
@@ -211,7 +212,7 @@ class CaptureWriter:
                 self._hand_over()
                 continue
             stop = min(len(rows), start + max(1, room // row_bytes))
-            chunk = self._room(rows[start:stop]).copy_(rows[start:stop])
+            chunk = _copied(rows[start:stop], self._room(rows[start:stop]))
             run = self._last.get(stream)
             if run is None or not run.takes(rows.dtype, shape, by):
                 run = self._last[stream] = _Run(stream, rows.dtype, shape, by)
@@ -239,6 +240,14 @@ class CaptureWriter:
         self._last = {}
         self._buffered = self._used = 0
         self._memory = None
+
+
+def _copied(rows: Tensor, target: Tensor) -> Tensor:
+    """`target`, with the content of `rows`: by one thread, for torch's would wait for the cores that hash and write."""
+    if rows.is_cpu and rows.is_contiguous() and not (rows.is_conj() or rows.is_neg()):
+        np.copyto(as_bytes(target).numpy(), as_bytes(rows).numpy())
+        return target
+    return target.copy_(rows)
 
 
 def _memory(size: int) -> Tensor:

@@ -37,8 +37,8 @@ class Board:
 
     def record(self, record: dict[str, Any]) -> None:
         """The numbers in a line of stats.jsonl."""
-        if "mode" not in record:
-            return
+        if record["action"] == "capture":
+            return  # its end, not a value
         place = _tag(record["hook"], record["module"], record["path"])
         for name, value in record.items():
             if name not in CONTEXT and isinstance(value, int | float) and not isinstance(value, bool):
