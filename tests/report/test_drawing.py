@@ -223,3 +223,16 @@ def test_the_units_of_pictures_are_channels() -> None:
 
 def test_a_few_rows_prove_nothing() -> None:
     assert idle_units(torch.zeros(3, 5), "ReLU") == []
+
+
+def test_attention_is_recognised(tmp_path: Path) -> None:
+    heads = drawn(tmp_path / "heads", random(10, 4, 6, 6).softmax(-1)).figures[1]
+    assert heads.title == "attention maps" and "heads 0–3 of 4" in heads.picture
+    assert drawn(tmp_path / "one", random(10, 6, 6).softmax(-1)).figures[1].title == "attention maps"
+    assert drawn(tmp_path / "none", random(10, 4, 6, 6)).figures[1].title == "activation maps"
+
+
+def test_the_mean_beside_a_histogram_counts_the_zeros_that_it_does_not_draw(tmp_path: Path) -> None:
+    batch = random(50, 20).relu()
+    [figure, *_] = drawn(tmp_path, batch).figures
+    assert f"mean {float(batch.mean()):.4g}" in figure.note

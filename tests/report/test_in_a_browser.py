@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from hookrun.report import write_report
+
 sync_api = pytest.importorskip(
     "playwright.sync_api", reason="playwright drives the browser, and is not installed"
 )
@@ -93,6 +95,35 @@ def test_a_click_on_a_head_sorts_and_another_turns_it_round(sweep: Path, show) -
     assert [float(text) for text in cells(page, "val/accuracy")] == rising[::-1]
     page.click("th[data-sort='train.optimizer.lr'] button")
     assert cells(page, "train.optimizer.lr") == ["0.001", "0.001", "0.01", "0.01", "0.1", "0.1"]
+
+
+def test_what_is_no_number_stands_last_in_either_direction(sweep: Path, tmp_path: Path, show) -> None:
+    path = tmp_path / "sweep"
+    shutil.copytree(sweep, path)
+    with (path / "2/metrics.jsonl").open("a") as file:
+        file.write('{"split": "val", "epoch": 9, "step": 99, "accuracy": "NaN"}\n')
+    write_report(path)
+    page = show(path)
+    for _ in range(2):
+        page.click("th[data-sort='val/accuracy'] button")
+        assert cells(page, "val/accuracy")[-1] == "NaN"
+
+
+def test_the_names_of_a_map_stand_beside_their_rows(observed: Path, show) -> None:
+    page = show(observed)
+    found = page.evaluate(
+        """() => [...document.querySelectorAll(".heat")].map(heat => {
+            const plot = heat.querySelector(".heat-plot").getBoundingClientRect();
+            const rows = Number(heat.style.getPropertyValue("--rows"));
+            return [...heat.querySelectorAll(".heat-rows span")].map(name => {
+                const box = name.getBoundingClientRect();
+                const row = ((box.top + box.bottom) / 2 - plot.top) / plot.height * rows + 0.5;
+                return row - name.style.gridRowStart;
+            });
+        })"""
+    )
+    assert sum(map(len, found)) > 20
+    assert max(abs(distance) for names in found for distance in names) < 0.75
 
 
 def test_words_filter_the_table(sweep: Path, show) -> None:

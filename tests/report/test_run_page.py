@@ -238,3 +238,23 @@ def test_a_budget_that_was_used_up_is_said(run, page) -> None:
         "h captured nothing after epoch 0, step 2 (eval mode): its max_bytes of 6,000 were used up"
         in page(path).text
     )
+
+
+def test_records_of_another_shape_are_left_out_and_counted(observed: Path, tmp_path: Path, page) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    with (path / "stats.jsonl").open("a") as file:
+        file.write('[1, 2]\n{"hook": "norms"}\n{"hook": 3, "module": {}, "action": "stats"}\n')
+    (path / "hooks.json").write_text('{"sites": [3]}')
+    write_report(path)
+    text = page(path).text
+    assert "stats.jsonl: 3 lines hold no such record" in text
+    assert "the hooks' counts can't be read: found a int, expected a mapping" in text
+
+
+def test_a_status_that_says_nothing_is_an_error_that_names_it(observed: Path, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    (path / "status.json").write_text("[]")
+    assert report_main([str(path)]) == 1
+    assert f"{path}/status.json says no status" in capsys.readouterr().err

@@ -197,3 +197,25 @@ def test_a_job_that_was_killed_is_not_said_to_run(copied: Path, page) -> None:
     text = page(copied).text
     assert "cut off 1" in text and "1 job did not end well" in text and "not over" not in text
     assert table(copied)[5]["status"] == "cut off"
+
+
+def test_a_job_whose_metric_is_not_a_number_is_counted_and_the_curve_goes_on(copied: Path, page) -> None:
+    for line in (copied / "0/metrics.jsonl", copied / "1/metrics.jsonl"):
+        with line.open("a") as file:
+            file.write('{"split": "val", "epoch": 9, "step": 99, "loss": "NaN", "accuracy": 0.1}\n')
+    write_report(copied)
+    section = (
+        page(copied).source.split("<span>val/loss against train.optimizer.lr</span>")[1].split("</figure>")[0]
+    )
+    assert "left out: 2 jobs whose value is not finite" in section
+    assert re.search(r'class="line c0" d="M[\d.]+ [\d.]+L', section)
+    assert [row["val/loss"] for row in table(copied)][:2] == ["nan", "nan"]
+
+
+def test_a_half_written_file_of_one_job_does_not_cost_the_page(copied: Path, page) -> None:
+    (copied / "3/.hydra/overrides.yaml").write_text('- "train.optimizer.lr=0.0')
+    (copied / "4/status.json").write_text("[1, 2]")
+    (copied / "5/metrics.jsonl").write_text("[1, 2]\n3\n")
+    write_report(copied)
+    rows = table(copied)
+    assert (len(rows), rows[3]["train.optimizer.lr"], rows[5]["val/loss"]) == (6, "", "")
