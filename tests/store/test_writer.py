@@ -277,10 +277,14 @@ def test_an_interruption_while_a_shard_is_written_loses_nothing(
 
     writer = CaptureWriter(tmp_path)
     writer.add("f", "a", torch.ones(3), sample_ids=[0, 1, 2], **AT)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("os.replace", interrupted)
-        writer.flush()
-    writer.close()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("os.replace", interrupted)
+            writer.flush()
+    finally:
+        signal.signal(signal.SIGINT, before)
+        writer.close()
     assert [shard["entries"][0]["rows"] for shard in index(tmp_path)] == [3]
     assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
 
