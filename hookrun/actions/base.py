@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch.nn import Module, Parameter
 
-    from hookrun.actions.capture import Keep
+    from hookrun.actions.keep import Keep
 
 HOOK_TYPES: Mapping[str, str] = {
     "forward_pre": "before the module's forward; sees its arguments",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import reduce
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import ON_PARAMETERS, Action, Site
+from hookrun.actions.keep import Count, Keep, OneOf
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,6 @@ Dimensions = Annotated[
     BeforeValidator(lambda raw: (raw,) if isinstance(raw, int) else raw),
     Field(min_length=1),
 ]
-Count = Annotated[int, Field(strict=True, ge=1)]
 
 
 def _named(raw: Any) -> Any:
@@ -27,31 +27,7 @@ def _named(raw: Any) -> Any:
     return {raw: None} if raw in ("mean", "norm") else raw
 
 
-class _OneOf(BaseModel):
-    """Exactly one of the fields is given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    @model_validator(mode="after")
-    def _is_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError(f"give one of {', '.join(type(self).model_fields)}")
-        return self
-
-    def __str__(self) -> str:
-        (name,) = self.model_fields_set
-        given = getattr(self, name)
-        return name if given is None else f"{name} {given if isinstance(given, int) else list(given)}"
-
-
-class Keep(_OneOf):
-    """One of: `every` n-th sample of the data set, or a `reservoir` of so many drawn from all."""
-
-    every: Count | None = None
-    reservoir: Count | None = None
-
-
-class Reduction(_OneOf):
+class Reduction(OneOf):
     """One of: `mean` or `norm` over dimensions (all but the first, unless given), `topk`, `project`."""
 
     mean: Dimensions | None = None

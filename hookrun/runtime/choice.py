@@ -12,7 +12,7 @@ from hookrun.errors import HookError
 from hookrun.runtime.clock import Clock
 
 if TYPE_CHECKING:
-    from hookrun.actions.capture import Keep
+    from hookrun.actions.keep import Keep
 
 
 class Choice:

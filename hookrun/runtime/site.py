@@ -18,7 +18,7 @@ from hookrun.runtime.choice import Choice
 from hookrun.runtime.clock import Calls, Clock, chance, derived_seed
 
 if TYPE_CHECKING:
-    from hookrun.actions.capture import Keep
+    from hookrun.actions.keep import Keep
 
 
 class Sink(Protocol):
