@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,8 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     0 done; 1 the run failed; 2 a wrong configuration, selector or file; 3 a `check` hook tripped;
-    130 interrupted. Errors go to stderr as plain text. It may be called again in the same process: `sys.argv`,
-    the loggers and an application's own Hydra are afterwards what they were.
+    130 interrupted, or terminated. Errors go to stderr as plain text. It may be called again in the same process:
+    `sys.argv`, the loggers and an application's own Hydra are afterwards what they were.
     """
     from hookrun.app.commands import execute
     from hookrun.app.jobs import exit_code, report
@@ -23,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _named_hookrun(arguments), loggers_restored():
+        with _named_hookrun(arguments), loggers_restored(), _terminable():
             code = execute(arguments)
         _flush()
         return code
@@ -46,6 +48,24 @@ def _named_hookrun(arguments: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         sys.argv = outer
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM, by which schedulers and containers stop a program, ends a run as Ctrl-C does."""
+
+    def terminate(*_: object) -> None:
+        raise KeyboardInterrupt("terminated by SIGTERM")
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield  # somebody else decides what it means
+        return
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _flush() -> None:

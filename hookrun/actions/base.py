@@ -98,8 +98,8 @@ class Site(Protocol):
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
         """A function from the shape of a batch to the places [k] of those that are kept."""
 
-    def judge(self, ok: Tensor, message: str, policy: str) -> None:
-        """Report the verdict of a check, a boolean tensor of no dimensions, under the policy."""
+    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+        """Report the verdict of a check under the policy: a boolean, and the extremes found, of no dimensions."""
 
 
 _ADDED = "_hookrun_added"

@@ -52,7 +52,7 @@ class Check(Action):
                 x = x.detach()
                 least, largest = (x.abs() if x.is_complex() else x).aminmax()
                 dtype = least.dtype
-                judge((least >= low[dtype]) & (largest <= high[dtype]), message, policy)
+                judge((least >= low[dtype]) & (largest <= high[dtype]), message, policy, least, largest)
 
         return check
 

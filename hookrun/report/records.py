@@ -15,9 +15,24 @@ from hookrun.report.charts import COLOURS, Figure, Series, lines
 from hookrun.report.facts import GRADIENT_HOOKS, Facts
 from hookrun.report.pictures import heat
 from hookrun.report.text import module_name, number, one_line
+from hookrun.runtime.site import verdict
 
 CONTEXT = frozenset(
-    {"hook", "module", "path", "action", "mode", "epoch", "step", "call", "ok", "message", "policy"}
+    {
+        "hook",
+        "module",
+        "path",
+        "action",
+        "mode",
+        "epoch",
+        "step",
+        "call",
+        "ok",
+        "message",
+        "policy",
+        "least",
+        "largest",
+    }
 )
 MOST_CHARTS = 8
 MOST_ROWS = 200
@@ -58,7 +73,7 @@ def trips(facts: Facts) -> list[Trip]:
                 record["epoch"],
                 record["step"],
                 record["mode"],
-                str(record.get("message", "")),
+                verdict(record) if "least" in record else str(record.get("message", "")),
                 str(record.get("policy", "")),
                 1,
             )

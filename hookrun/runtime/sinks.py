@@ -13,7 +13,7 @@ from torch import Tensor
 from hookrun.actions.base import Keeper, Packed
 from hookrun.compiler.tensors import children, reshaped, snapshot, snapshot_of_tensor, tensors
 from hookrun.errors import HookError, HookrunError, nearest
-from hookrun.runtime.site import Site
+from hookrun.runtime.site import Site, verdict
 
 _lazy_clone = torch._lazy_clone
 DECIDED = torch.empty(0)
@@ -111,13 +111,13 @@ class Records(ABC):
     def settle(self) -> None:
         """Read the tensors of the pending records; the verdict of a passed check is no record."""
         pending, self._pending = self._pending, []
-        for record in map(read, pending):
-            if record.get("ok") is not True:
-                self.store(record)
-                if record.get("policy") == "stop" and self.stop is None:
-                    self.stop = (
-                        f"hook {record['hook']!r} on {record['module'] or '(root)'}: {record['message']}"
-                    )
+        for record in pending:
+            if record.get("ok"):
+                continue
+            record = read(record)
+            self.store(record)
+            if record.get("policy") == "stop" and self.stop is None:
+                self.stop = f"hook {record['hook']!r} on {record['module'] or '(root)'}: {verdict(record)}"
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""

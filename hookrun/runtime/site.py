@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -218,13 +219,20 @@ class Site:
             return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
         return Choice(keep, self.clock, self._hook_seed, self.where).rows
 
-    def judge(self, ok: Tensor, message: str, policy: str) -> None:
+    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
+        record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
         if policy != "error" or not self.sink.has_values:
-            self.emit({"ok": ok, "message": message, "policy": policy})
+            self.emit(record)
         elif not ok:
-            self.emit({"ok": False, "message": message, "policy": policy})
+            self.emit(record)
             at = f" at {self.at}" if self.at else ""
-            raise CheckFailed(
-                f"{self.where}{at}, epoch {self.clock.epoch}, step {self.clock.step}: {message}"
-            )
+            when = f"epoch {self.clock.epoch}, step {self.clock.step}"
+            raise CheckFailed(f"{self.where}{at}, {when}: {verdict(record)}")
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """What a check required and what it found: ``expected every element to be finite, found nan``."""
+    least, largest = float(record["least"]), float(record["largest"])
+    found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
+    return f"{record['message']}, found {found}"

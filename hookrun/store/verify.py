@@ -15,8 +15,11 @@ from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
+    ENV,
+    HOOKS,
     INDEX,
     METRICS,
+    MODEL,
     PLAN,
     PREDICTIONS,
     STATS,
@@ -43,15 +46,21 @@ class Verified:
 
 
 def verify(path: Path) -> Verified:
-    """Read every byte of a run directory. StoreError if there is none."""
+    """Read every byte that a run captured, and whatever else of it can be judged. StoreError if there is no run.
+
+    Of a run that says it is done, nothing may be missing or half written.
+    """
     if not (path / STATUS).is_file():
-        raise StoreError(f"{path} is no run directory: it has no {STATUS}")
+        jobs = "; it has directories of runs: name these" if any(path.glob(f"*/{STATUS}")) else ""
+        raise StoreError(f"{path} is no run directory: it has no {STATUS}{jobs}")
     bad, notes = list[str](), list[str]()
     shards = list[tuple[Path, Shard]]()
-    for name in (STATUS, PLAN):
+    is_done = False
+    for name in (STATUS, PLAN, ENV, MODEL, HOOKS):
         with _collecting(bad):
             if (path / name).exists():
-                read_json(path / name)
+                found = read_json(path / name)
+                is_done = is_done or (name == STATUS and found.get("status") == "done")
     for name in (METRICS, STATS):
         with _collecting(bad):
             _, note = read_lines(path / name)
@@ -63,6 +72,8 @@ def verify(path: Path) -> Verified:
         bad += _faults(folder / shard.file, shard)
     for checkpoint in sorted((path / CHECKPOINTS).glob("*.safetensors")):
         bad += _unreadable(checkpoint)
+    if is_done:  # then there was nothing to cut off
+        bad, notes = bad + notes, []
     return Verified(len(shards), sum(shard.bytes for _, shard in shards), bad, notes)
 
 
@@ -73,7 +84,7 @@ def _indexed(folder: Path, notes: list[str]) -> list[Shard]:
     left = (
         sorted(entry.name for entry in folder.iterdir() if entry.name not in known) if folder.is_dir() else []
     )
-    notes += [f"{folder / name} is in no index: it was being written when the run ended" for name in left]
+    notes += [f"{folder / name} is in no index" for name in left]
     return shards
 
 

@@ -68,9 +68,8 @@ def _captures(run: Run, name: str | None) -> dict[str, Capture]:
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
-        raise SpecError(
-            [Problem("task.capture", f"{run.path} captured {listed}", "name one: task.capture=NAME")]
-        )
+        hint = "name one: task.capture=NAME" if there else "give a run that has a hook with action: capture"
+        raise SpecError([Problem("task.capture", f"{run.path} captured {listed}", hint)])
     if name is not None and name not in there:
         raise SpecError([Problem("task.capture", f"found {name!r}", nearest(name, there))])
     modules = there[name] if name is not None else next(iter(there.values()))
@@ -105,7 +104,7 @@ def analyse(analysis: Analysis, run_dir: RunDir) -> None:
 
 def _matrix(capture: Capture, seed: int) -> Tensor:
     """[samples, elements] float32."""
-    rows = capture[:].float().flatten(1)
+    rows = capture[:].float().reshape(len(capture), -1)
     if rows.shape[1] <= WIDEST:
         return rows
     generator = torch.Generator().manual_seed(seed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from hookrun.errors import HookrunError
 
 TEST_SHARE = 0.25
 
@@ -35,6 +38,8 @@ def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
     features: [samples, features] float32
     labels:   [samples] of integers, for logistic regression; of floats, [samples] or [samples, targets], for ridge
               regression
+
+    HookrunError where there are too few samples to judge on.
     """
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.linear_model import LogisticRegression, RidgeCV
@@ -43,6 +48,10 @@ def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
     from sklearn.preprocessing import StandardScaler
 
     classes = not labels.is_floating_point()
+    needed = math.ceil(max(len(labels.unique()) if classes else 1, 2) / TEST_SHARE)
+    if len(labels) < needed:
+        kinds = f" for {len(labels.unique())} classes" if classes else ""
+        raise HookrunError(f"a probe needs at least {needed} samples{kinds}, {len(labels)} were captured")
     x, y = features.numpy(), labels.numpy()
     rare = (
         classes and np.unique(y, return_counts=True)[1].min() < 2

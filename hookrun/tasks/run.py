@@ -80,7 +80,7 @@ def _told(write: Callable[[], None]) -> None:
 
 def _set_failed(run_dir: RunDir, error: BaseException) -> None:
     if isinstance(error, KeyboardInterrupt):
-        run_dir.set_status("interrupted", "interrupted from the keyboard")
+        run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard")
     elif isinstance(error, HookrunError):
         run_dir.set_status("failed", str(error), error.exit_code)
     else:

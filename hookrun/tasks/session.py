@@ -27,14 +27,15 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
         stack.callback(random.setstate, python)
         stack.callback(np.random.set_state, numpy)
         stack.callback(torch.set_num_threads, threads)
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warns)
         stack.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
+        # It imports a large part of torch: an interruption in there leaves nothing that could be put back.
         torch.use_deterministic_algorithms(compute.deterministic, warn_only=True)
+        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warns)
         torch.backends.cudnn.benchmark = not compute.deterministic
         yield
 

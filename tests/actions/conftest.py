@@ -67,7 +67,7 @@ class FakeSite:
     def chosen(self, keep: Any) -> Callable[[Any], Tensor]:
         return lambda shape: torch.arange(0, shape[0], keep.every)
 
-    def judge(self, ok: Tensor, message: str, policy: str) -> None:
+    def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         self.verdicts.append((ok, message, policy))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -87,8 +88,25 @@ def test_what_a_killed_run_leaves_is_no_damage(run: Path, capsys: pytest.Capture
     (run / "captures/.000003.safetensors.1.tmp").write_bytes(b"half")
     with (run / "captures/index.jsonl").open("a") as index:
         index.write('{"version": 1, "sha')
+    assert main([str(run)]) == 1, "it says it is done"
+    assert capsys.readouterr().out.count("BAD: ") == 2
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**status, "status": "running"}))
     assert main([str(run)]) == 0
     assert capsys.readouterr().out.count("note: ") == 2
+
+
+def test_a_lost_index_is_no_empty_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "captures/index.jsonl").unlink()
+    (run / "env.json").write_text('{"torch"')
+    assert main([str(run)]) == 1
+    said = capsys.readouterr().out
+    assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said and "env.json" in said
+
+
+def test_a_sweep_is_told_to_name_its_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(run.parent)]) == 2
+    assert "it has directories of runs: name these" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

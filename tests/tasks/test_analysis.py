@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+import hookrun
 from hookrun.store.reader import Run
 from hookrun.tasks.probe import probe
 from hookrun.tasks.similarity import linear_cka
@@ -77,6 +78,11 @@ def test_cka_is_the_formula_of_the_paper() -> None:
     assert linear_cka(torch.from_numpy(x), torch.from_numpy(y)) == pytest.approx(expected, rel=1e-5)
 
 
+def test_too_few_samples_are_told() -> None:
+    with pytest.raises(hookrun.HookrunError, match="at least 40 samples for 10 classes, 30 were captured"):
+        probe(normal(30, 3), torch.arange(10).repeat(3), seed=0)
+
+
 # ---- the tasks
 
 
@@ -136,3 +142,17 @@ def test_what_is_missing_is_told_and_nothing_is_left(
     )
     said = refused(f"task={task}", f"task.run={trained.path}")
     assert "no module of it has one row for each sample" in said
+
+
+@pytest.mark.parametrize("task", ["probe", "similarity"])
+def test_one_number_for_each_sample_is_a_layer_too(run: Any, task: str) -> None:
+    seen = SEEN.replace("action: capture", "action: capture, reduce: norm")
+    source = run("model=mlp", "task=predict", seen)
+    found = run(f"task={task}", f"task.run={source.path}")
+    assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}
+
+
+def test_a_run_that_captured_nothing_is_told(run: Any, refused: Any) -> None:
+    source = run("model=mlp", "task=predict", "train.limit_batches=1")
+    said = refused("task=probe", f"task.run={source.path}")
+    assert "captured nothing" in said and "action: capture" in said

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import signal
 from typing import Any
 
 import pytest
 import torch
+
+from hookrun.spec.experiment import Compute
+from hookrun.tasks.session import session
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 
@@ -102,3 +107,48 @@ def test_warnings_of_a_check_are_records(run, hook) -> None:
     found = run(*QUICK, hook(select="fc", hook="forward", action="check", max=-1e9, policy="warn"))
     assert {(line["mode"], line["policy"]) for line in found.stats} == {("train", "warn"), ("eval", "warn")}
     assert len(found.stats) == 8
+
+
+def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers and containers send SIGTERM before they kill."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        module = importlib.import_module("hookrun.tasks.train")
+        monkeypatch.setattr(module, "_after_epoch", lambda *_: signal.raise_signal(signal.SIGTERM))
+        found = run(*QUICK, code=130)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (found.status["status"], found.status["reason"]) == ("interrupted", "terminated by SIGTERM")
+    assert (found.path / "report.html").is_file()
+
+
+def test_an_interruption_while_torch_is_imported_is_no_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`use_deterministic_algorithms` imports much of torch, and fails where it is called again after half of that."""
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        monkeypatch.setattr(torch, "use_deterministic_algorithms", half_imported)
+        raise KeyboardInterrupt
+
+    def half_imported(*_: Any, **__: Any) -> None:
+        raise RuntimeError("registered an operator twice")
+
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", interrupted)
+    with pytest.raises(KeyboardInterrupt), session(Compute(), 0):
+        pass
+
+
+@pytest.mark.parametrize("policy", ["error", "stop", "warn"])
+def test_a_check_says_what_it_found(run, hook, policy: str) -> None:
+    entry = hook(select="fc", hook="forward", action="check", max=0.01, policy=policy)
+    found = run(*QUICK, entry, code=0 if policy == "warn" else 3)
+    [record, *_] = found.stats
+    assert record["ok"] is False and record["largest"] > 0.01 > record["least"]
+    said = f"at most 0.01, found {record['least']:.6g} to {record['largest']:.6g}"
+    assert policy == "warn" or said in found.status["reason"]
+
+
+def test_a_check_that_found_nan_says_so(run, hook) -> None:
+    broken = "+hooks.broken={select: fc, hook: forward, action: replace, value: nan, priority: -1}"
+    found = run(*QUICK, broken, hook(select="fc", hook="forward", action="check"), code=3)
+    assert found.status["reason"].endswith("expected every element to be finite, found nan")
