@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hookrun.compiler.table import show as show_plan
 from hookrun.errors import HookrunError
 from hookrun.spec import Experiment
 from hookrun.store.reader import open_run
@@ -13,7 +12,7 @@ from hookrun.tasks.modules import show_modules
 from hookrun.tasks.prepare import Prepared
 from hookrun.tasks.prepare import prepare as prepare_model
 from hookrun.tasks.progress import Screen
-from hookrun.tasks.run import run
+from hookrun.tasks.run import run, show_prepared
 
 __all__ = ["Analysis", "Prepared", "objective", "prepare", "run", "show"]
 
@@ -33,7 +32,7 @@ def show(prepared: Prepared | Analysis) -> None:
     if prepared.settings.task.name == "modules":
         show_modules(prepared, screen)
     else:
-        show_plan(prepared.plan, screen.console)
+        show_prepared(prepared, screen)
 
 
 def objective(run_dir: Path) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
@@ -21,7 +20,7 @@ from hookrun.spec import Experiment, Settings, Spec, parse_spec
 from hookrun.tasks.losses import NEED_TARGET, loss_named
 from hookrun.tasks.optimizers import check_arguments, check_optimizer, check_scheduler
 from hookrun.tasks.session import device_named, session
-from hookrun.tasks.values import read_run_value, with_origins
+from hookrun.tasks.values import Reader, with_origins
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
@@ -37,6 +36,7 @@ class Prepared:
     """An experiment that compiles: what a task starts from.
 
     leftover: tensors of the weights file that belong to parameters which hooks will add
+    notes:    what to know beside the plan
     """
 
     experiment: Experiment
@@ -45,6 +45,7 @@ class Prepared:
     plan: Plan
     device: torch.device
     leftover: Mapping[str, Tensor]
+    notes: tuple[str, ...] = ()
 
     @property
     def settings(self) -> Settings:
@@ -77,7 +78,7 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     hooks = _every_module() if listing else experiment.hooks
     example = as_call(info.example(EXAMPLE_BATCH))
     training = _trains(settings) or listing
-    read_run = partial(read_run_value, settings=settings)
+    read_run = Reader(settings)
     try:
         plan = compile_plan(hooks, model, read_run, checking, example=example, training=training)
     except CompileError as error:
@@ -87,7 +88,7 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
         _check_rows(plan, settings, info)
         _check_graph(settings, plan)
     plan = replace(plan, samples=_samples(settings, info))
-    return Prepared(experiment, info, model, plan, device, leftover)
+    return Prepared(experiment, info, model, plan, device, leftover, tuple(read_run.notes))
 
 
 def _trains(settings: Settings) -> bool:

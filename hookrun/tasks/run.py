@@ -57,6 +57,13 @@ def run(prepared: Prepared | Analysis, path: Path) -> int:
     return 0
 
 
+def show_prepared(prepared: Prepared, screen: Screen) -> None:
+    """Print the plan, and what to know beside it."""
+    show_plan(prepared.plan, screen.console)
+    for note in prepared.notes:
+        screen.say(f"NOTE: {note}")
+
+
 @contextmanager
 def _ending(*last: Callable[[], None]) -> Iterator[None]:
     """Do these after the block. Where the block failed, what the disk refuses then is told: the first error counts."""
@@ -94,7 +101,7 @@ def _run(prepared: Prepared, run_dir: RunDir) -> str | None:
     run_dir.write_model(model_facts(prepared.model))
     settings = prepared.settings
     screen = Screen()
-    show_plan(prepared.plan, screen.console)
+    show_prepared(prepared, screen)
     board = Board(run_dir.path) if settings.task.tensorboard else None
     sink = RunSink(run_dir, screen.say, board)
     model = prepared.model.to(prepared.device)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -22,10 +23,30 @@ from hookrun.store.reader import Run, open_run
 ROWS_AT_ONCE = 4096
 
 
+class Reader:
+    """Reads what `value`s name, in float32 where it is computed, for a run with these settings.
+
+    notes: how the runs that values came from differ from this one
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.notes = list[str]()
+
+    def __call__(self, value: RunValue) -> Source:
+        """Raises HookrunError where there is no such thing, or where it is of another model or another split."""
+        found = read_run_value(value, self._settings)
+        for each in (value, value.minus):
+            if each is not None and (differing := _differences(open_run(each.run), self._settings)):
+                note = f"values come from {each.run}, where {'; '.join(differing)}"
+                self.notes += [note] if note not in self.notes else []
+        return found
+
+
 def read_run_value(value: RunValue, settings: Settings | None = None) -> Source:
     """What `value` names, in float32 where it is computed. Raises HookrunError where there is no such thing.
 
-    settings: of the run that will use it; its samples must be those of the other run where each has its own row
+    settings: of the run that will use it; model and split of the other run must be the same
     """
     found = _read_one(value, settings)
     if value.minus is None:
@@ -41,6 +62,8 @@ def read_run_value(value: RunValue, settings: Settings | None = None) -> Source:
 
 def _read_one(value: RunValue, settings: Settings | None) -> Source:
     run = open_run(value.run)
+    if settings is not None:
+        _require_same_model(run, value, settings)
     capture = _capture(run, value)
     if value.sample == "mean":
         return _mean(capture)
@@ -51,7 +74,7 @@ def _read_one(value: RunValue, settings: Settings | None) -> Source:
             raise HookrunError(f"{_named(run, value)} has no row of sample {value.sample}: {_ids(capture)}")
         return capture[int(positions[0])].float()
     if value.sample == "same" and settings is not None:
-        _require_same_data(run, capture, value, settings)
+        _require_same_split(run, capture, value, settings)
     return RunRows(capture, _named(run, value), resample=value.sample == "resample")
 
 
@@ -91,25 +114,45 @@ def _require_one_row_each(capture: Capture, value: RunValue) -> None:
     raise HookrunError(f"{value.capture}/{value.module} in {value.run} {what}: capture it with task=predict")
 
 
-def _require_same_data(run: Run, capture: Capture, value: RunValue, settings: Settings) -> None:
-    """Sample n of the other run is sample n of this one."""
-    theirs = run.config
-    if not theirs:
-        return
+def _require_same_split(run: Run, capture: Capture, value: RunValue, settings: Settings) -> None:
+    """Sample n of the other run is no sample n of this one where they are of other splits."""
     split = settings.task.split if settings.task.name != "train" else "train"
-    theirs_of = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
-    ours = settings.data.model_dump(mode="json")
-    differing = [
-        f"data.{key} is {theirs['data'].get(key)!r} there and {ours[key]!r} here"
-        for key in ("name", "root", "args", "transforms")
-        if theirs.get("data", {}).get(key) != ours[key]
-    ]
-    if theirs_of != [split]:
-        differing.append(
-            f"its samples are of the split {' and '.join(map(repr, theirs_of))}, these of {split!r}"
-        )
-    if differing:
-        raise HookrunError(f"{_named(run, value)} has other samples: {'; '.join(differing)}")
+    theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
+    if theirs not in ([split], []):
+        what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
+        raise HookrunError(f"{_named(run, value)} has other samples: {what}")
+
+
+def _require_same_model(run: Run, value: RunValue, settings: Settings) -> None:
+    theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
+    for key in ("name", "factory"):
+        if theirs and theirs.get(key) != ours[key]:
+            what = f"model.{key} is {theirs.get(key)!r} there and {ours[key]!r} here"
+            raise HookrunError(f"{_named(run, value)} is of another model: {what}")
+
+
+_MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
+
+
+def _differences(run: Run, settings: Settings) -> list[str]:
+    """What is not the same in the other run, on purpose or not: its weights, its data."""
+    found = list[str]()
+    for section, keys in _MAY_DIFFER.items():
+        theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
+        found += [
+            f"{section}.{key} is {theirs.get(key)!r} there and {ours[key]!r} here"
+            for key in keys
+            if theirs and theirs.get(key) != ours[key]
+        ]
+    seed = run.config.get("seed", settings.seed)
+    if seed != settings.seed and settings.model.weights is None:
+        found.append(f"seed is {seed} there and {settings.seed} here, from which the weights are drawn")
+    return found
+
+
+def _section(run: Run, name: str) -> dict[str, Any]:
+    section = run.config.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _ids(capture: Capture) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -36,6 +37,36 @@ def test_patching_the_same_sample_of_a_clean_run_restores_its_output(run: Any, c
     assert not torch.allclose(broken.predictions[:], clean.predictions[:], atol=0.1)
     patched = run(*BASE, "task=predict", corrupt, patch(clean, sample="same"), "data.batch_size=64")
     assert_close(patched.predictions[:], clean.predictions[:])
+
+
+def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsys: Any) -> None:
+    """Sample n of one file stands for sample n of the other; the plan says that they are not the same."""
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    save_file({"x": x, "y": torch.arange(40) % 3}, tmp_path / "clean.safetensors")
+    save_file({"x": -x.roll(1, 0), "y": torch.arange(40) % 3}, tmp_path / "corrupted.safetensors")
+    columns = "data.args={file: %s.safetensors, input: x, target: y, num_classes: 3}"
+    of = [("data=tensors", "model=mlp", "task=predict", columns % name) for name in ("clean", "corrupted")]
+    clean = run(*of[0], SEEN)
+    broken = run(*of[1], SEEN)
+    assert not torch.allclose(broken.predictions[:], clean.predictions[:], atol=0.01)
+    capsys.readouterr()
+    patched = run(*of[1], patch(clean, sample="same"))
+    assert_close(patched.predictions[:], clean.predictions[:])
+    assert f"NOTE: values come from {clean.path}, where data.args is " in capsys.readouterr().out
+
+
+def test_other_weights_are_said(run: Any, clean: Run, capsys: Any) -> None:
+    run(*BASE, "task=predict", "seed=7", patch(clean))
+    said = capsys.readouterr().out
+    assert f"NOTE: values come from {clean.path}, where seed is 0 there and 7 here" in said
+    run(*BASE, "task=predict", patch(clean))
+    assert "NOTE" not in capsys.readouterr().out
+
+
+def test_another_model_is_refused(refused: Any, clean: Run) -> None:
+    said = refused("task=predict", patch(clean, select="fc", module="fc"))
+    assert "is of another model: model.name is 'mlp' there and 'cnn' here" in said
+    assert f"hash {clean.plan['hash'][:12]}" in said
 
 
 @pytest.mark.parametrize("keys", [{}, {"sample": "mean"}, {"reduce": "mean"}], ids=str)
