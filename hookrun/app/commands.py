@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -16,6 +17,7 @@ from hookrun.app.hydra_core import argument_parser, conf_dir, opened
 from hookrun.app.jobs import DONE, READ_ONLY, REFUSED, Run
 from hookrun.app.logs import sweep_lines
 from hookrun.app.overrides import take_trust
+from hookrun.app.plans import planned
 from hookrun.app.problems import Asked, explained
 from hookrun.errors import Problem, SpecError
 
@@ -118,7 +120,11 @@ def _run_once(asked: Asked, cfg: DictConfig, trust: frozenset[str]) -> int:
 
     from hookrun import tasks  # after the mistakes that need no torch: it takes seconds
 
-    prepared = tasks.prepare(experiment, trust=trust)
+    def composed(overrides: list[str]) -> dict[str, Any]:
+        with explained(asked):
+            return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
+
+    prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
     if read_only:
         tasks.show(prepared)
         return DONE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hookrun.app.compose import plain_job, unused_run_dir
 from hookrun.app.hydra_core import App, numbered
 from hookrun.app.jobs import DONE, FAILED, READ_ONLY, Job, make_page, most_serious, release_memory
+from hookrun.app.plans import planned
 from hookrun.app.problems import Asked, explained
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment, parse_experiment
@@ -40,6 +42,11 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         names = [" ".join(filter_overrides(overrides)) for overrides in jobs]
         experiments = _validated(app, cfg, jobs, names)
     if all(experiment.settings.task.name in READ_ONLY for experiment in experiments):
+        if jobs is not None:
+            experiments = [
+                planned(experiment, overrides, partial(_job_config, app, cfg, number))
+                for number, (experiment, overrides) in enumerate(zip(experiments, jobs, strict=True))
+            ]
         return _show(experiments, names, trust)
     del experiments
     return _launch(app, cfg, sweep_dir, Job(trust, optimizing=jobs is None))
@@ -66,6 +73,11 @@ def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str
             raise _in_job(error, f"job #{number} ({names[number]})") from error
         experiments.append(experiment)
     return experiments
+
+
+def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
+    with explained(_asked(app, cfg, overrides)):
+        return plain_job(app.job_config(cfg, overrides, number))
 
 
 def _refuse_shared(run_dir: Path, first: int, number: int) -> None:

@@ -194,7 +194,8 @@ class TestFiles:
         folder = conf(**{"experiment/mine": header})
         assert main(["--config-dir", folder, "experiment=mine"]) == 0
         assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 0
-        assert [experiment.settings.task.name for experiment, _ in notes.prepared] == ["predict", "plan"]
+        assert [experiment.settings.task.name for experiment, _ in notes.prepared] == ["predict", "predict"]
+        assert (len(notes.ran), len(notes.shown)) == (1, 1)
 
     @pytest.mark.parametrize(
         ("text", "what"),
