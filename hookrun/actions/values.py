@@ -45,6 +45,13 @@ class RunValue(BaseModel):
         if not isinstance(raw, dict):
             return raw
         raw = dict(raw)
+        sample, minus = raw.get("sample", "mean"), raw.get("minus")
+        if sample not in ("mean", "same", "resample", "index") and not isinstance(sample, int):
+            raise ValueError(
+                f"sample: found {sample!r}, expected mean, same, resample, index or a sample's number"
+            )
+        if minus is not None and not isinstance(minus, dict | RunValue):
+            raise ValueError(f"minus: found {minus!r}, expected a mapping such as {{run: another}}")
         if raw.get("sample") == "index":
             if "index" not in raw:
                 raise ValueError("`sample: index` goes with `index`, the number of a sample")
@@ -86,6 +93,10 @@ def _value(raw: Any) -> Any:
     if isinstance(raw, list | tuple):
         shape_of(raw)
         return _frozen(raw)
+    if isinstance(raw, dict) and not {"run", "file"} & raw.keys():
+        raise ValueError(
+            f"found the keys {', '.join(map(str, raw))}, expected `file`, or `run` with what belongs to it"
+        )
     if isinstance(raw, dict):
         return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
     if isinstance(raw, FileValue | RunValue):

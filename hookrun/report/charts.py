@@ -124,9 +124,10 @@ def bars(
     spread: Sequence[float] | None = None,
     names: Sequence[str] | None = None,
     note: str = "",
+    mark: float | None = None,
 ) -> Figure:
-    """One bar for each value, with whiskers of `spread` to both sides."""
-    reach = [0.0, *values]
+    """One bar for each value, with whiskers of `spread` to both sides, and a dashed line at `mark`."""
+    reach = [0.0, *values, *([mark] if mark is not None else [])]
     if spread is not None:
         reach += [v + s for v, s in zip(values, spread, strict=True)] + [
             v - s for v, s in zip(values, spread, strict=True)
@@ -148,6 +149,8 @@ def bars(
             if math.isfinite(value) and math.isfinite(s)
         )
         body.append(f'<path class="whisker" d="{whiskers}"/>')
+    if mark is not None:
+        body.append(f'<path class="zero" d="M{LEFT} {up(mark)}H{WIDTH - RIGHT}"/>')
     body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
     said = [f"{names[n] if names else f'{x} {n}'}\n{number(value)}" for n, value in enumerate(values)]
     notes = [note] if note else []

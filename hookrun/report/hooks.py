@@ -94,6 +94,8 @@ def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> Row:
 
 
 def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_plain(each)}" for key, each in value.items() if each is not None)
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

@@ -71,9 +71,12 @@ def probe_figure(found: list[Line]) -> Figure:
     names = [module_name(str(line["module"])) for line in found]
     score = str(found[0].get("score", "accuracy"))
     chance = found[0].get("chance")
-    note = f"by chance: {chance:.3f}" if isinstance(chance, float) else ""
+    chance = float(chance) if isinstance(chance, float) else None
+    note = f"dashed: by chance, {chance:.3f}" if chance is not None else ""
     values = [float(line["accuracy"]) for line in found]
-    return bars(f"{score} on samples not fitted on", values, x="module", y=score, names=names, note=note)
+    return bars(
+        f"{score} on samples not fitted on", values, x="module", y=score, names=names, note=note, mark=chance
+    )
 
 
 def similarity(facts: Facts) -> Figure | None:
@@ -93,7 +96,9 @@ def similarity(facts: Facts) -> Figure | None:
         if line["other"] in place:
             values[place[line["module"]], place[line["other"]]] = line["cka"]
     shown = [module_name(name) for name in names]
-    return heat("linear CKA", values, rows=shown, columns=shown, x="module", numbers=len(names) <= 12)
+    return heat(
+        "linear CKA", values, rows=shown, columns=shown, x="module", numbers=len(names) <= 12, limits=(0, 1)
+    )
 
 
 def _measured(facts: Facts) -> list[Line]:

@@ -55,18 +55,20 @@ def heat(
     note: str = "",
     log: bool = False,
     numbers: bool = False,
+    limits: tuple[float, float] | None = None,
 ) -> Figure:
     """A matrix as coloured cells with names for its rows, and for some of its columns.
 
     log:     colours by magnitude; what is not positive stays empty
     numbers: write the values into the cells
+    limits:  the ends of the scale; those of the values unless given
     """
     shown = (
         np.where(values > 0, np.log10(np.maximum(values, 1e-38)), np.nan).astype(np.float32)
         if log
         else values
     )
-    picture, scale = _coloured(shown, shown, title, "cells", log=log)
+    picture, scale = _coloured(shown, shown, title, "cells", log=log, limits=limits)
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
     below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
     cells = _numbers(values) if numbers else Markup("")
@@ -99,11 +101,19 @@ def _numbers(values: Array) -> Markup:
     return Markup('<div class="cell-numbers">{}</div>').format(Markup("").join(cells))
 
 
-def _coloured(sheet: Array, values: Array, title: str, kind: str, log: bool = False) -> tuple[Markup, Markup]:
+def _coloured(
+    sheet: Array,
+    values: Array,
+    title: str,
+    kind: str,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+) -> tuple[Markup, Markup]:
     """The picture and its scale. Where there are negative values, zero has the colour in the middle."""
     finite = values[np.isfinite(values)]
     ends = (0.5, 99.5) if finite.size >= _MANY else (0, 100)
     low, high = (float(v) for v in np.percentile(finite, ends)) if finite.size else (0.0, 1.0)
+    low, high = limits or (low, high)
     diverging = low < 0 < high and not log
     if diverging:
         high = max(-low, high)

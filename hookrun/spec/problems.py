@@ -38,13 +38,12 @@ def _problem(detail: ErrorDetails, where: str, model: type[BaseModel]) -> Proble
 
 
 def _keys(model: type[BaseModel], location: Sequence[str]) -> Collection[str]:
-    """What the section at a location may hold."""
+    """What the section at a location may hold, whichever of several kinds it is."""
+    models = [model]
     for part in location:
-        inner = list(_models(model.model_fields[part].annotation)) if part in model.model_fields else []
-        if not inner:
-            return ()
-        model = inner[0]
-    return model.model_fields
+        fields = [each.model_fields[part] for each in models if part in each.model_fields]
+        models = [inner for field in fields for inner in _models(field.annotation)]
+    return dict.fromkeys(key for each in models for key in each.model_fields)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -143,6 +143,8 @@ class Capture:
     ) -> Tensor:
         """[n] int64: the positions of the rows where all of this holds, to index with."""
         hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
+        if split is not None and split not in SPLITS:
+            raise HookrunError(f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}")
         part = None if split is None else SPLITS.index(split)
         for name, value in zip(COLUMNS, (sample, epoch, step, call, rank, part), strict=True):
             if value is not None:

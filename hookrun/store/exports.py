@@ -46,6 +46,10 @@ def merge(run: Run, path: Path) -> list[str]:
     A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
     ``hook/module.sample_ids``. Raises HookrunError where the rows of a capture differ in shape.
     """
+    if path.suffix != ".safetensors":
+        raise HookrunError(
+            f"captures are exported as .safetensors, not {path.name}; run.table() is for metrics"
+        )
     tensors = dict[str, Sequence[Tensor]]()
     for hook in run.captures:
         modules = run.captures[hook]

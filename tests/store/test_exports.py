@@ -96,3 +96,9 @@ def test_a_library_that_is_missing_is_named(run: Run, monkeypatch: pytest.Monkey
 def test_a_run_without_its_configuration_has_no_labels(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not say which data it used"):
         Run(tmp_path).labels(torch.arange(3))
+
+
+def test_only_what_holds_tensors_is_exported_to(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(hookrun.HookrunError, match=r"as \.safetensors, not rows\.csv"):
+        run.export(tmp_path / "rows.csv")
+    assert not (tmp_path / "rows.csv").exists()

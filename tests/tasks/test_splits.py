@@ -23,6 +23,8 @@ def test_a_training_run_captures_samples_of_both(run, hook) -> None:
     assert rows.splits.tolist() == [0] * 128 + [1] * 128
     assert rows.sample_ids.tolist() == [*range(128), *range(128)]
     assert rows.where(sample=3, split="val").tolist() == [131]
+    with pytest.raises(hookrun.HookrunError, match="there is no split 'valid', there are train, val"):
+        rows.where(split="valid")
     assert found.labels_of(rows).tolist() == labels("train", 128) + labels("val", 128)
     row, label = found.dataset(rows)[131]
     assert torch.equal(row, rows[131]) and label == labels("val", 4)[3]

@@ -224,3 +224,27 @@ def test_what_is_drawn_is_the_same_where_checkpointing_repeats_it(clean: Run) ->
             (checkpoint(model, x, use_reentrant=False) if repeated else model(x)).square().sum().backward()
         gradients.append(x.grad)
     assert_close(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (
+            "{run: r, capture: c, module: fc, modul: 3}",
+            "hooks.patch.value.modul: unknown key\n      did you mean 'module'?",
+        ),
+        ("{rnu: r}", "hooks.patch.value: found the keys rnu, expected `file`, or `run`"),
+        (
+            "{run: r, capture: c, module: fc, sample: sam}",
+            "sample: found 'sam', expected mean, same, resample, index",
+        ),
+        (
+            "{run: r, capture: c, module: fc, minus: 3}",
+            "minus: found 3, expected a mapping such as {run: another}",
+        ),
+    ],
+    ids=["a key", "a kind", "a sample", "minus"],
+)
+def test_a_slip_of_the_pen_is_one_error(refused: Any, value: str, said: str) -> None:
+    found = refused(*BASE, f"+hooks.patch={{select: fc, hook: forward, action: replace, value: {value}}}")
+    assert said in found and found.startswith("1 configuration error")
