@@ -17,6 +17,7 @@ from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.run_dir import cut_off
 
 OVERRIDES = ".hydra/overrides.yaml"
+MULTIRUN = "multirun.yaml"
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 
 
@@ -116,6 +117,27 @@ def swept_keys(jobs: Iterable[Job]) -> list[str]:
     jobs = list(jobs)
     every = dict.fromkeys(key for job in jobs for key in job.overrides)
     return [key for key in every if len({job.overrides.get(key) for job in jobs}) > 1]
+
+
+def asked_for(folder: Path) -> dict[str, int]:
+    """Swept key -> how many values, as Hydra wrote it down when the sweep began; empty where that is not known."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    content = read_yaml(folder / MULTIRUN)
+    hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
+    try:
+        params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
+        overrides = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
+        swept = [override for override in overrides if override.is_discrete_sweep()]
+        return {override.key_or_group: len(list(override.sweep_iterator())) for override in swept}
+    except (
+        HydraException,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ):  # half written, or of a sweeper of its own kind
+        return {}
 
 
 def metric_names(jobs: Iterable[Job]) -> list[str]:

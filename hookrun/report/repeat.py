@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hookrun.report.jobs import MULTIRUN
 from hookrun.report.yaml_files import read_yaml
 
 _SHIPPED = "conf"
@@ -35,7 +36,7 @@ def repeat_run(path: Path, argv: list[Any]) -> Repeat | None:
 
 def repeat_sweep(path: Path, argv: list[Any]) -> Repeat | None:
     """The command of a whole sweep."""
-    return _repeat(_hydra(path / "multirun.yaml"), argv, job=False)
+    return _repeat(_hydra(path / MULTIRUN), argv, job=False)
 
 
 def _hydra(path: Path) -> dict[str, Any]:

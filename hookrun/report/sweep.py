@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from hookrun.report.jobs import Job, find_jobs, metric_names, swept_keys
+from hookrun.report.jobs import Job, asked_for, find_jobs, metric_names, swept_keys
 from hookrun.report.page import write_page
 from hookrun.report.repeat import repeat_sweep
 from hookrun.report.sweep_plots import sweep_figures
@@ -26,10 +27,14 @@ def write_sweep_report(folder: Path) -> Path:
     jobs = find_jobs(folder)
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
-    keys, metrics = swept_keys(jobs), metric_names(jobs)
+    asked = asked_for(folder)
+    varied, metrics = swept_keys(jobs), metric_names(jobs)
+    given = {key for job in jobs for key in job.overrides}
+    keys = list(dict.fromkeys([*(key for key in asked if key in given), *varied]))
     with replacing(folder / CSV) as file:
         file.write(_csv(jobs, keys, metrics).encode())
     counts = Counter(job.status for job in jobs)
+    counts["not started"] += max(math.prod(asked.values()) - len(jobs), 0) if asked else 0
     values: dict[str, Any] = {
         "title": folder.name,
         "folder": folder,
@@ -39,7 +44,7 @@ def write_sweep_report(folder: Path) -> Path:
         "counts": [(status, counts[status]) for status in _ORDER if counts[status]],
         "unlucky": [job for job in jobs if job.status in _UNLUCKY],
         "unfinished": counts["running"] + counts["not started"],
-        "figures_of": sweep_figures(jobs, keys, metrics),
+        "figures_of": sweep_figures(jobs, varied, metrics),
         "repeat": repeat_sweep(folder, next((job.argv for job in jobs if job.argv), [])),
         "csv": CSV,
     }

@@ -219,3 +219,15 @@ def test_a_half_written_file_of_one_job_does_not_cost_the_page(copied: Path, pag
     write_report(copied)
     rows = table(copied)
     assert (len(rows), rows[3]["train.optimizer.lr"], rows[5]["val/loss"]) == (6, "", "")
+
+
+def test_a_sweep_that_has_just_begun_knows_its_keys_and_how_many_jobs_will_follow(copied: Path, page) -> None:
+    for job in range(1, 6):
+        shutil.rmtree(copied / str(job))
+    write_report(copied)
+    text = page(copied).text
+    assert "not started 5" in text and "5 jobs not over" in text
+    assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
+    (copied / "multirun.yaml").write_text("hydra: [half")
+    write_report(copied)
+    assert "not over" not in page(copied).text
