@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import ON_PARAMETERS, Action, Site
 from hookrun.actions.keep import Count, Keep, OneOf
+from hookrun.errors import HookrunError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,11 +115,19 @@ class Capture(Action):
 
         dims, count = self.reduce.mean or self.reduce.norm, self.reduce.topk
         if count is not None:
-            return [lambda x: x.topk(min(count, x.shape[-1])).values]
+            return [lambda x: x.topk(min(count, x.shape[-1])).values if x.dim() else x]
         if self.reduce.project is not None:
             return [_Projection(self.reduce.project, site)]
         over = torch.mean if "mean" in self.reduce.model_fields_set else torch.linalg.vector_norm
-        return [lambda x: over(x, dim=dims or tuple(range(1, x.dim()))) if dims or x.dim() > 1 else x]
+
+        def reduced(x: Tensor) -> Tensor:
+            if not dims:
+                return over(x, dim=tuple(range(1, x.dim()))) if x.dim() > 1 else x
+            if beyond := [dim for dim in dims if not -x.dim() <= dim < x.dim()]:
+                raise HookrunError(f"reduce: {self.reduce}: {list(x.shape)} has no dimension {beyond[0]}")
+            return over(x, dim=dims)
+
+        return [reduced]
 
     def _conversions(self) -> list[Callable[[Tensor], Tensor]]:
         import torch

@@ -11,7 +11,7 @@ from hookrun.report.hooks import hook_parts, plan_rows, silences
 from hookrun.report.page import write_page
 from hookrun.report.records import spent, trips
 from hookrun.report.repeat import repeat_run
-from hookrun.report.text import duration, moment, number, seconds_between
+from hookrun.report.text import counted, duration, moment, number, seconds_between
 from hookrun.report.tree import model_tree
 from hookrun.store.format import CONFIG
 
@@ -54,9 +54,21 @@ def _title(facts: Facts) -> str:
         return named[-1]
     if source := _source(facts):
         return f"{facts.task} of {Path(source).name}"
-    model = facts.config.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
+    name = _named(facts, "model")
     return f"{facts.task} {name}" if name else facts.task
+
+
+def _named(facts: Facts, section: str) -> str:
+    """The name in a section of the configuration."""
+    found = facts.config.get(section)
+    return str(found.get("name") or "") if isinstance(found, dict) else ""
+
+
+def _model(facts: Facts) -> str:
+    """``resnet18 (ResNet)``: what the configuration calls it, and its class where that is another word."""
+    name = _named(facts, "model") if not _source(facts) else ""
+    cls = str(facts.model.get("class") or facts.plan.get("model") or "")
+    return name if name.lower() == cls.lower() else f"{name} ({cls})" if name and cls else name or cls
 
 
 def _source(facts: Facts) -> str:
@@ -69,21 +81,21 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
     """What was run, when, where and with what."""
     status, env, config = facts.status, facts.env, facts.config
     seconds = None if facts.cut_off else seconds_between(status.get("started"), status.get("ended"))
-    model = facts.model.get("class") or facts.plan.get("model")
     source = _source(facts)
-    data = config.get("data") if isinstance(config.get("data"), dict) and not source else {}
     versions = [
         f"{name} {env[name]}"
         for name in ("hookrun", "torch", "torchvision", "hydra", "python")
         if env.get(name)
     ]
     device = " ".join(str(env[key]) for key in ("device", "device_name") if env.get(key))
-    threads = f", {env['threads']} threads of {env.get('cpu_count')} cores" if env.get("threads") else ""
+    threads = ""
+    if isinstance(env.get("threads"), int) and isinstance(env.get("cpu_count"), int):
+        threads = f", {counted(env['threads'], 'thread')} of {counted(env['cpu_count'], 'core')}"
     rows = {
         "task": facts.task,
         "of the run": source,
-        "model": model,
-        "data": (data or {}).get("name"),
+        "model": _model(facts),
+        "data": _named(facts, "data") if not source else "",
         "started": moment(status.get("started")),
         "duration": (duration(seconds) if seconds is not None else None),
         "seed": number(config["seed"]) if isinstance(config.get("seed"), int) else None,

@@ -25,6 +25,9 @@ def _problem(detail: ErrorDetails, where: str, model: type[BaseModel]) -> Proble
             return unknown_key(join(where, *location[:-1]), location[-1], _keys(model, location[:-1]))
         case "missing":
             return Problem(path, "is missing", f"add `{location[-1]}:`")
+        case "model_type" | "dict_type":
+            keys = ", ".join(_keys(model, location))
+            return Problem(path, f"found {found!r}, expected a mapping", f"its keys: {keys}" if keys else "")
         case "value_error":
             return Problem(path, detail["msg"].removeprefix("Value error, "))
         case "literal_error":

@@ -29,7 +29,7 @@ def test_it_is_made_at_the_end_of_a_run_and_said(run, page, capsys) -> None:
 
 def test_it_says_what_was_run_and_with_what(observed: Path, page) -> None:
     text, found = page(observed).text, hookrun.open_run(observed)
-    for said in ["task train", "model MLP", "data digits", "seed 0", "exit code 0", found.env["torch"]]:
+    for said in ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", found.env["torch"]]:
         assert said in text
     assert found.plan["hash"][:12] in text
     last = found.metrics[-1]

@@ -242,3 +242,23 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
     sizes = sorted(path.stat().st_size for path in (found.path / "captures").glob("*.safetensors"))
     assert len(found.captures["h"]["relu2"]) == 359 and sum(sizes) > 359 * 128 * 16 * 4
     assert 2**20 / 4 < sizes[1] <= sizes[-1] <= 2**20 / 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"reduce": "{mean: [2, 3]}"}, "hooks.h: on fc: reduce: mean [2, 3]: [2, 10] has no dimension 2"),
+        (
+            {"keep": "every 2"},
+            "hooks.h.keep: found 'every 2', expected a mapping\n      its keys: every, reservoir",
+        ),
+        ({"reduce": "{topk: 3, mean: 1}"}, "hooks.h.reduce: give one of mean, norm, topk, project"),
+    ],
+    ids=["no such dimension", "no mapping", "two at once"],
+)
+def test_what_capture_cannot_do_is_said_before_the_run(
+    keys: dict[str, str], said: str, refused, hook
+) -> None:
+    assert said in refused(
+        "task=predict", hook(select="[relu2,fc]", hook="forward", action="capture", **keys)
+    )
