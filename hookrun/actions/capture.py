@@ -100,11 +100,9 @@ class Capture(Action):
         rows_of, leaves = site.chosen(self.keep), site.leaves
 
         def chosen(value: Any) -> Tensor | None:
-            shapes = {leaf.shape[:1]: leaf for _, leaf in leaves(value) if leaf is not None}
-            every = [
-                rows_of(leaf.shape) for leaf in shapes.values()
-            ]  # which refuses all but the batch's own size
-            return every[0] if every else None
+            # Every tensor has the rows of the batch: `rows_of` refuses any other shape.
+            found = {leaf.shape[:1]: rows_of(leaf.shape) for _, leaf in leaves(value) if leaf is not None}
+            return next(iter(found.values()), None)
 
         return chosen
 

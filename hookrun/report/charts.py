@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -19,9 +19,6 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
 COLOURS = 8
 MOST_POINTS = 300
 _FEW_BINS = 5
-
-Join = Callable[[str], Markup]
-_markup: Join = Markup  # what is handed over is made of numbers and escaped texts alone
 
 
 @dataclass(frozen=True)
@@ -272,7 +269,7 @@ def _hover(
 
 def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], title: str) -> Markup:
     points = escape(json.dumps({"x": list(hover[0]), "t": [visible(t) for t in hover[1]]}))
-    return _markup(
+    return Markup(  # made of numbers and escaped texts alone
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(title)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'
     )

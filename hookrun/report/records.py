@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -66,7 +66,7 @@ def trips(facts: Facts) -> list[Trip]:
             continue
         key = (str(record["hook"]), f"{record['module']}{record.get('path', '')}")
         if key in found:
-            found[key] = Trip(**{**vars(found[key]), "times": found[key].times + 1})
+            found[key] = replace(found[key], times=found[key].times + 1)
         else:
             found[key] = Trip(
                 *key,

@@ -18,12 +18,10 @@ class Repeat:
     """How to run it again.
 
     command: for a shell, in the folder `folder`
-    hint:    what else it needs
     """
 
     command: str
     folder: str
-    hint: str = ""
 
 
 def repeat_run(path: Path, argv: list[Any]) -> Repeat | None:

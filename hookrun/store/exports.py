@@ -55,13 +55,28 @@ def merge(run: Run, path: Path) -> list[str]:
         modules = run.captures[hook]
         for module in modules:
             for name, capture in _named(f"{hook}/{module}", modules[module]):
-                tensors[name] = list(capture.batches(ROWS_AT_ONCE))
+                tensors[name] = _Batches(capture)
                 tensors[f"{name}.sample_ids"] = [capture.sample_ids]
     if not tensors:
         raise HookrunError(f"{run.path} captured nothing")
     with replacing(path) as file:
         write_tensors(file, tensors)
     return list(tensors)
+
+
+class _Batches(Sequence[Tensor]):
+    """The rows of a capture as chunks that are read when they are asked for: all of them need not fit into memory."""
+
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
+
+    def __len__(self) -> int:
+        return -(-len(self._capture) // ROWS_AT_ONCE)
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < len(self):
+            raise IndexError(number)  # which ends an iteration
+        return self._capture[number * ROWS_AT_ONCE : (number + 1) * ROWS_AT_ONCE]
 
 
 def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, Capture]]:

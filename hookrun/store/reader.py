@@ -46,7 +46,7 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `exit_code`."""
+        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `host`, `exit_code`."""
         status: dict[str, Any] = read_json(self.path / STATUS)
         return status
 

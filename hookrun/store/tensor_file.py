@@ -70,6 +70,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 _EARLY = 1 << 20
+_BEHIND = 1 << 26
 
 
 def write_tensors(
@@ -98,11 +99,15 @@ def write_tensors(
     digest = hashlib.sha256()
     size = 0
     blocks = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
-    with ThreadPoolExecutor(
-        1
-    ) as hashing:  # hashing takes twice as long as writing, and both leave Python alone
+    behind = 0
+    # Hashing takes twice as long as writing, and both leave Python alone.
+    with ThreadPoolExecutor(1) as hashing:
         for data in chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks):
-            hashing.submit(digest.update, data)
+            hashed = hashing.submit(digest.update, data)
+            behind += data.nbytes
+            if behind > _BEHIND:  # what waits to be hashed is held in memory
+                hashed.result()
+                behind = 0
             file.write(data)
             if data.nbytes >= _EARLY:
                 drop_from_cache(file)  # begins the way to disk, which goes on while the next block is written

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -26,6 +27,7 @@ from hookrun.store.format import (
     STATUS,
     Shard,
 )
+from hookrun.store.reader import open_run
 
 BLOCK = 1 << 20
 
@@ -50,17 +52,14 @@ def verify(path: Path) -> Verified:
 
     Of a run that says it is done, nothing may be missing or half written.
     """
-    if not (path / STATUS).is_file():
-        jobs = "; it has directories of runs: name these" if any(path.glob(f"*/{STATUS}")) else ""
-        raise StoreError(f"{path} is no run directory: it has no {STATUS}{jobs}")
+    path = open_run(path).path
     bad, notes = list[str](), list[str]()
     shards = list[tuple[Path, Shard]]()
-    is_done = False
+    contents = dict[str, Any]()
     for name in (STATUS, PLAN, ENV, MODEL, HOOKS):
         with _collecting(bad):
             if (path / name).exists():
-                found = read_json(path / name)
-                is_done = is_done or (name == STATUS and found.get("status") == "done")
+                contents[name] = read_json(path / name)
     for name in (METRICS, STATS):
         with _collecting(bad):
             _, note = read_lines(path / name)
@@ -72,7 +71,8 @@ def verify(path: Path) -> Verified:
         bad += _faults(folder / shard.file, shard)
     for checkpoint in sorted((path / CHECKPOINTS).glob("*.safetensors")):
         bad += _unreadable(checkpoint)
-    if is_done:  # then there was nothing to cut off
+    status = contents.get(STATUS)
+    if isinstance(status, dict) and status.get("status") == "done":  # then there was nothing to cut off
         bad, notes = bad + notes, []
     return Verified(len(shards), sum(shard.bytes for _, shard in shards), bad, notes)
 

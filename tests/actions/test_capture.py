@@ -85,14 +85,6 @@ def test_a_batch_without_a_chosen_sample_is_not_stored(site_of: Callable[..., An
     assert site.kept == []
 
 
-@pytest.mark.parametrize(
-    "keep", [{}, {"every": 0}, {"every": 2, "reservoir": 3}, "all", {"first": 3}], ids=str
-)
-def test_a_choice_is_one_of_two(keep: Any) -> None:
-    with pytest.raises(ValidationError):
-        Capture(keep=keep)
-
-
 def test_a_reduction_carries_no_gradient(site_of: Callable[..., Any]) -> None:
     assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
 

@@ -18,6 +18,8 @@ from hookrun.cli import main
 from hookrun.report import write_report
 from hookrun.report.jobs import find_jobs, swept_keys
 
+SHORT = ("-m", "compute.device=cpu", "model=mlp", "train.limit_batches=1", "train.epochs=1")
+
 
 def table(path: Path) -> list[dict[str, str]]:
     with (path / "sweep.csv").open(newline="", encoding="utf-8") as file:
@@ -92,15 +94,7 @@ def test_the_cells_of_a_map_are_means(copied: Path, page) -> None:
 
 
 def test_jobs_that_failed_are_listed_with_their_reasons(folder: Path, page) -> None:
-    argv = [
-        "-m",
-        "compute.device=cpu",
-        "model=mlp",
-        "train.limit_batches=1",
-        "train.epochs=1",
-        "hydra.sweep.dir=unlucky",
-    ]
-    assert main([*argv, "train.optimizer.name=SGD,SparseAdam"]) == 1
+    assert main([*SHORT, "hydra.sweep.dir=unlucky", "train.optimizer.name=SGD,SparseAdam"]) == 1
     found, rows = page(folder / "unlucky"), table(folder / "unlucky")
     assert "done 1" in found.text and "failed 1" in found.text
     assert "1 job did not end well" in found.text
@@ -174,15 +168,7 @@ def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> No
         return ran(prepared, path)
 
     monkeypatch.setattr(tasks, "run", interrupted)
-    argv = [
-        "-m",
-        "compute.device=cpu",
-        "model=mlp",
-        "train.limit_batches=1",
-        "train.epochs=1",
-        "hydra.sweep.dir=cut",
-    ]
-    assert main([*argv, "seed=1,2,3"]) == 130
+    assert main([*SHORT, "hydra.sweep.dir=cut", "seed=1,2,3"]) == 130
     assert "done 1" in page(folder / "cut").text
 
 

@@ -106,7 +106,7 @@ def test_a_lost_index_is_no_empty_run(run: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_sweep_is_told_to_name_its_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run.parent)]) == 2
-    assert "it has directories of runs: name these" in capsys.readouterr().err
+    assert "of 1 runs: run" in capsys.readouterr().err
 
 
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

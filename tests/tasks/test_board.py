@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-with warnings.catch_warnings():  # of what tensorboard imports
-    warnings.simplefilter("ignore")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 QUICK = ("train.epochs=2", "train.limit_batches=4", "train.log_every=2", "task.tensorboard=true")
 
