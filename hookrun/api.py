@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.compiler import Example, Plan, compile_plan
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError
+from hookrun.plan.plan import Plan
+from hookrun.proving import Example, compile_plan
+from hookrun.run_values import read_run_value, with_origins
 from hookrun.runtime import Installation, checking
 from hookrun.spec import Spec, parse_experiment, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
-from hookrun.tasks.values import read_run_value, with_origins
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -39,7 +40,7 @@ def load_spec(
     if (source is None) == (experiment is None):
         raise SpecError([Problem("load_spec", "takes a file or a dict, or else `experiment=NAME`")])
     if experiment is not None:
-        from hookrun.app.compose import compose_dict
+        from hookrun.cli.compose import compose_dict
 
         return parse_experiment(compose_dict([f"experiment={experiment}", *overrides], config_dir)).hooks
     if isinstance(source, Mapping):
@@ -52,7 +53,7 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from hookrun.app.broken_yaml import problem_of_yaml
+    from hookrun.broken_yaml import problem_of_yaml
 
     path = path.expanduser().absolute()
     if not path.is_file():

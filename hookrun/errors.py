@@ -81,5 +81,11 @@ def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
     if not known:
         return "there are none"
-    shown = ", ".join(known[:12])
-    return f"there are: {shown}" + (f" and {len(known) - 12} more" if len(known) > 12 else "")
+    return f"there are: {listed(known, 12)}"
+
+
+def listed(items: Iterable[str], limit: int) -> str:
+    """The first `limit` items with commas, and how many more there are: ``conv1, conv2 and 7 more``."""
+    known = list(items)
+    beyond = len(known) - limit
+    return ", ".join(known[:limit]) + (f" and {beyond} more" if beyond > 0 else "")

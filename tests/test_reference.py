@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from reference import TABLES, updated
 
 from hookrun.actions import HOOK_TYPES, actions
-from hookrun.reference import TABLES, updated
 
 README = Path(__file__).parents[1] / "README.md"
 

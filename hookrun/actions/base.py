@@ -59,9 +59,9 @@ class Site(Protocol):
     """One action at one module or parameter: what the runtime hands to `Action.build`."""
 
     @property
-    def hook(self) -> str: ...  # the hook's name
+    def hook_name(self) -> str: ...
     @property
-    def point(self) -> str: ...  # the hook type
+    def hook_type(self) -> str: ...
     @property
     def path(self) -> str: ...  # the module's or parameter's path
     @property

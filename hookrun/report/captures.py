@@ -12,12 +12,12 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
-from hookrun.report.axes import spans_magnitudes
-from hookrun.report.charts import Figure, Series, bars, histogram, lines
+from hookrun.report.draw.axes import spans_magnitudes
+from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
+from hookrun.report.draw.pictures import heat, mosaic
+from hookrun.report.draw.text import counted, number
 from hookrun.report.facts import GRADIENT_HOOKS, Facts
-from hookrun.report.pictures import heat, mosaic
 from hookrun.report.sampling import Sample, Stream, draw
-from hookrun.report.text import counted, number
 from hookrun.report.units import Units, idle_units
 
 BINS = 48

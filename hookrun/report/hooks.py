@@ -10,11 +10,11 @@ from typing import Any
 from hookrun.actions import ON_PARAMETERS
 from hookrun.errors import HookrunError
 from hookrun.report.captures import Look, look
-from hookrun.report.charts import Figure
+from hookrun.report.draw.charts import Figure
+from hookrun.report.draw.text import counted
 from hookrun.report.facts import Facts
 from hookrun.report.records import over_steps, printed, statistics
 from hookrun.report.sampling import Stream, streams
-from hookrun.report.text import counted
 from hookrun.store.format import CAPTURES, PREDICTIONS
 
 MOST_LOOKS = 40

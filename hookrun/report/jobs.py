@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import sampled
-from hookrun.report.text import seconds_between
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError, read_json
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS

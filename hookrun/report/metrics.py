@@ -6,9 +6,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from hookrun.report.charts import Figure, Series, bars, lines
+from hookrun.report.draw.charts import Figure, Series, bars, lines
+from hookrun.report.draw.text import module_name
 from hookrun.report.facts import Facts
-from hookrun.report.text import module_name
 
 WHERE = frozenset({"split", "epoch", "step", "module", "other", "score"})
 """Keys of a line that say what it is about."""
@@ -83,7 +83,7 @@ def similarity(facts: Facts) -> Figure | None:
     """The matrix of task=similarity."""
     import numpy as np
 
-    from hookrun.report.pictures import heat
+    from hookrun.report.draw.pictures import heat
 
     pairs = [line for line in facts.metrics.records if line.get("split") == "similarity"]
     lines = [line for line in pairs if line.keys() >= {"module", "other", "cka"}]

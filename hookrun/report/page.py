@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from hookrun.report import text
+from hookrun.report.draw import text
 from hookrun.store.files import replacing
 from hookrun.store.format import REPORT
 from hookrun.version import __version__

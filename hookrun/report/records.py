@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hookrun.report.axes import spans_magnitudes
-from hookrun.report.charts import COLOURS, Figure, Series, lines
+from hookrun.report.draw.axes import spans_magnitudes
+from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
+from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import module_name, number, one_line
 from hookrun.report.facts import GRADIENT_HOOKS, Facts
-from hookrun.report.pictures import heat
-from hookrun.report.text import module_name, number, one_line
 from hookrun.runtime.site import verdict
 
 CONTEXT = frozenset(

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.report import metrics
+from hookrun.report.draw.text import counted, duration, moment, number, seconds_between
 from hookrun.report.facts import Facts, read_facts
 from hookrun.report.hooks import hook_parts, plan_rows, silences
 from hookrun.report.page import write_page
 from hookrun.report.records import spent, trips
 from hookrun.report.repeat import repeat_run
-from hookrun.report.text import counted, duration, moment, number, seconds_between
 from hookrun.report.tree import model_tree
 from hookrun.store.format import CONFIG
 

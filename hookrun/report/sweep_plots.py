@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from hookrun.report.axes import spans_magnitudes
-from hookrun.report.charts import Figure, Series, lines
+from hookrun.report.draw.axes import spans_magnitudes
+from hookrun.report.draw.charts import Figure, Series, lines
+from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import counted
 from hookrun.report.jobs import Job
-from hookrun.report.pictures import heat
-from hookrun.report.text import counted
 
 K = TypeVar("K")
 

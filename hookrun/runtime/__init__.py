@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from hookrun.compiler.check import Findings
-from hookrun.compiler.plan import Plan
+from hookrun.plan.plan import Plan
+from hookrun.proving import Findings
 from hookrun.runtime.install import Installation
-from hookrun.runtime.sinks import Probe
+from hookrun.runtime.records import Probe
 
 __all__ = ["Installation", "checking"]
 

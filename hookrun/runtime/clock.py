@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 from torch.nn import Module
 
-from hookrun.runtime.recompute import Call, Log, may_be_checkpointed, regions
+from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.compiler.compilable import uncompilable
-from hookrun.compiler.plan import Plan, PlannedHook
 from hookrun.errors import CompileError, HookrunError
+from hookrun.plan.graph_support import uncompilable
+from hookrun.plan.plan import Plan, PlannedHook
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.sinks import ByModule, Memory
+from hookrun.runtime.records import ByModule, Memory
 from hookrun.runtime.site import Sink, Site
 from hookrun.runtime.wiring import Wiring
 
@@ -88,7 +88,7 @@ class Installation:
     @property
     def fired(self) -> Counts:
         """How often each hook fired on each module; a module is found under each of its names."""
-        return Counts(self.plan, {(site.hook, site.path): self._fired(site) for site in self.sites})
+        return Counts(self.plan, {(site.hook_name, site.path): self._fired(site) for site in self.sites})
 
     def _fired(self, site: Site) -> int:
         return site.fired + self._wiring.tracing.fired(site)
@@ -96,14 +96,18 @@ class Installation:
     @property
     def effects(self) -> dict[tuple[str, str], tuple[int, int]]:
         """(hook name, module path) -> elements that edits changed, out of how many; counted with `effects=True`."""
-        return {(site.hook, site.path): (int(site.changed), site.total) for site in self.sites if site.total}
+        return {
+            (site.hook_name, site.path): (int(site.changed), site.total) for site in self.sites if site.total
+        }
 
     @property
-    def unheard(self) -> list[tuple[str, str, str]]:
+    def inactive(self) -> list[tuple[str, str, str]]:
         """(hook, module path, why) of everything that never fired, or found nothing for its action."""
-        never = [(site.hook, site.path, "never fired") for site in self.sites if not self._fired(site)]
+        never = [(site.hook_name, site.path, "never fired") for site in self.sites if not self._fired(site)]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
-        return never + [(site.hook, site.path, "fired and found no tensor for its action") for site in idle]
+        return never + [
+            (site.hook_name, site.path, "fired and found no tensor for its action") for site in idle
+        ]
 
     @property
     def mode(self) -> str:
@@ -205,7 +209,7 @@ class Installation:
 
 
 def _aliases(hook: PlannedHook) -> dict[str, str]:
-    return {name: target.path for target in hook.targets for name in target.names}
+    return {name: match.path for match in hook.matches for name in match.names}
 
 
 class Counts(dict[tuple[str, str], int]):

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
+from hookrun import containers as tensors
 from hookrun.actions.base import IN_FORWARD, Keeper, add_parameter, was_added
-from hookrun.compiler import tensors
-from hookrun.compiler.plan import PlannedHook
-from hookrun.compiler.rows import Rows
 from hookrun.errors import CheckFailed, HookError
-from hookrun.runtime.choice import Choice
+from hookrun.plan.plan import PlannedHook
+from hookrun.plan.rows import Rows
 from hookrun.runtime.clock import Calls, Clock, chance, derived_seed
+from hookrun.runtime.kept_samples import Choice
 
 if TYPE_CHECKING:
     from hookrun.actions.keep import Keep
@@ -60,8 +60,8 @@ class Site:
         self, hook: PlannedHook, path: str, module: nn.Module, clock: Clock, sink: Sink, seed: int
     ) -> None:
         self.spec = hook.spec
-        self.hook = hook.spec.name
-        self.point = hook.spec.hook
+        self.hook_name = hook.spec.name
+        self.hook_type = hook.spec.hook_type
         self.path = path
         self.module = module
         self.clock = clock
@@ -78,8 +78,8 @@ class Site:
         self.total = 0
         own_seed = getattr(hook.spec.action, "seed", None)
         seed = seed if own_seed is None else own_seed
-        self.seed = derived_seed(seed, self.hook, path)
-        self._hook_seed = derived_seed(seed, self.hook)
+        self.seed = derived_seed(seed, self.hook_name, path)
+        self._hook_seed = derived_seed(seed, self.hook_name)
         self._draws = 0
         self._run = 0
         self._chances = 0
@@ -88,7 +88,7 @@ class Site:
     @property
     def where(self) -> str:
         """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
-        return f"hook {self.hook!r} ({self.point}, {self.spec.action.action_name}) on {self.path or '(root)'}"
+        return f"hook {self.hook_name!r} ({self.hook_type}, {self.spec.action.action_name}) on {self.path or '(root)'}"
 
     @property
     def call(self) -> int:
@@ -143,7 +143,7 @@ class Site:
 
     def trainable(self, field: str) -> nn.Parameter:
         """The added parameter, as it is in the module; made on the first installation."""
-        name = self.spec.action.adds(self.hook)
+        name = self.spec.action.adds(self.hook_name)
         if name is None:
             raise HookError(f"{self.where}: the action adds no parameter")
         if was_added(self.module, name):
@@ -167,7 +167,7 @@ class Site:
     def _draw(self) -> tuple[int, ...]:
         """Which draw it is: the n-th of a call of the module, or the n-th of all."""
         self._draws += 1
-        if self.calls is None or self.point not in IN_FORWARD:
+        if self.calls is None or self.hook_type not in IN_FORWARD:
             return (self._draws,)
         if self._run != self.calls.runs:
             self._run, self._draws = self.calls.runs, 0
@@ -175,7 +175,7 @@ class Site:
 
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
-        if self.calls is not None and self.point in IN_FORWARD:
+        if self.calls is not None and self.hook_type in IN_FORWARD:
             return chance(self.spec.keys.when.seed, self.seed, self.calls.now.total)
         self._chances += 1
         return chance(self.spec.keys.when.seed, self.seed, self._chances)
@@ -193,7 +193,7 @@ class Site:
         clock = self.clock
         self.sink.emit(
             {
-                "hook": self.hook,
+                "hook": self.hook_name,
                 "module": self.path,
                 "path": self.within + (self.at if path is None else path),
                 "action": self.spec.action.action_name,

@@ -15,14 +15,14 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import IN_FORWARD
-from hookrun.compiler.names import deaf
-from hookrun.compiler.plan import Plan, PlannedHook, Target
 from hookrun.errors import CompileError, HookrunError, Problem
-from hookrun.runtime.backward import Backward
+from hookrun.plan.model_tree import deaf
+from hookrun.plan.plan import Match, Plan, PlannedHook
+from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
-from hookrun.runtime.ops import Op, compose
-from hookrun.runtime.optimizer import OptimizerSteps
-from hookrun.runtime.points import (
+from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.hooks.backward import Backward
+from hookrun.runtime.hooks.module_hooks import (
     AccumulatedGrad,
     CallCounter,
     Firing,
@@ -33,16 +33,16 @@ from hookrun.runtime.points import (
     ForwardWithArguments,
     OutputGrad,
     ParameterGrad,
-    Point,
+    RegisteredHook,
     unscaled,
 )
-from hookrun.runtime.saved import SavedTensors, Scopes
-from hookrun.runtime.sinks import Probe
+from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
+from hookrun.runtime.hooks.saved_tensors import SavedTensors, Scopes
+from hookrun.runtime.records import Probe
 from hookrun.runtime.site import Sink, Site
-from hookrun.runtime.traced import Tracing
 from hookrun.spec.hook import HookSpec
 
-P = TypeVar("P", bound=Point)
+P = TypeVar("P", bound=RegisteredHook)
 
 
 class Wiring:
@@ -59,7 +59,7 @@ class Wiring:
         self.sites = list[Site]()
         self._model = model
         self._handles = list[RemovableHandle]()
-        self._points = list[Point]()
+        self._points = list[RegisteredHook]()
         self._scopes: Scopes | None = None
         self.tracing = Tracing(plan)
 
@@ -75,34 +75,36 @@ class Wiring:
                 self._install_on(module, by_id[id(module)])
 
         for hook in self.plan.hooks:
-            if hook.spec.hook == "apply":
+            if hook.spec.hook_type == "apply":
                 self._run_on_modules(hook)
         self._count_forwards()
         self._model.apply(visit)
         self._install_on_parameters()
 
-    def _planned_by_identity(self) -> Mapping[int, list[tuple[PlannedHook, Target]]]:
+    def _planned_by_identity(self) -> Mapping[int, list[tuple[PlannedHook, Match]]]:
         """What is planned for each module; CompileError where the model is not the plan's."""
         if (reason := deaf(self._model)) is not None:  # since the plan was made
             raise CompileError([Problem("model", reason.what, reason.hint)])
         modules = dict(self._model.named_modules(remove_duplicate=False))
-        planned = defaultdict[int, list[tuple[PlannedHook, Target]]](list)
+        planned = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
         there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
         there.update(f"{owner}.{name}" if owner else name for owner, name in self.plan.added())
         problems = []
         for hook in self.plan.hooks:
-            for target in hook.targets:
-                owner = target.path.rpartition(".")[0] if hook.spec.on_parameters else target.path
+            for match in hook.matches:
+                owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
                 module = modules.get(owner)
-                if module is None or type(module).__name__ != target.type:
+                if module is None or type(module).__name__ != match.type:
                     found = "nothing" if module is None else f"a {type(module).__name__}"
-                    text = f"the plan is for a {target.type} at {owner or '(root)'}, this model has {found} there"
+                    text = (
+                        f"the plan is for a {match.type} at {owner or '(root)'}, this model has {found} there"
+                    )
                     problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-                elif hook.spec.on_parameters and target.path not in there:
-                    text = f"the plan is for the parameter {target.path}, which this model has not"
+                elif hook.spec.on_parameters and match.path not in there:
+                    text = f"the plan is for the parameter {match.path}, which this model has not"
                     problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-                elif not hook.spec.on_parameters and hook.spec.hook != "apply":
-                    planned[id(module)].append((hook, target))
+                elif not hook.spec.on_parameters and hook.spec.hook_type != "apply":
+                    planned[id(module)].append((hook, match))
         if problems:
             raise CompileError(problems)
         return planned
@@ -110,7 +112,7 @@ class Wiring:
     def _run_on_modules(self, hook: PlannedHook) -> None:
         """An `apply` hook: its action sees each module once, and what it does to it lasts."""
         modules = dict(self._model.named_modules(remove_duplicate=False))
-        paths = {id(modules[target.path]): target.path for target in hook.targets}
+        paths = {id(modules[match.path]): match.path for match in hook.matches}
 
         def visit(module: nn.Module) -> None:
             path = paths.pop(id(module), None)
@@ -138,7 +140,7 @@ class Wiring:
             op = partial(_scheduled, op, open_gate)
         return Firing(site, op, self.tracing.of(site, targeted=targeted))
 
-    def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Target]]) -> None:
+    def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Match]]) -> None:
         """Every hook of one module, one callable for each type.
 
         The order is the order of registration: edits first, then what watches gradients, on the final output.
@@ -146,10 +148,10 @@ class Wiring:
         sites = defaultdict[str, list[Site]](list)
         planned = list(planned)
         calls = self._calls(module, [hook.spec for hook, _ in planned])
-        for hook, target in planned:
-            site = self._site(hook, target.path, module)
+        for hook, match in planned:
+            site = self._site(hook, match.path, module)
             site.calls = calls
-            sites[site.point].append(site)
+            sites[site.hook_type].append(site)
         if found := sites["forward_pre"]:
             self._pre(module, self._point(ForwardPre(list(map(self._firing, found)))).forward_pre)
         backward = None
@@ -208,12 +210,12 @@ class Wiring:
         for hook in self.plan.hooks:
             if not hook.spec.on_parameters:
                 continue
-            for target in hook.targets:
-                site = self._site(hook, target.path, modules[target.path.rpartition(".")[0]])
-                if hook.spec.hook in ("grad", "post_accumulate_grad"):
-                    grads[target.path, hook.spec.hook].append(site)
+            for match in hook.matches:
+                site = self._site(hook, match.path, modules[match.path.rpartition(".")[0]])
+                if hook.spec.hook_type in ("grad", "post_accumulate_grad"):
+                    grads[match.path, hook.spec.hook_type].append(site)
                 else:
-                    steps.append((self._firing(site), parameters[target.path]))
+                    steps.append((self._firing(site), parameters[match.path]))
         for (path, kind), sites in grads.items():
             self._install_on_gradient(parameters[path], kind, sites)
         if steps:
@@ -246,7 +248,7 @@ class Wiring:
 def _draws_in_forward(spec: HookSpec) -> bool:
     """Whether what it draws has to be found again where activation checkpointing repeats a call."""
     draws = spec.action.draws or any(value.draws for value in spec.action.outside_values().values())
-    return spec.hook in IN_FORWARD and (draws or spec.keys.when.probability < 1)
+    return spec.hook_type in IN_FORWARD and (draws or spec.keys.when.probability < 1)
 
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:

@@ -66,7 +66,7 @@ class HookSpec:
     action: Action
 
     @property
-    def hook(self) -> str:
+    def hook_type(self) -> str:
         """The hook type."""
         return self.keys.hook
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hookrun.compiler.tensors import leaves
+from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_folder, replacing

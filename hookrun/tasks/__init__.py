@@ -8,11 +8,11 @@ from hookrun.errors import HookrunError
 from hookrun.spec import Experiment
 from hookrun.store.reader import open_run
 from hookrun.tasks.analysis import ANALYSES, Analysis, prepare_analysis
+from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.run import run, show_prepared
 from hookrun.tasks.modules import show_modules
 from hookrun.tasks.prepare import Prepared
 from hookrun.tasks.prepare import prepare as prepare_model
-from hookrun.tasks.progress import Screen
-from hookrun.tasks.run import run, show_prepared
 
 __all__ = ["Analysis", "Prepared", "objective", "prepare", "run", "show"]
 

@@ -15,8 +15,8 @@ from hookrun.spec import Experiment, Settings
 from hookrun.store.captures import Capture, Lookup
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.probe import Probed, probe
-from hookrun.tasks.progress import Screen
 from hookrun.tasks.similarity import linear_cka
 
 ANALYSES = ("probe", "similarity")

@@ -6,10 +6,10 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.batches import Batch, Batches
-from hookrun.tasks.compiled import TOLERANCE, relative_difference
+from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.compiled import TOLERANCE, relative_difference
+from hookrun.tasks.loop.running import Running
 from hookrun.tasks.prepare import as_call
-from hookrun.tasks.running import Running
 
 PROGRAM = "exported.pt2"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from rich.tree import Tree
 
-from hookrun.compiler.names import ModelNames
-from hookrun.compiler.plan import Target
 from hookrun.errors import CompileError, Problem, SpecError, nearest
+from hookrun.plan.model_tree import ModelNames
+from hookrun.plan.plan import Match
 from hookrun.spec.selector import Selector, parse_selector
+from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.prepare import Prepared
-from hookrun.tasks.progress import Screen
 
 
 def show_modules(prepared: Prepared, screen: Screen) -> None:
@@ -17,17 +17,17 @@ def show_modules(prepared: Prepared, screen: Screen) -> None:
 
     Raises SpecError for a selector that makes no sense, CompileError for one that matches nothing.
     """
-    targets = {target.path: target for hook in prepared.plan.hooks for target in hook.targets}
+    matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
     raw = prepared.settings.task.select
     selector = None if raw is None else _parsed(raw)
     picked = set[str]() if selector is None else _picked(selector, prepared)
-    root = Tree(_label(targets[""], picked))
+    root = Tree(_label(matches[""], picked))
     branches = {"": root}
-    for path, target in targets.items():
+    for path, match in matches.items():
         if path:
-            branches[path] = branches[path.rpartition(".")[0]].add(_label(target, picked))
+            branches[path] = branches[path.rpartition(".")[0]].add(_label(match, picked))
     screen.console.print(root, soft_wrap=True)
-    screen.say(f"{len(targets)} modules, {targets[''].parameters:,} parameters")
+    screen.say(f"{len(matches)} modules, {matches[''].parameters:,} parameters")
     if selector is not None:
         screen.say(
             f"* {str(selector)!r} matches {len(picked)}: {', '.join(sorted(p or '(root)' for p in picked))}"
@@ -56,9 +56,9 @@ def _picked(selector: Selector, prepared: Prepared) -> set[str]:
     return picked
 
 
-def _label(target: Target, picked: set[str]) -> str:
-    name = target.path.rpartition(".")[2] or "(root)"
-    mark = "* " if target.path in picked else ""
-    others = [path for path in target.names if path != target.path]
+def _label(match: Match, picked: set[str]) -> str:
+    name = match.path.rpartition(".")[2] or "(root)"
+    mark = "* " if match.path in picked else ""
+    others = [path for path in match.names if path != match.path]
     also = f"  (also {', '.join(others)})" if others else ""
-    return f"{mark}{name}  {target.type}  {target.parameters:,}  {target.shape or '-'}{also}"
+    return f"{mark}{name}  {match.type}  {match.parameters:,}  {match.shape or '-'}{also}"

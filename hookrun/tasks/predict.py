@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hookrun.errors import HookrunError
 from hookrun.store.format import PREDICTED
-from hookrun.tasks.batches import Batches
-from hookrun.tasks.running import Running
+from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.loop.running import Running
 
 
 def predict(running: Running) -> None:

@@ -11,16 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
-from hookrun.compiler import Plan, compile_plan
-from hookrun.compiler.compilable import uncompilable, unexportable
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError
+from hookrun.plan.graph_support import uncompilable, unexportable
+from hookrun.plan.plan import Plan
+from hookrun.proving import compile_plan
+from hookrun.run_values import Reader, with_origins
 from hookrun.runtime import checking
 from hookrun.spec import Experiment, Settings, Spec, parse_spec
-from hookrun.tasks.losses import NEED_TARGET, loss_named
-from hookrun.tasks.optimizers import check_arguments, check_optimizer, check_scheduler
-from hookrun.tasks.session import device_named, session
-from hookrun.tasks.values import Reader, with_origins
+from hookrun.tasks.loop.losses import NEED_TARGET, loss_named
+from hookrun.tasks.loop.optimizers import check_arguments, check_optimizer, check_scheduler
+from hookrun.tasks.loop.session import device_named, session
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
@@ -185,10 +186,10 @@ def _check_leftover(leftover: Mapping[str, Tensor], plan: Plan) -> None:
 def added_names(plan: Plan) -> list[str]:
     """The names in the model of the parameters that the plan's hooks add."""
     return [
-        f"{target.path}.{name}" if target.path else name
+        f"{match.path}.{name}" if match.path else name
         for hook in plan.hooks
         if (name := hook.spec.action.adds(hook.spec.name)) is not None
-        for target in hook.targets
+        for match in hook.matches
     ]
 
 

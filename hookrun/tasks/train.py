@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookrun.store import checkpoint
-from hookrun.tasks.batches import Batch, Batches
-from hookrun.tasks.metrics import Average
-from hookrun.tasks.optimizers import make_optimizer, make_scheduler
-from hookrun.tasks.progress import numbers
-from hookrun.tasks.running import Running
+from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
+from hookrun.tasks.loop.progress import numbers
+from hookrun.tasks.loop.running import Running
 
 
 @dataclass

@@ -23,7 +23,7 @@ class FakeSite:
         values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.action = action
-        self.hook, self.point, self.path = "h", "forward", "fc"
+        self.hook_name, self.hook_type, self.path = "h", "forward", "fc"
         self.seed = 5
         self.module = module if module is not None else nn.Identity()
         self.args = args

@@ -90,8 +90,8 @@ def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
     hooks, problems = parse_hooks(yaml.safe_load(file.read_text()))
     assert problems == []
     for hook in hooks:
-        assert hook.hook in hook.action.hooks
-        assert hook.action.carried_by(hook.hook) is None
+        assert hook.hook_type in hook.action.hooks
+        assert hook.action.carried_by(hook.hook_type) is None
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hookrun.app.compose import compose_dict
 from hookrun.cli import main
+from hookrun.cli.compose import compose_dict
 from hookrun.spec import parse_experiment
 from hookrun.spec.experiment import Compute, Data, Model, Section, Task, Train
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import hookrun
-from hookrun.compiler.table import size
+from hookrun.plan.table import size
 from hookrun.store.reader import Run
 
 Runs = Callable[..., Run]

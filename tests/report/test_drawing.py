@@ -14,11 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hookrun.report.axes import axis_of
 from hookrun.report.captures import BINS, look
-from hookrun.report.charts import MOST_POINTS, Figure, Series, bars, lines
+from hookrun.report.draw.axes import axis_of
+from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, bars, lines
+from hookrun.report.draw.pictures import mosaic
 from hookrun.report.facts import Facts
-from hookrun.report.pictures import mosaic
 from hookrun.report.sampling import MOST_ROWS, draw, streams
 from hookrun.report.units import idle_units
 from hookrun.store.writer import CaptureWriter

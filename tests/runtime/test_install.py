@@ -294,7 +294,7 @@ def test_what_never_fired_is_known() -> None:
     x = torch.zeros(3, 1, 4)
     with hookrun.hooked(attention, spec) as hooks:
         attention(x, x, x)
-    assert hooks.unheard == [("h", "out_proj", "never fired")]
+    assert hooks.inactive == [("h", "out_proj", "never fired")]
 
 
 def test_effects_are_counted_when_asked_for() -> None:

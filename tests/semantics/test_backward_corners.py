@@ -237,7 +237,7 @@ def test_an_edit_of_a_gradient_that_is_none_is_reported() -> None:
         model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
     ) as hooks:
         model(X).sum().backward()  # the first module's input requires no gradient
-    assert hooks.unheard == [("h", "0", "fired and found no tensor for its action")]
+    assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
@@ -261,7 +261,7 @@ def test_without_gradients_nothing_fires_and_that_is_reported(kind: str, mode: A
     with hookrun.hooked(model, spec("", kind)) as hooks, mode():
         found = model(X)
     assert_close(found, model(X).detach())
-    assert hooks.unheard == [("h", "", "never fired")]
+    assert hooks.inactive == [("h", "", "never fired")]
 
 
 # ---- several uses, several passes

@@ -22,20 +22,20 @@ def watched(select: object, hook: str = "forward", **keys: Any) -> dict[str, Any
     return {"h": {"select": select, "hook": hook, "action": "capture", **keys}}
 
 
-def unheard(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str, str, str]]:
+def inactive(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str, str, str]]:
     with hookrun.hooked(model, spec) as hooks:
         run(model)
-    return hooks.unheard
+    return hooks.inactive
 
 
 def test_the_out_proj_of_attention() -> None:
     """Attention reads its weight, and never calls it."""
     model = nn.MultiheadAttention(4, 2, batch_first=True)
-    found = unheard(model, watched(["", "out_proj"]), lambda m: m(X, X, X))
+    found = inactive(model, watched(["", "out_proj"]), lambda m: m(X, X, X))
     assert found == [("h", "out_proj", NEVER)]
     gradients = watched("out_proj", "grad")
     assert (
-        unheard(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
+        inactive(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
     )  # its parameters do train
 
 
@@ -54,7 +54,7 @@ def test_a_direct_call_of_forward(hook: str) -> None:
     def run(model: nn.Module) -> None:
         model(X.clone().requires_grad_()).sum().backward()
 
-    assert unheard(Direct(), watched("*", hook), run) == [("h", "direct", NEVER)]
+    assert inactive(Direct(), watched("*", hook), run) == [("h", "direct", NEVER)]
 
 
 @pytest.mark.parametrize("hook", ["backward", "backward_pre", "output_grad", "grad", "post_accumulate_grad"])
@@ -64,7 +64,7 @@ def test_gradients_under_no_grad(hook: str) -> None:
             model(X)
 
     names = ["called.weight", "called.bias"] if hook in ON_PARAMETERS else ["called"]
-    found = unheard(Direct(), watched("called", hook), run)
+    found = inactive(Direct(), watched("called", hook), run)
     assert found == [("h", name, NEVER) for name in names]
 
 
@@ -79,8 +79,8 @@ class Branching(nn.Module):
 
 
 def test_a_branch_that_is_not_taken() -> None:
-    assert unheard(Branching(), watched("*"), lambda m: m(X)) == [("h", "other", NEVER)]
-    both = unheard(Branching(), watched("*"), lambda m: (m(X), m(-X)))
+    assert inactive(Branching(), watched("*"), lambda m: m(X)) == [("h", "other", NEVER)]
+    both = inactive(Branching(), watched("*"), lambda m: (m(X), m(-X)))
     assert both == []
 
 
@@ -106,14 +106,14 @@ def test_a_fused_fast_path_in_evaluation(train: bool) -> None:
     with hookrun.hooked(model, watched(INSIDE)) as hooks, torch.no_grad():
         model(X)
     assert {path: hooks.fired["h", path] for path in INSIDE} == by_hand
-    assert [path for _, path, _ in hooks.unheard] == [path for path in INSIDE if not by_hand[path]]
+    assert [path for _, path, _ in hooks.inactive] == [path for path in INSIDE if not by_hand[path]]
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_fused_fast_path_skips_hooks_on_what_is_inside() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     with torch.no_grad():
-        found = unheard(layer, watched(["linear1", "norm2"]), lambda m: m(X))
+        found = inactive(layer, watched(["linear1", "norm2"]), lambda m: m(X))
     paths = [path for _, path, _ in found]
     calls: list[str] = []
     layer.linear1.register_forward_hook(lambda *_: calls.append("linear1"))
@@ -123,7 +123,7 @@ def test_a_fused_fast_path_skips_hooks_on_what_is_inside() -> None:
 
 
 def test_a_schedule_that_never_holds() -> None:
-    assert unheard(Direct(), watched("called", when={"step": 5}), lambda m: m(X)) == [("h", "called", NEVER)]
+    assert inactive(Direct(), watched("called", when={"step": 5}), lambda m: m(X)) == [("h", "called", NEVER)]
 
 
 def test_each_pair_of_hook_and_module_is_reported_by_itself() -> None:
@@ -131,7 +131,7 @@ def test_each_pair_of_hook_and_module_is_reported_by_itself() -> None:
         "seen": {"select": "*", "hook": "forward", "action": "capture"},
         "grads": {"select": "one", "hook": "output_grad", "action": "capture"},
     }
-    found = unheard(Branching(), spec, lambda m: m(X))
+    found = inactive(Branching(), spec, lambda m: m(X))
     assert sorted(found) == [("grads", "one", NEVER), ("seen", "other", NEVER)]
 
 
@@ -150,7 +150,7 @@ def test_an_edit_of_integers_or_of_a_gradient_that_is_none_fired_and_did_nothing
         "none": {"select": "table", "hook": "backward", "action": "scale", "factor": 2},
         "fine": {"select": "table", "hook": "forward", "action": "scale", "factor": 2},
     }
-    found = unheard(Tokens(), spec, lambda m: m(torch.tensor([1, 2])).sum().backward())
+    found = inactive(Tokens(), spec, lambda m: m(torch.tensor([1, 2])).sum().backward())
     assert sorted(found) == [("ids", "ids", IDLE), ("none", "table", IDLE)]
 
 

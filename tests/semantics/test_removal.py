@@ -97,7 +97,7 @@ def test_after_success(model: Net) -> None:
     with hookrun.hooked(model, EVERY) as hooks:
         assert hooked_state(model) != before
         step(model)
-        assert not hooks.unheard
+        assert not hooks.inactive
     assert hooked_state(model) == before
     assert sorted(seen) == sorted(expected), "the hooks of others fired as without"
     seen.clear()
@@ -134,7 +134,7 @@ def test_after_anything_raised_at_any_module_call(
     assert hooked_state(model) == before
     with hookrun.hooked(model, EVERY) as hooks:  # and nothing is left over for the next
         step(model)
-        assert not hooks.unheard
+        assert not hooks.inactive
     assert hooked_state(model) == before
 
 
@@ -153,7 +153,7 @@ def test_after_anything_raised_in_the_backward(model: Net, where: str, error: ty
     assert hooked_state(model) == before
     with hookrun.hooked(model, EVERY) as hooks:
         step(model)
-        assert not hooks.unheard
+        assert not hooks.inactive
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hookrun.compiler.tensors import get
+from hookrun.containers import get
 from hookrun.spec.target import parse_target
 from hookrun.store.files import StoreError
 from hookrun.store.writer import CaptureWriter, Count

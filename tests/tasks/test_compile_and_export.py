@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hookrun
-from hookrun.tasks.compiled import Compiled
+from hookrun.tasks.loop.compiled import Compiled
 
 QUICK = ("train.limit_batches=2", "train.epochs=1", "data.batch_size=16")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hookrun.spec.experiment import Compute
-from hookrun.tasks.session import session
+from hookrun.tasks.loop.session import session
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError, SpecError
-from hookrun.tasks.losses import LOSSES, NEED_TARGET, correct, loss_named, main_tensor
+from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, correct, loss_named, main_tensor
 
 SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
 LABELS = torch.tensor([0, 2])

@@ -10,7 +10,7 @@ from torch import nn
 
 from hookrun.errors import HookrunError, SpecError
 from hookrun.spec.experiment import Named, Scheduler, Train
-from hookrun.tasks.optimizers import (
+from hookrun.tasks.loop.optimizers import (
     check_arguments,
     check_optimizer,
     check_scheduler,

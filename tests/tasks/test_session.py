@@ -12,7 +12,7 @@ import torch
 
 from hookrun.errors import SpecError
 from hookrun.spec.experiment import Compute
-from hookrun.tasks.session import device_named, session
+from hookrun.tasks.loop.session import device_named, session
 
 ONE = Compute(threads=1)
 

@@ -1,1 +1,0 @@
-"""The command line on top of Hydra: compose, check, and only then let Hydra make directories and run jobs."""

@@ -1,0 +1,133 @@
+"""What one command line asks for: help, the configuration, completion, a plan to read, a run or a sweep."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from hookrun.cli.compose import existing_folder, plain_run, unused_run_dir
+from hookrun.cli.errors import Asked, explained
+from hookrun.cli.hydra_core import argument_parser, conf_dir, opened
+from hookrun.cli.jobs import DONE, READ_ONLY, REFUSED, Run
+from hookrun.cli.logs import sweep_lines
+from hookrun.cli.overrides import take_trust
+from hookrun.cli.plans import planned
+from hookrun.errors import Problem, SpecError
+
+CONFIG_NAME = "config"
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Do what ``hookrun ARGUMENTS`` does; returns the exit code.
+
+    Raises SpecError, CompileError, and SystemExit for a wrong flag.
+    """
+    args = argument_parser().parse_intermixed_args(list(arguments))
+    _refuse_flags(args)
+    trust, overrides = take_trust(args.overrides)
+    main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
+    name = args.config_name or CONFIG_NAME
+    with opened(main, *_config_dirs(args)) as app:
+        asked = Asked(app, name, overrides)
+        if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
+            with explained(asked):
+                return _inform(asked, args)
+        return _run(asked, trust, _typed_mode(args))
+
+
+def _refuse_flags(args: argparse.Namespace) -> None:
+    commands = {
+        "--run": args.run,
+        "--multirun": args.multirun,
+        "--cfg": args.cfg is not None,
+        "--info": args.info is not None,
+        "--shell-completion": args.shell_completion,
+    }
+    given = [flag for flag, is_given in commands.items() if is_given]
+    if len(given) > 1:
+        raise SpecError([Problem(" ".join(given), "say different things to do", "give one of them")])
+    if args.resolve and args.cfg is None and not args.help:
+        raise SpecError([Problem("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")])
+    if args.experimental_rerun is not None:
+        hint = "every run directory holds its overrides in .hydra/overrides.yaml"
+        raise SpecError([Problem("--experimental-rerun", "reads a pickle, which could run any code", hint)])
+
+
+def _config_dirs(args: argparse.Namespace) -> list[Path]:
+    folder = args.config_dir
+    if folder is None and args.shell_completion:  # complete what is under way with its own folder
+        words = os.environ.get("COMP_LINE", "").split()
+        folder = next((value for flag, value in pairwise(words) if flag in ("--config-dir", "-cd")), None)
+        return [] if folder is None or not Path(folder).is_dir() else [Path(folder).absolute()]
+    return [] if folder is None else [existing_folder("--config-dir", folder)]
+
+
+def _inform(asked: Asked, args: argparse.Namespace) -> int:
+    app, name, overrides = asked.app, asked.config_name, asked.overrides
+    if args.help:
+        from hookrun.cli.help import help_text
+
+        print(help_text(app, app.compose_config(name, overrides, RunMode.RUN), args.resolve))
+    elif args.hydra_help:
+        app.hydra_help(config_name=name, args_parser=argument_parser(), args=args)
+    elif args.cfg:
+        try:
+            app.show_cfg(name, overrides, args.cfg, args.package, args.resolve)
+        except SystemExit:  # it has said that there is no such package
+            return REFUSED
+    elif args.info:
+        app.show_info(args.info, config_name=name, overrides=overrides)
+    else:
+        app.shell_completion(config_name=name, overrides=overrides)
+    return DONE
+
+
+def _typed_mode(args: argparse.Namespace) -> RunMode | None:
+    return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
+
+
+def _run(asked: Asked, trust: frozenset[str], typed: RunMode | None) -> int:
+    """Compose and check, then show, run or sweep."""
+    app, name = asked.app, asked.config_name
+    configured = app.configured_mode(name, asked.overrides)
+    mode = typed or configured or RunMode.RUN
+    overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
+    asked = Asked(app, name, overrides, mode)
+    with explained(asked):
+        cfg = app.compose_config(name, overrides, mode)
+    if mode is RunMode.RUN:
+        return _run_once(asked, cfg, trust)
+    from hookrun.cli.sweep import sweep
+
+    with sweep_lines(cfg):
+        return sweep(app, cfg, trust)
+
+
+def _run_once(asked: Asked, cfg: DictConfig, trust: frozenset[str]) -> int:
+    from hookrun.spec import parse_experiment
+
+    experiment = parse_experiment(plain_run(cfg))
+    read_only = experiment.settings.task.name in READ_ONLY
+    if not read_only:
+        unused_run_dir(cfg, "hydra.run.dir")
+
+    from hookrun import tasks  # after the mistakes that need no torch: it takes seconds
+
+    def composed(overrides: list[str]) -> dict[str, Any]:
+        with explained(asked):
+            return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
+
+    prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
+    if read_only:
+        tasks.show(prepared)
+        return DONE
+    with explained(asked):
+        returned = asked.app.run_checked(cfg, Run(prepared))
+    return int(returned.return_value)

@@ -1,0 +1,101 @@
+"""From the config folders and overrides to the plain mapping that hookrun validates."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.cli.errors import Asked, explained, without_header
+from hookrun.cli.hydra_core import conf_dir, opened
+from hookrun.errors import Problem, SpecError
+from hookrun.store.format import STATUS
+
+
+def compose_dict(
+    overrides: Sequence[str] = (), config_dir: str | Path | None = None, config_name: str = "config"
+) -> dict[str, Any]:
+    """What ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
+
+    Touches nothing on disk. Raises SpecError.
+    """
+    extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
+    with opened(conf_dir(), *extra) as app:
+        with explained(Asked(app, config_name, list(overrides))):
+            cfg = app.compose_config(config_name, list(overrides), RunMode.RUN)
+        return plain_run(cfg)
+
+
+def existing_folder(where: str, folder: str | Path) -> Path:
+    """The absolute path of a folder; raises SpecError where there is none."""
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        hint = "give the folder that holds experiment/ or hooks/"
+        raise SpecError([Problem(where, f"there is no folder {path}", hint)])
+    return path
+
+
+def plain_run(cfg: DictConfig) -> dict[str, Any]:
+    """The user's part of the configuration of a single run, resolved."""
+    return _placed(cfg, "hydra.run.dir")
+
+
+def plain_job(cfg: DictConfig) -> dict[str, Any]:
+    """The user's part of the configuration of one job of a sweep, resolved."""
+    return _placed(cfg, "hydra.sweep.dir", "hydra.sweep.subdir")
+
+
+def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
+    with explained():
+        # As Hydra does before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
+        HydraConfig.instance().set_config(cfg)
+        output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
+        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
+            cfg.hydra.runtime.output_dir = output_dir
+        HydraConfig.instance().set_config(cfg)
+        users = copy.deepcopy(cfg)
+        with read_write(users), open_dict(users):
+            del users["hydra"]
+    _refuse_lost_keys(cfg, users)
+    return plain(users)
+
+
+def unused_run_dir(cfg: DictConfig, where: str) -> Path:
+    """The directory of a run or job whose configuration is plain by now.
+
+    Raises SpecError where it holds a run already: Hydra would write its `.hydra` over that run's.
+    """
+    run_dir = Path(cfg.hydra.runtime.output_dir)
+    if (run_dir / STATUS).exists():
+        raise SpecError([Problem(where, f"{run_dir} already holds a run", "give another directory")])
+    return run_dir
+
+
+def plain(users: DictConfig) -> dict[str, Any]:
+    """The user's part of a configuration, resolved; raises SpecError."""
+    with explained():
+        resolved = OmegaConf.to_container(users, resolve=True, throw_on_missing=True)
+    return cast(dict[str, Any], resolved)
+
+
+def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
+    """Refuse what would run something else than the person asked for, in the file that is to blame."""
+    chosen = cfg.hydra.runtime.choices.get("experiment")
+    file = f"experiment/{chosen}.yaml"
+    folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
+    path = next((str(folder / file) for folder in folders if (folder / file).is_file()), file)
+    if chosen is not None and "experiment" in users:
+        raise SpecError([without_header(path)])
+    overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
+    typed = [text for text in overrides if text.startswith("task=")]
+    task = OmegaConf.select(users, "task.name")
+    if typed and chosen is not None and cfg.hydra.runtime.choices.get("task") != task:
+        what = f"it sets task.name to {task!r} itself, so that {typed[-1]} would do nothing"
+        hint = f"let its defaults list say `- override /task: {task}` instead"
+        raise SpecError([Problem(path, what, hint)])

@@ -1,0 +1,172 @@
+"""What Hydra calls in a run directory: a run, or one job of a sweep, in whichever process a launcher chooses."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from hookrun.cli.compose import plain
+from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
+from hookrun.store.format import STATUS
+
+if TYPE_CHECKING:
+    from hookrun.tasks import Analysis, Prepared
+
+DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
+READ_ONLY = frozenset({"plan", "modules"})
+"""Tasks that show something and leave nothing behind."""
+
+
+class JobFailed(HookrunError):
+    """A job of an optimizing sweep failed, with `exit_code`; its sweeper decides whether to go on."""
+
+    def __init__(self, run_dir: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(run_dir, exit_code)  # the arguments that rebuild it in another process
+
+    def __str__(self) -> str:
+        return "job failed with exit code {1}: {0}".format(*self.args)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A single run: everything was checked and built before its directory was made."""
+
+    prepared: Prepared | Analysis
+
+    def __call__(self, _: DictConfig) -> int:
+        from hookrun import tasks
+        from hookrun.store.run_dir import update_latest
+
+        run_dir = _run_dir()
+        if note := update_latest(run_dir):
+            print(note)
+        return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
+
+    trust:      the packages that were typed as trusted
+    optimizing: the sweeper wants the objective of each job, and an exception from a failed one
+    """
+
+    trust: frozenset[str]
+    optimizing: bool = False
+
+    def __call__(self, cfg: DictConfig) -> int | float:
+        """The exit code, or the objective."""
+        run_dir = _run_dir()
+        try:
+            code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
+        finally:
+            release_memory()
+        if not self.optimizing:
+            return code
+        if code != DONE:
+            raise JobFailed(str(run_dir), code)
+        from hookrun import tasks
+
+        return tasks.objective(run_dir)
+
+    def _run(self, cfg: DictConfig, run_dir: Path) -> int:
+        from hookrun import tasks
+        from hookrun.spec import parse_experiment
+
+        try:
+            prepared = tasks.prepare(parse_experiment(plain(cfg)), trust=self.trust)
+        except (Exception, SystemExit) as error:
+            from hookrun.store.run_dir import RunDir
+
+            reason = str(error) or type(error).__name__
+            RunDir.create(run_dir).set_status("failed", reason, exit_code(error))
+            raise
+        return tasks.run(prepared, run_dir)
+
+
+def _run_dir() -> Path:
+    return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
+    """The exit code of `run`; a failure is reported and goes no further, for it must not end a sweep."""
+    is_new = not (run_dir / STATUS).exists()
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print(f"interrupted\nrun directory: {run_dir}", file=sys.stderr, flush=True)
+        raise
+    except (Exception, SystemExit) as error:
+        report(error, run_dir)
+        return exit_code(error)
+    finally:
+        if is_new and (run_dir / STATUS).exists():
+            make_page(run_dir)
+
+
+def make_page(folder: Path) -> None:
+    """Write the page of a run or of a sweep and say where it is; one that can't be made costs the run nothing."""
+    from hookrun.report import write_report
+
+    try:
+        print(f"report: {write_report(folder)}", flush=True)
+    except Exception as error:  # whatever is wrong with a picture, the run is over and its exit code known
+        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        again = f"python -m hookrun.report {folder}"
+        print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
+
+
+def exit_code(error: BaseException) -> int:
+    """What the process returns for an exception."""
+    if isinstance(error, HookrunError):
+        return error.exit_code
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+
+
+def most_serious(codes: Iterable[int]) -> int:
+    """The exit code of a sweep."""
+    return max(codes, key=[DONE, CHECK, FAILED, REFUSED].index, default=DONE)
+
+
+def report(error: BaseException, run_dir: Path | None = None) -> None:
+    """Say on stderr what went wrong, in plain text.
+
+    A traceback is for those who ask (HYDRA_FULL_ERROR=1); one that nobody wrote on purpose is kept in the run
+    directory, or shown where there is none.
+    """
+    on_purpose = isinstance(error, HookrunError)
+    lines = [str(error) if on_purpose else f"{type(error).__name__}: {error}"]
+    trace = "".join(traceback.format_exception(error))
+    shown = os.environ.get("HYDRA_FULL_ERROR") == "1" or (run_dir is None and not on_purpose)
+    if run_dir is not None:
+        lines.append(f"run directory: {run_dir}")
+        if not isinstance(error, SpecError | CompileError | CheckFailed):
+            file = run_dir / "error.txt"
+            try:
+                file.write_text(trace, encoding="utf-8")
+                lines.append(f"traceback: {file}")
+            except OSError as unwritable:
+                lines.append(f"traceback: not saved ({unwritable})")
+                shown = shown or not on_purpose
+                with suppress(OSError):
+                    file.unlink(missing_ok=True)  # the half of a traceback that found room
+    print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
+
+
+def release_memory() -> None:
+    """Give back what the last job held, so that the next one in this process starts with nothing of it."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

@@ -1,0 +1,142 @@
+"""Sweeps: every job is composed and validated before the first runs, and a failed one leaves the others alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, filter_overrides
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hookrun.cli.compose import plain_job, unused_run_dir
+from hookrun.cli.errors import Asked, explained
+from hookrun.cli.hydra_core import App, numbered
+from hookrun.cli.jobs import DONE, FAILED, READ_ONLY, Job, make_page, most_serious, release_memory
+from hookrun.cli.plans import planned
+from hookrun.errors import Problem, SpecError
+from hookrun.spec import Experiment, parse_experiment
+
+
+def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
+    """Run the jobs of `cfg`; returns the most serious of their exit codes.
+
+    Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
+    its jobs as it goes cannot name them: there the configuration that they share is checked.
+    """
+    with explained(_asked(app, cfg, [])):
+        # The time in the directory's name is read here, once, and from here on the same for every job.
+        HydraConfig.instance().set_config(cfg)
+        sweep_dir = Path(str(cfg.hydra.sweep.dir)).absolute()
+        jobs = app.jobs(cfg)
+    if jobs is None:
+        experiments = [parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))]
+        names = [""]
+    else:
+        names = [" ".join(filter_overrides(overrides)) for overrides in jobs]
+        experiments = _validated(app, cfg, jobs, names)
+    if all(experiment.settings.task.name in READ_ONLY for experiment in experiments):
+        if jobs is not None:
+            experiments = [
+                planned(experiment, overrides, partial(_job_config, app, cfg, number))
+                for number, (experiment, overrides) in enumerate(zip(experiments, jobs, strict=True))
+            ]
+        return _show(experiments, names, trust)
+    del experiments
+    return _launch(app, cfg, sweep_dir, Job(trust, optimizing=jobs is None))
+
+
+def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Asked:
+    shared: Any = OmegaConf.to_container(cfg.hydra.overrides.hydra)
+    return Asked(app, cfg.hydra.job.config_name, [*shared, *overrides])
+
+
+def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str]) -> list[Experiment]:
+    """The experiment of each job; raises SpecError with the mistakes of the first that is refused."""
+    experiments = list[Experiment]()
+    run_dirs = dict[Path, int]()
+    for number, overrides in enumerate(jobs):
+        try:
+            with explained(_asked(app, cfg, overrides)):
+                job = app.job_config(cfg, overrides, number)
+            experiment = parse_experiment(plain_job(job))
+            if experiment.settings.task.name not in READ_ONLY:
+                run_dir = unused_run_dir(job, "hydra.sweep.dir")
+                _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
+        except SpecError as error:
+            raise _in_job(error, f"job #{number} ({names[number]})") from error
+        experiments.append(experiment)
+    return experiments
+
+
+def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
+    with explained(_asked(app, cfg, overrides)):
+        return plain_job(app.job_config(cfg, overrides, number))
+
+
+def _refuse_shared(run_dir: Path, first: int, number: int) -> None:
+    if first != number:
+        what = f"job #{first} has the same directory, {run_dir}"
+        raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
+
+
+def _in_job(error: SpecError, job: str) -> SpecError:
+    return SpecError([Problem(f"{job}: {each.where}", each.what, each.hint) for each in error.errors])
+
+
+def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]) -> int:
+    from hookrun import tasks
+
+    for number, (experiment, name) in enumerate(zip(experiments, names, strict=True)):
+        if name:
+            print(f"#{number}: {name}")
+        tasks.show(tasks.prepare(experiment, trust=trust))
+        release_memory()
+    return DONE
+
+
+def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: Job) -> int:
+    before = _statuses(sweep_dir)
+    try:
+        return _run_jobs(app, cfg, sweep_dir, job, before)
+    finally:
+        if _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
+            make_page(sweep_dir)
+
+
+def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: Job, before: dict[Path, int]) -> int:
+    try:
+        returned = app.sweep_checked(cfg, job)
+    except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
+        # Jobs keep their exceptions to themselves: this one is a sweeper's, a launcher's or a directory's.
+        with explained(_asked(app, cfg, [])):
+            raise error
+    codes = dict(_returned(returned)) if not job.optimizing else _written(sweep_dir, before)
+    failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
+    print(f"sweep: {len(codes) - len(failed)} of {len(codes)} jobs done, in {sweep_dir}")
+    for run_dir, code in failed.items():
+        print(f"  exit code {code}: {run_dir}")
+    return most_serious(codes.values())
+
+
+def _returned(batches: list[list[JobReturn]]) -> Iterator[tuple[str, int]]:
+    for batch in batches:
+        for job in batch:
+            yield str(job.hydra_cfg.hydra.runtime.output_dir), int(job.return_value)  # type: ignore[union-attr]
+
+
+def _written(sweep_dir: Path, before: dict[Path, int]) -> dict[str, int]:
+    """The exit codes that this sweep's jobs left on disk: an optimizing sweeper keeps what they returned."""
+    changed = [path for path, time in _statuses(sweep_dir).items() if before.get(path) != time]
+    codes = {path: json.loads(path.read_text(encoding="utf-8")).get("exit_code") for path in changed}
+    return {str(path.parent): FAILED if code is None else int(code) for path, code in sorted(codes.items())}
+
+
+def _statuses(sweep_dir: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in sweep_dir.rglob("status.json")}

@@ -1,0 +1,210 @@
+"""The hook types: at which moment of a module, a parameter or an optimizer step an action runs. Imports no torch.
+
+A hook type is one `HookType` here and one installer in `runtime/hooks/`. Every other file reads these records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What `torch.compile` and `torch.export` make of the hooks of a type.
+
+    inside:  they become part of the graph
+    refused: why no graph can hold them, and the next step; None where one can, or where they run outside of it
+    """
+
+    inside: bool
+    refused: tuple[str, str] | None = None
+
+
+INSIDE_THE_GRAPH = Graph(inside=True)
+OUTSIDE_THE_GRAPH = Graph(inside=False)
+BREAKS_THE_GRAPH = Graph(
+    inside=False,
+    refused=(
+        "puts autograd nodes of its own around the module, at which a graph breaks",
+        "use output_grad, which a graph can hold, or run without compiling",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HookType:
+    """One moment at which an action runs. Equal only to itself; `str()` is the name that YAML uses.
+
+    name:    the word after `hook:`
+    fires:   when, for the reference table
+    sees:    what the action is given there, for the reference table
+    on:      what the hook is attached to; `select` names parameters unless it is "module"
+    phase:   in which part of a step it fires; "installation" is once, before the model runs
+    takes:   the optional keys of a hook that have a meaning here
+    graph:   what torch.compile makes of it
+    gradient: its value consists of gradients
+    batch:    the first dimension of its tensors is that of the batch
+    in_tuple: its value is a tuple also where there is a single tensor; observers see that tensor alone
+    until_backward: what it does in the forward pass is undone in the backward pass
+    """
+
+    name: str
+    fires: str
+    sees: str
+    on: Literal["module", "parameter", "optimizer"]
+    phase: Literal["installation", "forward", "backward", "step"]
+    takes: frozenset[str] = frozenset({"target", "index", "when", "when.call"})
+    graph: Graph = OUTSIDE_THE_GRAPH
+    gradient: bool = False
+    batch: bool = False
+    in_tuple: bool = False
+    until_backward: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return hook_type_named, (self.name,)  # the same record in every process, and after a deep copy
+
+    @property
+    def on_parameters(self) -> bool:
+        """Whether `select` names parameters."""
+        return self.on != "module"
+
+    @property
+    def needs_backward(self) -> bool:
+        """Whether a forward pass alone does not show what it does."""
+        return self.phase in ("backward", "step") or self.until_backward
+
+
+_ON_A_PARAMETER = frozenset({"index", "when"})
+
+FORWARD_PRE = HookType(
+    "forward_pre",
+    fires="before the module's forward",
+    sees="its arguments",
+    on="module",
+    phase="forward",
+    graph=INSIDE_THE_GRAPH,
+    batch=True,
+    in_tuple=True,
+)
+FORWARD = HookType(
+    "forward",
+    fires="after the module's forward",
+    sees="its output",
+    on="module",
+    phase="forward",
+    graph=INSIDE_THE_GRAPH,
+    batch=True,
+)
+BACKWARD_PRE = HookType(
+    "backward_pre",
+    fires="before the module's backward",
+    sees="grad_output",
+    on="module",
+    phase="backward",
+    graph=BREAKS_THE_GRAPH,
+    gradient=True,
+    batch=True,
+    in_tuple=True,
+)
+BACKWARD = HookType(
+    "backward",
+    fires="after the module's backward",
+    sees="grad_input, observers see grad_input and grad_output",
+    on="module",
+    phase="backward",
+    graph=BREAKS_THE_GRAPH,
+    gradient=True,
+    batch=True,
+    in_tuple=True,
+)
+OUTPUT_GRAD = HookType(
+    "output_grad",
+    fires="when the gradient of the module's output is known",
+    sees="that gradient",
+    on="module",
+    phase="backward",
+    graph=INSIDE_THE_GRAPH,
+    gradient=True,
+    batch=True,
+)
+GRAD = HookType(
+    "grad",
+    fires="when a parameter's gradient is computed",
+    sees="that gradient",
+    on="parameter",
+    phase="backward",
+    takes=_ON_A_PARAMETER,
+    gradient=True,
+)
+POST_ACCUMULATE_GRAD = HookType(
+    "post_accumulate_grad",
+    fires="when a parameter's gradient has been accumulated",
+    sees="`parameter.grad`",
+    on="parameter",
+    phase="backward",
+    takes=_ON_A_PARAMETER,
+    gradient=True,
+)
+SAVED_TENSORS = HookType(
+    "saved_tensors",
+    fires="when autograd saves a tensor inside the module's forward",
+    sees="that tensor",
+    on="module",
+    phase="forward",
+    takes=frozenset({"index", "when", "when.call", "parameters"}),
+    graph=Graph(
+        inside=False,
+        refused=(
+            "sees nothing: the compiler itself decides what a graph saves",
+            "run it without compiling, or leave it out",
+        ),
+    ),
+    until_backward=True,
+)
+OPTIMIZER_STEP_PRE = HookType(
+    "optimizer_step_pre",
+    fires="before `optimizer.step()`",
+    sees="the selected parameters' gradients",
+    on="optimizer",
+    phase="step",
+    takes=_ON_A_PARAMETER,
+    gradient=True,
+)
+OPTIMIZER_STEP_POST = HookType(
+    "optimizer_step_post",
+    fires="after `optimizer.step()`",
+    sees="the selected parameters",
+    on="optimizer",
+    phase="step",
+    takes=_ON_A_PARAMETER,
+)
+APPLY = HookType(
+    "apply",
+    fires="once, at installation",
+    sees="the module itself",
+    on="module",
+    phase="installation",
+    takes=frozenset(),
+)
+
+
+def _by_name(types: Iterable[object]) -> Mapping[str, HookType]:
+    return MappingProxyType({each.name: each for each in types if isinstance(each, HookType)})
+
+
+HOOK_TYPES = _by_name(list(vars().values()))
+"""Every hook type of this file by name, in the order of the reference table."""
+
+OWN_KEYS = frozenset({"parameters"})
+"""Keys of a hook that some hook types alone know; elsewhere an action may have a parameter of that name."""
+
+
+def hook_type_named(name: str) -> HookType:
+    """The hook type of that name. Raises KeyError."""
+    return HOOK_TYPES[name]

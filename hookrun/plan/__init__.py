@@ -1,0 +1,1 @@
+"""Spec x model -> Plan: which modules and parameters each hook selects, frozen and printable. Nothing is changed."""

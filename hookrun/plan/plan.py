@@ -1,0 +1,161 @@
+"""The plan: which action runs on which module, in which order. Frozen, printable, hashable; made by the compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hookrun.spec.hook import HookSpec
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+    from torch.nn import Module
+
+    from hookrun.plan.rows import Source
+    from hookrun.runtime.install import Installation
+
+
+@dataclass(frozen=True)
+class Match:
+    """One module or parameter that a hook is for.
+
+    path:        its first name in ``named_modules`` or ``named_parameters``
+    names:       all of its names; `path` is one of them
+    type:        class of the module; a parameter's is that of the module that owns it
+    parameters:  elements of the module's own and its descendants' parameters, or of the parameter
+    shape:       of the module's output with the example, or of the parameter; None: not known
+    called:      whether the example reached it; None: not known
+    bytes:       of what one firing captures with the example; None: it captures nothing, or not known
+    per_sample:  `bytes` are those of one sample
+    """
+
+    path: str
+    names: tuple[str, ...]
+    type: str
+    parameters: int
+    shape: str | None = None
+    called: bool | None = None
+    bytes: float | None = None
+    per_sample: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for plan.json."""
+        return {
+            "path": self.path,
+            "names": list(self.names),
+            "class": self.type,
+            "parameters": self.parameters,
+            "shape": self.shape,
+            "bytes": self.bytes,
+            "per_sample": self.per_sample,
+        }
+
+
+@dataclass(frozen=True)
+class PlannedHook:
+    """A hook with the modules or parameters that its selector matched, in the model's order."""
+
+    spec: HookSpec
+    matches: tuple[Match, ...]
+    values: Mapping[str, Source] = field(
+        default_factory=lambda: MappingProxyType({}), compare=False, repr=False
+    )
+
+    @cached_property
+    def digest(self) -> dict[str, str]:
+        """What identifies the tensors that came from files or other runs."""
+        return {key: hashlib.sha256(_raw(value)).hexdigest() for key, value in self.values.items()}
+
+
+def _raw(value: Source) -> bytes:
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        return value.digest.encode()
+    tensor = value
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return f"{tensor.dtype}{list(tensor.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every enabled hook in firing order, resolved against one model.
+
+    model:     the model's class
+    unchecked: why shapes were not checked; None where they were, or where no example was given
+    samples:   how many samples a run will see, where that is known
+    """
+
+    model: str
+    hooks: tuple[PlannedHook, ...]
+    seed: int = 0
+    unchecked: str | None = None
+    samples: int | None = None
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 of the canonical JSON of what the plan does; where shapes are known does not change it."""
+        what = {
+            "model": self.model,
+            "seed": self.seed,
+            "hooks": [
+                {
+                    "name": hook.spec.name,
+                    **hook.spec.to_dict(),
+                    "targets": [[match.path, match.type, list(match.names)] for match in hook.matches],
+                    "values": hook.digest,
+                }
+                for hook in self.hooks
+            ],
+        }
+        canonical = json.dumps(what, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for plan.json."""
+        return {
+            "hash": self.hash,
+            "model": self.model,
+            "seed": self.seed,
+            "unchecked": self.unchecked,
+            "hooks": [
+                {
+                    "name": hook.spec.name,
+                    **hook.spec.to_dict(),
+                    "targets": [match.to_dict() for match in hook.matches],
+                }
+                for hook in self.hooks
+            ],
+        }
+
+    def added(self) -> Iterator[tuple[str, str]]:
+        """Module path and name of every parameter that the plan adds."""
+        for hook in self.hooks:
+            name = hook.spec.action.adds(hook.spec.name)
+            if name is not None:
+                yield from ((match.path, name) for match in hook.matches)
+
+    def __str__(self) -> str:
+        from hookrun.plan.table import text
+
+        return text(self)
+
+    def install(
+        self, model: Module, *, effects: bool = False, scaler: GradScaler | None = None
+    ) -> Installation:
+        """A context manager under which the hooks are installed on `model`.
+
+        model:   the model that the plan was compiled for, or one with the same modules
+        effects: count what edits change, at the cost of one reduction for each
+        scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
+
+        Raises CompileError if the plan does not fit `model`.
+        """
+        from hookrun.runtime.install import Installation  # the one step from a noun to the stage that runs it
+
+        return Installation(self, model, effects=effects, scaler=scaler)

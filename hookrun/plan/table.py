@@ -1,0 +1,133 @@
+"""The plan as a table: order, hook, modules, class, hook type, action, parameters, schedule, shapes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hookrun.plan.plan import Match, Plan, PlannedHook
+from hookrun.spec.hook import HookSpec
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SHOWN = 4
+"""So many modules of a hook are listed by name."""
+
+
+def table(plan: Plan) -> Table:
+    """The plan as a rich table."""
+    from rich import box
+    from rich.table import Table
+
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+        drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
+    for order, hook in enumerate(plan.hooks):
+        drawn.add_row(str(order), *_cells(hook))
+    return drawn
+
+
+def text(plan: Plan) -> str:
+    """The plan as plain text, as wide as it needs to be."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    show(plan, Console(file=file, no_color=True, highlight=False, emoji=False, markup=False))
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Print the plan. A terminal too narrow for the table gets a few lines for each hook instead."""
+    drawn = table(plan)
+    width = console.measure(drawn, options=console.options.update(width=10_000)).maximum
+    if plan.hooks and (not console.is_terminal or width <= console.width):
+        narrow, console.width = console.width, max(width, console.width)
+        console.print(drawn)
+        console.width = narrow
+    else:
+        for order, hook in enumerate(plan.hooks):
+            console.print("\n".join(_card(order, hook)), soft_wrap=True)
+    for line in notes(plan):
+        console.print(line, soft_wrap=True)
+
+
+def _card(order: int, hook: PlannedHook) -> list[str]:
+    spec = hook.spec
+    parts = [spec.hook_type, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
+    matches = [f"   {shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
+    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(matches)]
+
+
+def notes(plan: Plan) -> list[str]:
+    """What the table does not hold: what captures will take, what was not reached, what was not checked, the hash."""
+    lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
+    if plan.unchecked:
+        lines.append(f"shapes unchecked: {plan.unchecked}")
+    if not plan.hooks:
+        lines.append("no hooks")
+    return [*lines, f"plan {plan.hash[:12]}"]
+
+
+def _cells(hook: PlannedHook) -> Sequence[str]:
+    spec, matches = hook.spec, hook.matches
+    return (
+        spec.name,
+        "\n".join(_limited([shown_name(match) for match in matches])),
+        "\n".join(_limited([match.type for match in matches])),
+        spec.hook_type,
+        spec.action.action_name,
+        _parameters(spec),
+        str(spec.keys.when),
+        "\n".join(_limited([match.shape or "-" for match in matches])),
+    )
+
+
+def shown_name(match: Match) -> str:
+    """The path of a match with its other names; the root module's is empty and shown as ``(root)``."""
+    others = [name for name in match.names if name != match.path]
+    return (match.path or "(root)") + (f" (also {', '.join(others)})" if others else "")
+
+
+def _parameters(spec: HookSpec) -> str:
+    keys = spec.keys
+    parts = [f"{key}={value}" for key in ("target", "index") if (value := getattr(keys, key)) is not None]
+    return " ".join([*parts, spec.action.summary()]).strip()
+
+
+def _limited(items: Sequence[str]) -> list[str]:
+    if len(items) <= SHOWN:
+        return list(items)
+    return [
+        *items[: SHOWN - 1],
+        f"   and {len(items) - SHOWN + 1} more".removeprefix("" if items[0][:1] == " " else "   "),
+    ]
+
+
+def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
+    lines = []
+    sizes = [match for match in hook.matches if match.bytes is not None]
+    if sizes:
+        each = sum(match.bytes or 0 for match in sizes)
+        unit = "sample" if all(match.per_sample for match in sizes) else "firing"
+        line = f"{hook.spec.name}: captures {size(each)} per {unit}"
+        if (keep := getattr(hook.spec.action, "keep", None)) is not None:
+            line += f" of those that it keeps ({keep})"
+        elif samples is not None and unit == "sample":
+            line += f", {size(each * samples)} per run of {samples} samples"
+        lines.append(line)
+    missed = [match.path or "(root)" for match in hook.matches if match.called is False]
+    if missed:
+        lines.append(f"{hook.spec.name}: the example did not reach {', '.join(_limited(missed))}")
+    return lines
+
+
+def size(count: float) -> str:
+    """A number of bytes for people: ``1.5 MB``."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

@@ -1,0 +1,1 @@
+"""Pictures and text of the report: charts as inline SVG, images, numbers as text."""

@@ -1,0 +1,275 @@
+"""Charts as inline SVG: they take the page's colours, dark ones too, and stay sharp at any size."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Literal
+
+from markupsafe import Markup, escape
+
+from hookrun.report.draw.axes import Axis, axis_of
+from hookrun.report.draw.text import number, one_line, tick, visible
+
+WIDTH, HEIGHT = 440, 230
+LEFT, RIGHT, TOP, BOTTOM = 64, 10, 10, 36
+COLOURS = 8
+MOST_POINTS = 300
+_FEW_BINS = 5
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in rising order of x, joined by a line.
+
+    low, high: the edges of a band around the line
+    dots:      points without a line
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with its caption, the names of its colours, and what to know of it."""
+
+    title: str
+    picture: Markup
+    legend: tuple[str, ...] = ()
+    note: str = ""
+    wide: bool = False
+    scale: Markup | None = None
+
+
+def lines(
+    title: str,
+    series: Sequence[Series],
+    *,
+    x: str,
+    y: str,
+    log: bool = False,
+    log_x: bool = False,
+    labels: Sequence[str] | None = None,
+    note: str = "",
+) -> Figure:
+    """Curves over one axis; values that are not finite break a curve and are counted in the note.
+
+    log, log_x: a logarithmic axis, which has no place for what is not positive
+    labels:     of x = 0, 1, …, where x is no number
+    """
+    lost = sum(not _fits(value, log) for each in series for value in each.y)
+    series = [_thinned(each) for each in series]
+    heights = [value for each in series for band in (each.y, each.low, each.high) if band for value in band]
+    xs = [value for each in series for value in each.x]
+    is_whole = all(float(value).is_integer() for value in xs)
+    across = replace(axis_of(xs, LEFT, WIDTH - RIGHT, log=log_x), whole=is_whole)
+    up = axis_of(heights, HEIGHT - BOTTOM, TOP, log=log)
+    drawn = [_frame(across, up, x, y, labels)]
+    drawn += [_curve(each, n % COLOURS, across, up) for n, each in enumerate(series)]
+    notes = [note] if note else []
+    if lost:
+        notes.append(_lost(lost, "positive and finite" if log else "finite"))
+    names = tuple(each.name for each in series) if len(series) > 1 else ()
+    return Figure(title, _svg(drawn, _hover(series, across, x, labels), title), names, "; ".join(notes))
+
+
+def _lost(count: int, what: str) -> str:
+    return f"{count:,} {'value is' if count == 1 else 'values are'} not {what}"
+
+
+def histogram(
+    title: str, counts: Sequence[int], edges: Sequence[float], *, x: str = "value", note: str = ""
+) -> Figure:
+    """Counts between neighbouring edges, which are one more; on a logarithmic axis where few bins hold nearly all."""
+    across = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
+    is_log = sum(map(bool, counts)) > _FEW_BINS >= sum(count >= max(counts) / 100 for count in counts)
+    if is_log:
+        up = Axis(0.5, max(counts) * 1.5, HEIGHT - BOTTOM, TOP, log=True)
+    else:
+        up = replace(axis_of([0, *counts], HEIGHT - BOTTOM, TOP, from_zero=True), whole=True)
+    floor = up(up.low)
+    boxes = [
+        f"M{across(left)} {floor}V{up(count)}H{across(right)}V{floor}Z"
+        for count, (left, right) in zip(counts, pairwise(edges), strict=True)
+        if count
+    ]
+    zero = [f'<path class="zero" d="M{across(0)} {TOP}V{floor}"/>'] if edges[0] < 0 < edges[-1] else []
+    y = "count, logarithmic" if is_log else "count"
+    body = [_frame(across, up, x, y), *zero, f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    middles = [across((left + right) / 2) for left, right in pairwise(edges)]
+    said = [
+        f"{tick(left)} to {tick(right)}\n{count:,}"
+        for count, (left, right) in zip(counts, pairwise(edges), strict=True)
+    ]
+    return Figure(title, _svg(body, (middles, said), title), note=note)
+
+
+def bars(
+    title: str,
+    values: Sequence[float],
+    *,
+    x: str,
+    y: str,
+    spread: Sequence[float] | None = None,
+    names: Sequence[str] | None = None,
+    note: str = "",
+    mark: float | None = None,
+) -> Figure:
+    """One bar for each value, with whiskers of `spread` to both sides, and a dashed line at `mark`."""
+    reach = [0.0, *values, *([mark] if mark is not None else [])]
+    if spread is not None:
+        reach += [v + s for v, s in zip(values, spread, strict=True)] + [
+            v - s for v, s in zip(values, spread, strict=True)
+        ]
+    across = Axis(-0.6, len(values) - 0.4, LEFT, WIDTH - RIGHT, whole=True)
+    up = axis_of(reach, HEIGHT - BOTTOM, TOP, from_zero=True)
+    width = 0.8 if len(values) < 80 else 1.0
+    floor = up(0)
+    boxes = [
+        f"M{across(n - width / 2)} {floor}V{up(value)}H{across(n + width / 2)}V{floor}Z"
+        for n, value in enumerate(values)
+        if math.isfinite(value)
+    ]
+    body = [_frame(across, up, x, y, names), f'<path class="bar c0" d="{"".join(boxes)}"/>']
+    if spread is not None:
+        whiskers = "".join(
+            f"M{across(n)} {up(value - s)}V{up(value + s)}"
+            for n, (value, s) in enumerate(zip(values, spread, strict=True))
+            if math.isfinite(value) and math.isfinite(s)
+        )
+        body.append(f'<path class="whisker" d="{whiskers}"/>')
+    if mark is not None:
+        body.append(f'<path class="zero" d="M{LEFT} {up(mark)}H{WIDTH - RIGHT}"/>')
+    body.append(f'<path class="axis" d="M{LEFT} {floor}H{WIDTH - RIGHT}"/>')
+    said = [f"{names[n] if names else f'{x} {n}'}\n{number(value)}" for n, value in enumerate(values)]
+    notes = [note] if note else []
+    if lost := sum(not math.isfinite(value) for value in values):
+        notes.append(_lost(lost, "finite"))
+    places = [across(n) for n in range(len(values))]
+    return Figure(title, _svg(body, (places, said), title), note="; ".join(notes))
+
+
+def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
+    parts = []
+    if series.low is not None and series.high is not None:
+        inside = [
+            (x, low, high)
+            for x, low, high in zip(series.x, series.low, series.high, strict=True)
+            if _fits(low, up.log) and _fits(high, up.log)
+        ]
+        there = "L".join(f"{across(x)} {up(high)}" for x, _, high in inside)
+        back = "L".join(f"{across(x)} {up(low)}" for x, low, _ in reversed(inside))
+        if inside:
+            parts.append(f'<path class="band c{colour}" d="M{there}L{back}Z"/>')
+    path, pen, dots = [], "M", []
+    for x, y in zip(series.x, series.y, strict=True):
+        if not _fits(y, up.log):
+            pen = "M"
+            continue
+        path.append(f"{pen}{across(x)} {up(y)}")
+        dots.append(f'<circle cx="{across(x)}" cy="{up(y)}" r="2.6"/>')
+        pen = "L"
+    if not series.dots:
+        parts.append(f'<path class="line c{colour}" d="{"".join(path)}"/>')
+    if series.dots or len(dots) <= 24:
+        parts.append(f'<g class="dot c{colour}">{"".join(dots)}</g>')
+    return "".join(parts)
+
+
+def _fits(value: float, log: bool) -> bool:
+    return math.isfinite(value) and (value > 0 or not log)
+
+
+def _thinned(series: Series) -> Series:
+    """At most `MOST_POINTS`; of neighbours the two extremes stay, so that no spike is lost, and a gap stays a gap."""
+    size = len(series.x)
+    if size <= MOST_POINTS:
+        return series
+    kept = list[int]()
+    group = -(-2 * size // MOST_POINTS)
+    for start in range(0, size, group):
+        near = range(start, min(start + group, size))
+        some = [n for n in near if math.isfinite(series.y[n])]
+        gap = next((n for n in near if not math.isfinite(series.y[n])), None)
+        chosen = {min(some, key=series.y.__getitem__), max(some, key=series.y.__getitem__)} if some else set()
+        kept += sorted(chosen if gap is None else chosen | {gap})
+
+    def of(values: Sequence[float] | None) -> Sequence[float] | None:
+        return None if values is None else [values[n] for n in kept]
+
+    return Series(
+        series.name, of(series.x) or [], of(series.y) or [], of(series.low), of(series.high), series.dots
+    )
+
+
+def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None = None) -> str:
+    grid, texts = [], []
+    bottom = HEIGHT - BOTTOM
+    for value in up.ticks():
+        grid.append(f"M{LEFT} {up(value)}H{WIDTH - RIGHT}")
+        texts.append(_text(LEFT - 6, up(value) + 3.5, tick(value), "end"))
+    if labels is None:
+        for value in across.ticks(6):
+            grid.append(f"M{across(value)} {TOP}V{bottom}")
+            texts.append(_text(across(value), bottom + 14, tick(value), "middle"))
+    else:
+        room = (WIDTH - LEFT - RIGHT) / max(len(labels), 1)
+        stride = max(1, math.ceil(len(labels) * 26 / (WIDTH - LEFT - RIGHT)))
+        for n in range(0, len(labels), stride):
+            texts.append(_text(across(n), bottom + 14, _short(labels[n], int(room * stride / 6)), "middle"))
+    texts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, x, "middle", "label"))
+    middle = (TOP + bottom) / 2
+    texts.append(
+        f'<text class="label" text-anchor="middle" transform="translate(11 {middle}) rotate(-90)">{_said(y)}</text>'
+    )
+    axes = f'<path class="axis" d="M{LEFT} {TOP}V{bottom}H{WIDTH - RIGHT}"/>'
+    return f'<path class="grid" d="{"".join(grid)}"/>{axes}{"".join(texts)}'
+
+
+def _short(text: str, most: int) -> str:
+    """As much as has room: of a path its end, which tells it from its neighbours."""
+    text, room = one_line(text), max(most, 3)
+    if len(text) <= room:
+        return text
+    return "…" + text[1 - room :] if "." in text else text[: room - 1] + "…"
+
+
+def _said(text: str) -> Markup:
+    return escape(one_line(text))
+
+
+def _text(
+    x: float, y: float, text: str, anchor: Literal["start", "middle", "end"], kind: str = "tick"
+) -> str:
+    return f'<text class="{kind}" x="{round(x, 1)}" y="{round(y, 1)}" text-anchor="{anchor}">{_said(text)}</text>'
+
+
+def _hover(
+    series: Sequence[Series], across: Axis, x: str, labels: Sequence[str] | None
+) -> tuple[list[float], list[str]]:
+    """Positions, and what stands there: the values of every curve."""
+    at = dict[float, list[str]]()
+    for each in series:
+        for place, value in zip(each.x, each.y, strict=True):
+            prefix = f"{one_line(each.name)}  " if len(series) > 1 else ""
+            at.setdefault(place, []).append(f"{prefix}{number(value)}")
+    places = sorted(at)[: 2 * MOST_POINTS]
+    heads = [labels[int(place)] if labels else f"{x} {number(place)}" for place in places]
+    said = ["\n".join([head, *at[place][:12]]) for head, place in zip(heads, places, strict=True)]
+    return [across(place) for place in places], said
+
+
+def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], title: str) -> Markup:
+    points = escape(json.dumps({"x": list(hover[0]), "t": [visible(t) for t in hover[1]]}))
+    return Markup(  # made of numbers and escaped texts alone
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(title)}" '
+        f'data-hover="{points}">{"".join(body)}</svg>'
+    )

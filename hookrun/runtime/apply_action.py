@@ -1,0 +1,241 @@
+"""What a hook does to a value: target, index and action of one site as a single function. The hot path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookrun import containers as tensors
+from hookrun.actions.base import Action, Packed
+from hookrun.errors import HookError
+from hookrun.runtime.checkpointing import PASSING
+from hookrun.runtime.site import Site
+from hookrun.spec.target import Item, Key
+
+Op = Callable[[Any], Any]
+"""value -> value; the same object where nothing changed."""
+
+UNWRAPPED = frozenset({"forward_pre", "backward_pre", "backward"})
+"""Hook types whose value is a tuple also where there is one tensor only; observers see that tensor."""
+
+
+def compose(site: Site, *, targeted: bool = True) -> Op:
+    """Everything that happens to a value at a site but for the schedule.
+
+    targeted: the value is what `target` points into; False: it is the target already
+
+    The op raises HookrunError only: whatever else goes wrong in an action becomes a HookError that names the hook.
+    """
+    action, keys = site.spec.action, site.spec.keys
+    function = function_of(site)
+    path = keys.target.keys if keys.target is not None and targeted else None
+    if action.observes:
+        unwrap = path is None and site.hook_type in UNWRAPPED
+        whole = action.scope == "value"
+        if whole and path is None and not unwrap:
+            return _observer_of_all(site, function)
+        return _observer(site, function, path, whole, unwrap)
+    return (_editor_of_all if action.scope == "together" else _editor)(site, function, path)
+
+
+def function_of(site: Site) -> Op:
+    """The action's function, on the part that `index` names."""
+    action, index = site.spec.action, site.spec.keys.index
+    function = action.build(site)
+    if action.computes_anew:
+        function = _in_place_of(function)
+    if index is None:
+        return function
+    return _on_part(function, index.items, edits=not action.observes, scope=action.scope)
+
+
+def _in_place_of(function: Op) -> Op:
+    """The function, whose result has to be a tensor of the same form as the one that it replaces."""
+
+    def replace(old: Tensor) -> Tensor:
+        new: Tensor = function(old)
+        if (changed := tensors.reshaped(old, new)) is not None:
+            raise ValueError(changed)
+        return new
+
+    return replace
+
+
+def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
+    clock, takes = site.clock, _taken_by(site.spec.action)
+
+    def edit_tensor(tensor: Tensor) -> Tensor:
+        new = function(tensor)
+        if new is None:
+            return tensor
+        if clock.counting:
+            count(site, tensor, new)
+        return new  # type: ignore[no-any-return]
+
+    def edit(value: Any) -> Any:
+        site.fired += 1
+        try:
+            if path is None and isinstance(value, Tensor) and value.is_floating_point():  # nearly always
+                new = function(value)
+                if clock.counting and new is not None:
+                    count(site, value, new)
+                return value if new is None else new
+            acted = False
+
+            def edit_leaf(leaf: Any) -> Any:
+                nonlocal acted
+                if not takes(leaf):
+                    return leaf
+                acted = True
+                return edit_tensor(leaf)
+
+            member = value if path is None else tensors.get(value, path)
+            changed = tensors.rebuild(member, edit_leaf)
+            site.idle += not acted
+            return (
+                value if changed is member else changed if path is None else tensors.put(value, path, changed)
+            )
+        except PASSING:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+
+    return edit
+
+
+def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
+    def edit(value: Any) -> Any:
+        site.fired += 1
+        try:
+            member = value if path is None else tensors.get(value, path)
+            olds = [leaf for leaf in tensors.tensors(member) if _numeric(leaf)]
+            if not olds:
+                site.idle += 1
+                return value
+            news = function(olds)
+            if site.clock.counting:
+                for old, new in zip(olds, news, strict=True):
+                    count(site, old, new)
+            left = iter(news)
+            changed = tensors.rebuild(member, lambda leaf: next(left) if acts_on(leaf) else leaf)
+            return changed if path is None else tensors.put(value, path, changed)
+        except PASSING:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+
+    return edit
+
+
+def _observer_of_all(site: Site, function: Op) -> Op:
+    def observe(value: Any) -> Any:
+        site.fired += 1
+        try:
+            function(value)
+        except PASSING:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+        return value
+
+    return observe
+
+
+def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
+    takes = _taken_by(site.spec.action)
+
+    def observe(value: Any) -> Any:
+        site.fired += 1
+        try:
+            seen = value if path is None else tensors.get(value, path)
+            if unwrap:
+                seen = tensors.unwrapped(seen)
+            if whole:
+                function(seen)
+                return value
+            found = False
+            for site.at, leaf in tensors.leaves(seen):
+                if takes(leaf):
+                    found = True
+                    function(leaf)
+            site.idle += not found
+            return value
+        except PASSING:
+            raise
+        except Exception as error:
+            raise _named(site, error) from error
+
+    return observe
+
+
+def _named(site: Site, error: Exception) -> HookError:
+    target = f"target {site.spec.keys.target}: " if isinstance(error, tensors.TargetError) else ""
+    index = (
+        f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
+    )
+    return HookError(f"{site.where}: {target}{index}{error}")
+
+
+def acts_on(leaf: Any) -> bool:
+    """Whether it is a tensor of numbers that actions are for."""
+    return isinstance(leaf, Tensor) and _numeric(leaf)
+
+
+def _taken_by(action: Action) -> Callable[[Any], bool]:
+    """Which members of a value the action is for."""
+    return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
+
+
+def _numeric(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def count(site: Site, old: Tensor, new: Tensor | Packed) -> None:
+    """Add to what the site's edits changed, without reading it yet."""
+    if isinstance(new, Tensor):  # not a saved tensor in another form
+        old, after = old.detach(), new.detach()
+        if site.spec.keys.index is not None:
+            old, after = _part(old, site.spec.keys.index.items), _part(after, site.spec.keys.index.items)
+        changed = (after != old) & ~(after.isnan() & old.isnan())
+        site.changed = site.changed + changed.sum()
+        site.total += old.numel()
+
+
+# ---- index -----------------------------------------------------------------------------------------------------
+
+
+def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> Op:
+    if scope == "value":
+        return lambda value: function(tensors.rebuild(value, lambda leaf: _part(leaf, items)))
+    if scope == "together":
+        return lambda olds: [
+            _with_part(old, items, new)
+            for old, new in zip(olds, function([_part(old, items) for old in olds]), strict=True)
+        ]
+    if not edits:
+        return lambda tensor: function(_part(tensor, items))
+
+    def edit_part(tensor: Tensor) -> Tensor | None:
+        new = function(_part(tensor, items))
+        if isinstance(new, Packed):
+            raise ValueError("`index` does not go with an action that holds the whole tensor in another form")
+        return None if new is None else _with_part(tensor, items, new)
+
+    return edit_part
+
+
+def _part(tensor: Any, items: tuple[Item, ...]) -> Any:
+    if not isinstance(tensor, Tensor):
+        return tensor
+    part = tensor[items]
+    if part.numel() == 0 and tensor.numel() > 0:
+        raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")
+    return part
+
+
+def _with_part(tensor: Tensor, items: tuple[Item, ...], new: Tensor) -> Tensor:
+    changed = tensor.clone()
+    changed[items] = new
+    return changed

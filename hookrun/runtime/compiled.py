@@ -1,0 +1,174 @@
+"""Hooks inside a compiled graph: functions of tensors alone, so that nothing compiles again while a run goes on.
+
+How often a hook fired is a tensor that the graph adds to; whether its schedule holds is a tensor that the graph reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NoReturn, Protocol
+
+import torch
+from torch import Tensor
+
+from hookrun import containers as tensors
+from hookrun.errors import CompileError
+from hookrun.plan.graph_support import OUTSIDE_A_GRAPH, uncompilable
+from hookrun.plan.plan import Plan
+from hookrun.runtime.apply_action import acts_on, function_of
+from hookrun.runtime.site import Site
+
+tracing = torch.compiler.is_dynamo_compiling
+"""Whether torch.compile is reading the hooks, not running them."""
+
+
+class InGraph(Protocol):
+    """What a site does inside a graph."""
+
+    def fire(self, value: Any) -> Any:
+        """The value after the action, where the schedule holds."""
+
+    def watch(self, tensor: Tensor) -> None:
+        """Act on the gradient of the tensor."""
+
+
+class Traced:
+    """A site whose action is a function of tensors.
+
+    fired: how often it fired, a tensor of no dimensions; a gradient counts where its tensor was made
+    open:  whether its schedule holds at this step and epoch; None where it always does
+    """
+
+    def __init__(self, site: Site, *, targeted: bool) -> None:
+        keys = site.spec.keys
+        self.site = site
+        self.fired = torch.zeros((), dtype=torch.int64, device=_device(site))
+        self.open: Tensor | None = None
+        self._function = function_of(site)
+        self._together = site.spec.action.scope == "together"
+        self._path = keys.target.keys if keys.target is not None and targeted else None
+        self._training = None if keys.when.mode == "any" else keys.when.mode == "train"
+        if keys.when.step is not None or keys.when.epoch is not None:
+            self.open = torch.tensor(False, device=_device(site))
+            self.reschedule()
+
+    def reschedule(self) -> None:
+        """The step or the epoch is another one now."""
+        if self.open is not None:
+            clock = self.site.clock
+            self.open.fill_(self.site.spec.keys.when.holds_at(clock.step, clock.epoch))
+
+    def fire(self, value: Any) -> Any:
+        """The value after the action, where the schedule holds."""
+        return self._edited(value) if self._counts() else value
+
+    def watch(self, tensor: Tensor) -> None:
+        """Act on the gradient of the tensor."""
+        if self._counts():
+            tensor.register_hook(self._edited)
+
+    def _counts(self) -> bool:
+        """Whether it fires in the model's mode, for each of which there is a graph; counted if so."""
+        if self._training is not None and self.site.clock.model.training != self._training:
+            return False
+        self.fired.add_(1 if self.open is None else self.open)
+        return True
+
+    def _edited(self, value: Any) -> Any:
+        member = value if self._path is None else tensors.get(value, self._path)
+        if self._together:
+            olds = [leaf for leaf in tensors.tensors(member) if acts_on(leaf)]
+            news = dict(zip(map(id, olds), self._function(olds), strict=True)) if olds else {}
+            changed = _rebuilt(member, lambda leaf: self._chosen(leaf, news.get(id(leaf))))
+        else:
+            changed = _rebuilt(
+                member, lambda leaf: self._chosen(leaf, self._function(leaf)) if acts_on(leaf) else leaf
+            )
+        return changed if self._path is None else tensors.put(value, self._path, changed)
+
+    def _chosen(self, old: Any, new: Tensor | None) -> Any:
+        if new is None:
+            return old
+        return new if self.open is None else torch.where(self.open, new, old)
+
+
+class Refused:
+    """A site of a plan that no graph can hold."""
+
+    def __init__(self, refuse: Callable[[], NoReturn]) -> None:
+        self._refuse = refuse
+
+    def fire(self, value: Any) -> Any:
+        """Raise CompileError."""
+        self._refuse()
+
+    def watch(self, tensor: Tensor) -> None:
+        """Raise CompileError."""
+        self._refuse()
+
+
+class Tracing:
+    """What the sites of one installation do inside a graph."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._problems = problems = uncompilable(plan)
+        self._traced = dict[int, Traced]()
+
+        def refuse() -> NoReturn:
+            from torch._dynamo.exc import TorchRuntimeError  # there, as it is what calls
+
+            class Uncompilable(CompileError, TorchRuntimeError):
+                """As a TorchRuntimeError it reaches the caller of the compiled model as it is."""
+
+            raise Uncompilable(problems)  # and not self's: what it holds would hold it
+
+        refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while reading, not put into a graph
+        self._refused = Refused(refuse)
+
+    def of(self, site: Site, *, targeted: bool) -> InGraph:
+        """What the site does inside a graph."""
+        if self._problems or site.hook_type in OUTSIDE_A_GRAPH:
+            return self._refused
+        traced = self._traced[id(site)] = Traced(site, targeted=targeted)
+        return traced
+
+    def reschedule(self) -> None:
+        """The step or the epoch is another one now."""
+        for traced in self._traced.values():
+            traced.reschedule()
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What fires inside does not count."""
+        before = [(traced, traced.fired.clone()) for traced in self._traced.values()]
+        try:
+            yield
+        finally:
+            for traced, fired in before:
+                traced.fired.copy_(fired)
+
+    def fired(self, site: Site) -> int:
+        """How often the site fired inside graphs."""
+        traced = self._traced.get(id(site))
+        return 0 if traced is None else int(traced.fired)
+
+
+def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The value with `change` applied to every member that is no container, in containers that are all new.
+
+    `tensors.rebuild` keeps those in which nothing changed, but whether two tuples are the same can't be asked here.
+    """
+    members = tensors.children(value)
+    if not members:
+        return change(value)
+    return tensors.replaced(value, {key: _rebuilt(member, change) for key, member in members})
+
+
+def _device(site: Site) -> torch.device:
+    """Where the module's values are, most likely: a graph whose tensors lie on several devices is slower."""
+    nearby = chain(
+        site.module.parameters(), site.module.buffers(), site.clock.model.parameters(), [torch.empty(0)]
+    )
+    return next(nearby).device

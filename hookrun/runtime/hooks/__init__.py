@@ -1,0 +1,1 @@
+"""How each hook type is registered with PyTorch."""

@@ -1,0 +1,92 @@
+"""TensorBoard, live: metrics and statistics as scalars, captured tensors as histograms and pictures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.containers import leaves
+from hookrun.runtime.records import CONTEXT
+from hookrun.runtime.site import Site
+
+FOLDER = "tensorboard"
+MOST_CHANNELS = 64
+MOST_ELEMENTS = 100_000
+"""Of a histogram: more are drawn from evenly."""
+
+
+class Board:
+    """Event files in the run directory, under the names that the report uses: ``hook/module/statistic/mode``.
+
+    reached: the step of training at which an evaluation began; the steps of its batches count from there
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.reached = 0
+        self._writer = SummaryWriter(str(run_dir / FOLDER), flush_secs=5)
+
+    def metrics(self, split: str, values: dict[str, float], step: int) -> None:
+        """A line of metrics.jsonl."""
+        for name, value in values.items():
+            self._scalar(f"{split}/{name}", value, step)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """The numbers in a line of stats.jsonl."""
+        if record["action"] == "capture":
+            return  # its end, not a value
+        place = _tag(record["hook"], record["module"], record["path"])
+        for name, value in record.items():
+            if name not in CONTEXT and isinstance(value, int | float) and not isinstance(value, bool):
+                at = self._step(record["mode"], record["step"])
+                self._scalar(f"{place}/{name}/{record['mode']}", value, at)
+
+    def value(self, site: Site, value: Any) -> None:
+        """A captured value: a histogram of each tensor, and its maps where it is of pictures [B, C, H, W]."""
+        clock = site.clock
+        step = self._step(clock.mode, clock.step)
+        for path, leaf in leaves(value):
+            if leaf is None or not leaf.numel():
+                continue
+            tag = f"{_tag(site.hook_name, site.path, site.within + path)}/{clock.mode}"
+            tensor = _plain(leaf)
+            flat = tensor.flatten()[:: -(-tensor.numel() // MOST_ELEMENTS)]
+            finite = flat[flat.isfinite()]
+            if len(finite):
+                self._writer.add_histogram(tag, finite, step)
+            if tensor.dim() == 4 and min(tensor.shape[2:]) > 1:
+                self._writer.add_image(f"{tag}/maps", _maps(tensor[0]), step)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()
+
+    def _scalar(self, tag: str, value: float, step: int) -> None:
+        self._writer.add_scalar(tag, value, step)
+
+    def _step(self, mode: str, step: int) -> int:
+        return step + self.reached if mode == "eval" else step
+
+
+def _tag(hook: str, module: str, path: str) -> str:
+    return f"{hook}/{module or 'root'}{path}"
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    return (tensor.abs() if tensor.is_complex() else tensor).float().cpu()
+
+
+def _maps(channels: Tensor) -> Tensor:
+    """[C, H, W] -> [3, h, w] from 0 to 1: the first channels beside each other, all on one scale."""
+    from torchvision.utils import make_grid
+
+    tiles = torch.nan_to_num(channels[:MOST_CHANNELS]).unsqueeze(1)
+    grid: Tensor = make_grid(
+        tiles, nrow=max(1, round(len(tiles) ** 0.5)), normalize=True, padding=1, pad_value=0.5
+    )
+    return grid

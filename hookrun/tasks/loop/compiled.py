@@ -1,0 +1,88 @@
+"""compute.compile: the hooked model as torch.compile makes it, compared with the model itself before it is trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookrun.actions.base import IN_FORWARD
+from hookrun.containers import tensors
+from hookrun.errors import HookrunError
+from hookrun.runtime import Installation
+
+
+class Compiled:
+    """Calls the compiled model. The first batch in each mode runs both ways, and has to give the same twice."""
+
+    def __init__(self, hooks: Installation, model: nn.Module) -> None:
+        self._hooks = hooks
+        self._model = model
+        self._compiled = hooks.compile()
+        self._trusted = set[tuple[bool, bool]]()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The output of the compiled model."""
+        mode = (self._model.training, torch.is_grad_enabled())
+        if mode not in self._trusted:
+            self._compare(args, kwargs)
+            self._trusted.add(mode)
+        return self._compiled(*args, **kwargs)
+
+    def _compare(self, args: Any, kwargs: Any) -> None:
+        expected, fired, drew = self._tried(self._model, args, kwargs)
+        found, compiled_fired, _ = self._tried(self._compiled, args, kwargs)
+        hint = "run it with compute.compile=false"
+        for (hook, path), count in fired.items():
+            if compiled_fired[hook, path] != count:
+                times = (
+                    f"{compiled_fired[hook, path]} times in the compiled model, {count} in the model itself"
+                )
+                raise HookrunError(f"hook {hook!r} on {path or '(root)'} fires {times}: {hint}")
+        # a compiled dropout draws other numbers
+        if not drew and (difference := relative_difference(found, expected)) > TOLERANCE:
+            raise HookrunError(f"the compiled model's output is off by {difference:.2g} of its size: {hint}")
+
+    def _tried(self, call: Any, args: Any, kwargs: Any) -> tuple[Any, dict[tuple[str, str], int], bool]:
+        """Output, firings and whether random numbers were drawn; the run goes on as if this had not been."""
+        with self._hooks.uncounted(), _kept(self._model), torch.random.fork_rng():
+            before, state = self._fired(), torch.get_rng_state()
+            output = call(*args, **kwargs)
+            fired = {key: count - before[key] for key, count in self._fired().items()}
+            return output, fired, not torch.equal(torch.get_rng_state(), state)
+
+    def _fired(self) -> dict[tuple[str, str], int]:
+        """How often each hook that fires in the forward pass did."""
+        fired = self._hooks.fired
+        keys = [(site.hook_name, site.path) for site in self._hooks.sites if site.hook_type in IN_FORWARD]
+        return {key: fired[key] for key in keys}
+
+
+TOLERANCE = 0.02
+"""Of a relative difference: fused kernels round otherwise, a missing hook is off by far more."""
+
+
+def relative_difference(found: Any, expected: Any) -> float:
+    """The largest norm of a difference of two tensors in the same place, relative to the norm of the expected one."""
+    pairs = zip(tensors(found), tensors(expected), strict=True)
+    shares = [
+        float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
+        for ours, theirs in ((ours.detach().double(), theirs.detach().double()) for ours, theirs in pairs)
+        if theirs.numel()
+    ]
+    return max(shares, default=0.0)
+
+
+@contextmanager
+def _kept(model: nn.Module) -> Iterator[None]:
+    """The buffers, such as running means, are as before afterwards."""
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for name, buffer in model.named_buffers():
+                buffer.copy_(before[name])

@@ -1,0 +1,48 @@
+"""What a run leaves about its model and its hooks, for those who read it later: model.json and hooks.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hookrun.plan.model_tree import ModelNames
+from hookrun.runtime import Installation
+
+
+def model_facts(model: nn.Module) -> dict[str, Any]:
+    """Every module once, in the order of `named_modules`: path, all its names, class, parameters with those inside."""
+    names = ModelNames(model)
+    paths = dict.fromkeys(map(names.first_name, names.modules))
+    matches = [names.match(path, on_parameters=False) for path in paths]
+    return {
+        "class": type(model).__name__,
+        "modules": [
+            {
+                "path": match.path,
+                "names": list(match.names),
+                "class": match.type,
+                "parameters": match.parameters,
+            }
+            for match in matches
+        ],
+    }
+
+
+def hook_facts(hooks: Installation) -> dict[str, Any]:
+    """Each hook at each module: how often it fired, what its edits changed on logged steps, why it stayed silent."""
+    fired = hooks.fired
+    silent = {(hook, path): why for hook, path, why in hooks.inactive}
+    return {
+        "sites": [
+            {
+                "hook": site.hook_name,
+                "module": site.path,
+                "fired": fired[site.hook_name, site.path],
+                "changed": int(site.changed),
+                "total": site.total,
+                "silent": silent.get((site.hook_name, site.path)),
+            }
+            for site in hooks.sites
+        ]
+    }

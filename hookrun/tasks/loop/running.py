@@ -1,0 +1,135 @@
+"""A run under way: the model with its hooks installed, the run directory, the screen; one forward of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.data import Split
+from hookrun.errors import HookrunError
+from hookrun.runtime import Installation
+from hookrun.spec import Settings
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.compiled import Compiled
+from hookrun.tasks.loop.losses import loss_named
+from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.sink import RunSink
+from hookrun.tasks.prepare import Prepared, as_call
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Running:
+    """What the tasks share.
+
+    metrics: the latest of each split, for the summary
+    """
+
+    prepared: Prepared
+    hooks: Installation
+    sink: RunSink
+    run_dir: RunDir
+    screen: Screen
+    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the experiment."""
+        return self.prepared.settings
+
+    @property
+    def model(self) -> nn.Module:
+        """The hooked model."""
+        return self.prepared.model
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a check asks for the end of the run. Only checks that may ask are waited for."""
+        return self._may_stop and self.hooks.stopped is not None
+
+    @cached_property
+    def _may_stop(self) -> bool:
+        return any(getattr(hook.spec.action, "policy", None) == "stop" for hook in self.prepared.plan.hooks)
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's output, under automatic mixed precision where that was asked for."""
+        self.hooks.samples, self.hooks.population = batch.ids, batch.population
+        self.sink.split = batch.split
+        args, kwargs = as_call(batch.inputs)
+        with self._autocast():
+            return self._call(*args, **kwargs)
+
+    @cached_property
+    def _call(self) -> Callable[..., Any]:
+        return Compiled(self.hooks, self.model) if self.settings.compute.compile else self.model
+
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """The loss of the batch."""
+        with self._autocast():
+            return loss_named(self.settings.train.loss)(output, batch.target)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        dtype = _AUTOCAST.get(self.settings.compute.precision)
+        return torch.autocast(self.prepared.device.type, dtype) if dtype is not None else nullcontext()
+
+    def log(self, split: str, values: dict[str, float], **more: float) -> None:
+        """One line of metrics.jsonl."""
+        clock = self.hooks.clock
+        self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, **values, **more)
+        self.metrics[split] = values
+        if self.sink.board is not None:
+            self.sink.board.metrics(split, {**values, **more}, clock.step)
+
+    @contextmanager
+    def logged(self, number: int) -> Iterator[bool]:
+        """A step or batch; True, and edits count what they change, on every `train.log_every`-th of them."""
+        logs = number % self.settings.train.log_every == 0
+        self.hooks.clock.counting = logs
+        try:
+            yield logs
+        finally:
+            self.hooks.clock.counting = False
+
+    def evaluate(self, batches: Batches, split: Split, label: str) -> dict[str, float]:
+        """Mean loss and accuracy of the model in evaluation mode. A step of the hooks' clock is a batch here."""
+        if not len(batches):
+            raise HookrunError(f"the data has no samples in its {split} split")
+        with self.evaluating(batches, label) as (passed, shown):
+            average = Average()
+            for number, batch in enumerate(passed):
+                with self.logged(number):
+                    output = self.forward(batch)
+                    average.add(self.loss(output, batch), output, batch.target)
+                self.hooks.step()
+                if number % self.settings.train.log_every == 0:
+                    shown.update(average.read())
+                if self.stopped:
+                    break
+        return average.read()
+
+    @contextmanager
+    def evaluating(self, batches: Batches, label: str) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
+        """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
+        clock, training = self.hooks.clock, self.model.training
+        step, clock.step = clock.step, 0
+        if self.sink.board is not None:
+            self.sink.board.reached = step
+        shown = dict[str, float]()
+        self.model.eval()
+        try:
+            passes = self.screen.track(batches.epoch(0), len(batches), label, shown)
+            with torch.no_grad(), closing(passes) as passed:
+                yield passed, shown
+        finally:
+            self.sink.settle()
+            self.model.train(training)
+            clock.step = step

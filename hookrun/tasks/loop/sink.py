@@ -1,0 +1,69 @@
+"""Where a run's records go: captures and statistics into the run directory, printed lines onto the screen."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.actions.base import ON_PARAMETERS, Keeper
+from hookrun.data import Split
+from hookrun.runtime.records import Records
+from hookrun.runtime.site import Site
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.board import Board
+
+
+class RunSink(Records):
+    """Streams captures to disk, keyed by the samples of the batch under way.
+
+    split: the part of the data that the batch under way is of
+    board: where to show them live, or None
+    bytes: of the tensors that each hook counted the bytes of, in all
+    """
+
+    wants_calls = True
+
+    def __init__(self, run_dir: RunDir, show: Callable[[str], None], board: Board | None = None) -> None:
+        super().__init__()
+        self.bytes = Counter[str]()
+        self.split: Split | None = None
+        self.board = board
+        self._run_dir = run_dir
+        self._show = show
+
+    def keeper(self, site: Site) -> Keeper:
+        """Write each value at once; the writer takes a copy."""
+        writer, clock, board = self._run_dir.captures, site.clock, self.board
+        of_samples = site.hook_type not in ON_PARAMETERS  # a bias of 64 elements is no batch of 64 samples
+
+        def keep(value: Any, rows: Tensor | None = None) -> None:
+            samples = clock.samples if of_samples else None
+            writer.add(
+                site.hook_name,
+                site.path,
+                value,
+                sample_ids=samples if rows is None or samples is None else samples[rows],
+                epoch=clock.epoch,
+                step=clock.step,
+                call=site.call,
+                split=self.split,
+                path=site.within,
+            )
+            if board is not None and clock.counting:
+                board.value(site, value)
+
+        return self.within_budget(site, keep)
+
+    def show(self, text: str) -> None:
+        """Print the line of a `print` action without tearing the progress bar."""
+        self._show(text)
+
+    def store(self, record: dict[str, Any]) -> None:
+        """Append to stats.jsonl."""
+        self.bytes[record["hook"]] += record.get("bytes", 0)
+        self._run_dir.log_stats(record)
+        if self.board is not None:
+            self.board.record(record)

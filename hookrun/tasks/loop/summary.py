@@ -1,0 +1,57 @@
+"""What a run says at its end: metrics, how often each hook fired, what each action did, what stayed silent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from hookrun.errors import listed
+from hookrun.plan.table import SHOWN, size
+from hookrun.runtime import Installation
+from hookrun.runtime.site import Site
+from hookrun.tasks.loop.progress import numbers
+from hookrun.tasks.loop.running import Running
+
+
+def summary(running: Running) -> list[str]:
+    """The lines of the summary."""
+    lines = list[str]()
+    if running.settings.task.name != "train":  # which says them after each epoch
+        lines += [f"{split:8} {numbers(values)}" for split, values in running.metrics.items() if values]
+    lines += hook_lines(running)
+    lines += inactive_lines(running.hooks)
+    return [*lines, f"run directory: {running.run_dir.path}"]
+
+
+def hook_lines(running: Running) -> Iterator[str]:
+    """Each hook: on which module it fired how often, and what came of it."""
+    by_hook = defaultdict[str, list[Site]](list)
+    for site in running.hooks.sites:
+        by_hook[site.hook_name].append(site)
+    fired = running.hooks.fired
+    for planned in running.hooks.plan.hooks:
+        sites = by_hook[planned.spec.name]
+        counts = [f"{site.path or '(root)'} x{fired[site.hook_name, site.path]}" for site in sites]
+        what = f"{planned.spec.hook_type}, {planned.spec.action.action_name}"
+        yield f"{planned.spec.name} ({what}) fired: {listed(counts, SHOWN)}"
+        total = sum(site.total for site in sites)
+        if total:
+            changed = int(sum(int(site.changed) for site in sites))
+            steps = "on the logged steps"
+            yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) {steps}"
+        if planned.spec.action.action_name == "capture":
+            kept = [
+                count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name
+            ]
+            tensors, count = sum(each.tensors for each in kept), sum(each.bytes for each in kept)
+            yield f"    captured {tensors:,} tensor{'s' if tensors != 1 else ''}, {size(count)}"
+        if counted := running.sink.bytes[planned.spec.name]:
+            yield f"    counted {size(counted)}"
+
+
+def inactive_lines(hooks: Installation) -> list[str]:
+    """Every (hook, module) that matched and did nothing, loudly."""
+    by_reason = defaultdict[tuple[str, str], list[str]](list)
+    for hook, path, why in hooks.inactive:
+        by_reason[hook, why].append(path or "(root)")
+    return [f"WARNING: {hook} {why} on {listed(paths, SHOWN)}" for (hook, why), paths in by_reason.items()]

@@ -1,0 +1,137 @@
+"""A run or job in its directory: what it reports, what it keeps, what it gives back."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+
+import pytest
+
+from hookrun.cli import main
+from hookrun.cli.jobs import Job, exit_code, most_serious, report
+from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = (entry for entry in (folder / "outputs").iterdir() if not entry.is_symlink())
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (SpecError([Problem("a", "b")]), 2),
+        (CompileError([Problem("a", "b")]), 2),
+        (CheckFailed("inf"), 3),
+        (HookError("failed"), 1),
+        (MemoryError(), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_exception_has_its_exit_code(error: BaseException, code: int) -> None:
+    assert exit_code(error) == code
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"), [([], 0), ([0, 0], 0), ([0, 3], 3), ([3, 1, 0], 1), ([1, 3, 2, 0], 2)], ids=str
+)
+def test_refused_is_worse_than_failed_is_worse_than_a_check(codes: list[int], worst: int) -> None:
+    assert most_serious(codes) == worst
+
+
+class TestFailedRun:
+    def test_type_message_and_place_are_said_and_the_traceback_is_kept(
+        self, cwd: Path, notes, capsys
+    ) -> None:
+        assert main(["seed=1"]) == 1
+        run = only_run(cwd)
+        assert capsys.readouterr().err.splitlines() == [
+            "RuntimeError: out of luck",
+            f"run directory: {run}",
+            f"traceback: {run / 'error.txt'}",
+        ]
+        kept = (run / "error.txt").read_text()
+        assert kept.startswith("Traceback (most recent call last):")
+        assert kept.endswith("RuntimeError: out of luck\n")
+
+    def test_the_traceback_is_shown_to_who_asks(self, notes, capsys, monkeypatch) -> None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+        assert main(["seed=1"]) == 1
+        assert "Traceback (most recent call last):" in capsys.readouterr().err
+
+    def test_a_tripped_check_needs_no_traceback(self, cwd: Path, notes, capsys) -> None:
+        assert main(["seed=4"]) == 3
+        assert capsys.readouterr().err.splitlines() == [
+            "hook nan_hunt at conv1: found inf",
+            f"run directory: {only_run(cwd)}",
+        ]
+        assert not (only_run(cwd) / "error.txt").exists()
+
+    def test_an_interrupted_run_says_where_it_is(self, cwd: Path, notes, capsys) -> None:
+        assert main(["seed=130"]) == 130
+        assert capsys.readouterr().err.splitlines() == ["interrupted", f"run directory: {only_run(cwd)}"]
+
+    def test_a_model_that_leaves_the_process_fails_like_any_other(self, notes, monkeypatch, capsys) -> None:
+        def leave(prepared: object, run_dir: Path) -> int:
+            raise SystemExit(0)
+
+        monkeypatch.setattr("hookrun.tasks.loop.run", leave)
+        assert main(["-m", "seed=5,6"]) == 1
+        assert capsys.readouterr().out.count("exit code 1") == 2
+
+    def test_a_traceback_that_cannot_be_kept_is_shown(self, tmp_path: Path, capsys) -> None:
+        report(RuntimeError("out of luck"), tmp_path / "nowhere")
+        printed = capsys.readouterr().err
+        assert "traceback: not saved" in printed
+        assert printed.startswith("RuntimeError: out of luck")
+
+
+def test_an_error_before_there_is_a_directory_shows_its_traceback(notes, monkeypatch, capsys) -> None:
+    def prepare(experiment: object, *, trust: frozenset[str]) -> object:
+        raise ZeroDivisionError("in the model")
+
+    monkeypatch.setattr("hookrun.tasks.prepare", prepare)
+    assert main(["seed=5"]) == 1
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last):" in printed
+    assert printed.endswith("ZeroDivisionError: in the model\n")
+
+
+def test_long_messages_never_fold(capsys) -> None:
+    path = "/a/path/" + "/".join(["folder"] * 60)
+    report(SpecError([Problem("data.root", f"there is no {path}")]))
+    assert path in capsys.readouterr().err
+
+
+def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:
+    class Held:
+        """Stands for a model that its hooks refer to in a cycle."""
+
+        def __init__(self) -> None:
+            self.itself = self
+
+    alive: list[weakref.ref[Held]] = []
+
+    def prepare(experiment: object, *, trust: frozenset[str]) -> Held:
+        assert [ref() for ref in alive if ref() is not None] == []
+        held = Held()
+        alive.append(weakref.ref(held))
+        return held
+
+    def fail(prepared: Held, run_dir: Path) -> int:
+        raise RuntimeError("with the model in its traceback")
+
+    monkeypatch.setattr("hookrun.tasks.prepare", prepare)
+    monkeypatch.setattr("hookrun.tasks.loop.run", fail)
+    gc.disable()
+    try:
+        assert main(["-m", "seed=5,6,7"]) == 1
+    finally:
+        gc.enable()
+    assert len(alive) == 3
+
+
+def test_a_job_is_what_a_launcher_needs_and_no_more() -> None:
+    assert Job(frozenset()) == Job(trust=frozenset(), optimizing=False)

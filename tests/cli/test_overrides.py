@@ -1,0 +1,66 @@
+"""What a person types: trusted packages, and the quotes that an override needs."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hookrun.cli.hydra_core import parse_override
+from hookrun.cli.overrides import quoted, take_trust
+from hookrun.errors import SpecError
+
+
+@pytest.mark.parametrize(
+    ("typed", "trusted"),
+    [
+        ([], []),
+        (["+trust=mypkg"], ["mypkg"]),
+        (["+trust=[mypkg]"], ["mypkg"]),
+        (["trust=[mypkg, other.sub_1]"], ["mypkg", "other.sub_1"]),
+        (["+trust=a", "++trust=[b]"], ["a", "b"]),
+        (["+trust=[]"], []),
+    ],
+    ids=str,
+)
+def test_trusted_packages_are_taken_out(typed: list[str], trusted: list[str]) -> None:
+    assert take_trust(["seed=1", *typed, "model.trust=1"]) == (set(trusted), ["seed=1", "model.trust=1"])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "+trust=a,b",
+        "+trust=",
+        "+trust=3",
+        "+trust=null",
+        "+trust={a: b}",
+        "+trust=[a",
+        "+trust=['']",
+        "+trust=/a/b",
+    ],
+)
+def test_anything_but_package_names_is_refused(typed: str) -> None:
+    with pytest.raises(SpecError, match=r"write \+trust=\[mypkg,other\]"):
+        take_trust([typed])
+
+
+values = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=12)
+
+
+@given(values)
+def test_what_is_quoted_reaches_hydra_as_it_was_typed(value: str) -> None:
+    """A shell takes the outer quotes away, Hydra the inner ones."""
+    shown = quoted(f"+hooks.c.select={value}")
+    if shown is None:
+        assert value[0] in "'\"" or "${" in value
+        return
+    (word,) = shlex.split(shown)
+    assert parse_override(word).value() == value
+
+
+@pytest.mark.parametrize("text", ["seed", "seed=", "seed='a", 'seed="a', "seed=a${b}"])
+def test_quotes_are_not_shown_where_they_do_not_help(text: str) -> None:
+    assert quoted(text) is None

@@ -1,0 +1,324 @@
+"""Each hook type sees and edits what PyTorch's own hook would: compared on values with hand-written hooks."""
+
+from __future__ import annotations
+
+import collections
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.errors import HookError
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+@dataclass
+class Out:
+    logits: Tensor
+    hidden: tuple[Tensor, ...]
+    note: str = "as it was"
+
+
+class Returns(nn.Module):
+    """Puts x * w into a container."""
+
+    def __init__(self, pack: Any) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(2.0))
+        self.pack = pack
+
+    def forward(self, x: Tensor) -> Any:
+        return self.pack(x * self.w)
+
+
+class Keywords(nn.Module):
+    def forward(self, x: Tensor, *, y: Tensor, flag: bool = False) -> Tensor:
+        return x * y
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 4)
+        self.act = nn.ReLU(inplace=True)
+        self.b = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.act(self.a(x)))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+X = torch.linspace(-1, 1, 15).reshape(5, 3)
+
+
+def hooked(model: nn.Module, **hook: Any) -> Any:
+    return hookrun.hooked(model, {"h": hook})
+
+
+def gradients(model: nn.Module, x: Tensor = X) -> dict[str, Tensor]:
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return {
+        name: parameter.grad.clone()
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def test_forward_edits_the_output() -> None:
+    model = net()
+    reference = net()
+    reference.a.register_forward_hook(lambda module, args, output: output * 3)
+    with hooked(model, select="a", hook="forward", action="scale", factor=3):
+        assert torch.equal(model(X), reference(X))
+    assert torch.equal(model(X), net()(X))
+
+
+def test_forward_pre_edits_the_arguments_and_not_the_callers_tensor() -> None:
+    model, reference, x = net(), net(), X.clone()
+    reference.a.register_forward_pre_hook(lambda module, args: args[0] * 3)
+    with hooked(model, select="a", hook="forward_pre", action="scale", factor=3):
+        assert torch.equal(model(x), reference(X))
+    assert torch.equal(x, X)
+
+
+@pytest.mark.parametrize(("target", "factors"), [(None, (2, 2)), ("[0]", (2, 1)), ("y", (1, 2))])
+def test_forward_pre_sees_keyword_arguments(target: str | None, factors: tuple[int, int]) -> None:
+    model = nn.Sequential(Keywords())
+    spec = {"h": {"select": "0", "hook": "forward_pre", "action": "scale", "factor": 2, "target": target}}
+    with hookrun.hooked(model, spec):
+        assert model[0](torch.tensor(3.0), y=torch.tensor(5.0), flag=True) == 15 * factors[0] * factors[1]
+
+
+def test_forward_pre_captures_one_argument_bare_and_several_together() -> None:
+    model = nn.ModuleDict({"k": Keywords(), "l": nn.Linear(2, 2)})
+    with hooked(model, select="*", hook="forward_pre", action="capture") as hooks:
+        model["l"](torch.ones(1, 2))
+        model["k"](torch.ones(1), y=torch.zeros(1))
+    assert torch.equal(hooks.captures["h"]["l"][0], torch.ones(1, 2))
+    assert set(hooks.captures["h"]["k"][0]) == {0, "y"}
+
+
+CONTAINERS: dict[str, Any] = {
+    "tuple": lambda t: (t, t + 1),
+    "list": lambda t: [t, t + 1],
+    "dict": lambda t: {"a": t, "b": [t + 1]},
+    "ordered": lambda t: collections.OrderedDict(a=t, b=t + 1),
+    "namedtuple": lambda t: Pair(t, t + 1),
+    "dataclass": lambda t: Out(t, (t + 1,)),
+    "nested": lambda t: {"a": (t, None, 3), "b": Pair([t + 1], "x")},
+    "max": lambda t: t.max(0),
+}
+
+
+@pytest.mark.parametrize("kind", CONTAINERS)
+def test_containers_keep_their_type_and_all_their_tensors_are_edited(kind: str) -> None:
+    pack = CONTAINERS[kind]
+    model = nn.Sequential(Returns(pack))
+    x = torch.tensor([1.0, 3.0])
+    plain = model[0](x)
+    with hooked(model, select="0", hook="forward", action="scale", factor=10):
+        edited = model[0](x)
+    assert type(edited) is type(plain)
+    found, before = list(tensors(edited)), list(tensors(plain))
+    assert len(found) == len(before) > 0
+    for new, old in zip(found, before, strict=True):
+        assert torch.equal(new, old * 10 if old.is_floating_point() else old)
+    if kind == "dataclass":
+        assert edited.note == "as it was"
+
+
+def tensors(value: Any) -> Any:
+    from hookrun.containers import tensors
+
+    return tensors(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "changed"),
+    [
+        ("tuple", "[1]", 1),
+        ("list", "[-1]", 1),
+        ("dict", "b[0]", 1),
+        ("dict", "a", 0),
+        ("namedtuple", "second", 1),
+        ("namedtuple", "[0]", 0),
+        ("dataclass", "hidden[0]", 1),
+        ("dataclass", "logits", 0),
+        ("nested", "b.first[0]", 1),
+    ],
+)
+def test_a_target_names_one_tensor(kind: str, target: str, changed: int) -> None:
+    model = nn.Sequential(Returns(CONTAINERS[kind]))
+    x = torch.tensor([1.0, 3.0])
+    plain = list(tensors(model[0](x)))
+    with hooked(model, select="0", hook="forward", action="scale", factor=10, target=target):
+        edited = list(tensors(model[0](x)))
+    assert [torch.equal(new, old * 10) for new, old in zip(edited, plain, strict=True)] == [
+        number == changed for number in range(len(plain))
+    ]
+
+
+def test_a_target_that_is_not_there_names_hook_module_and_what_is() -> None:
+    model = nn.Sequential(Returns(CONTAINERS["dict"]))
+    with (
+        hooked(model, select="0", hook="forward", action="scale", factor=1, target="c"),
+        pytest.raises(
+            HookError, match=r"hook 'h' \(forward, scale\) on 0: target c: 'c' is not in the dict: .*a, b"
+        ),
+    ):
+        model[0](X)
+
+
+def test_an_index_edits_that_part_only() -> None:
+    model = net()
+    plain = model(X)
+    with hooked(model, select="b", hook="forward", action="replace", value=7, index=":, 0"):
+        edited = model(X)
+    assert torch.equal(edited[:, 0], torch.full((5,), 7.0))
+    assert torch.equal(edited[:, 1], plain[:, 1])
+
+
+def test_grad_is_a_tensor_hook_on_the_parameter() -> None:
+    model, reference = net(), net()
+    reference.a.weight.register_hook(lambda grad: grad * 2)
+    with hooked(model, select="a.weight", hook="grad", action="scale", factor=2):
+        found = gradients(model)
+    assert all(torch.equal(found[name], grad) for name, grad in gradients(reference).items())
+    assert torch.equal(gradients(model)["a.weight"], gradients(net())["a.weight"])
+
+
+def test_post_accumulate_grad_acts_on_what_has_accumulated_once() -> None:
+    model = net()
+    whole = gradients(model)["b.weight"]
+    model.zero_grad()
+    with hooked(model, select="b.weight", hook="post_accumulate_grad", action="scale", factor=0.5) as hooks:
+        for number in range(4):
+            hooks.accumulating = number < 3
+            (model(X).square().sum() / 4).backward()
+    torch.testing.assert_close(model.b.weight.grad, whole * 0.5)
+    assert hooks.fired["h", "b.weight"] == 1
+
+
+def test_output_grad_sees_the_gradient_of_the_output_after_all_edits() -> None:
+    model, reference = net(), net()
+    seen = []
+    reference.b.register_forward_hook(lambda module, args, output: output * 3)
+    reference.b.register_forward_hook(lambda module, args, output: output.register_hook(seen.append) and None)
+    spec = {
+        "see": {"select": "b", "hook": "output_grad", "action": "capture"},
+        "edit": {"select": "b", "hook": "forward", "action": "scale", "factor": 3},
+    }
+    gradients(reference)
+    with hookrun.hooked(model, spec) as hooks:
+        gradients(model)
+    assert torch.equal(hooks.captures["see"]["b"][0], seen[0])
+
+
+def test_output_grad_edits_before_the_modules_own_backward() -> None:
+    model, reference = net(), net()
+    reference.a.register_forward_hook(
+        lambda module, args, output: output.register_hook(lambda grad: grad * 2) and None
+    )
+    with hooked(model, select="a", hook="output_grad", action="scale", factor=2):
+        found = gradients(model)
+    assert all(torch.equal(found[name], grad) for name, grad in gradients(reference).items())
+
+
+def test_output_grad_on_a_container_fires_for_each_tensor_with_its_path(capsys) -> None:
+    model = nn.Sequential(Returns(CONTAINERS["dict"]))
+    with hooked(model, select="0", hook="output_grad", action="print") as hooks:
+        out = model[0](torch.ones(2))
+        (out["a"].sum() + 2 * out["b"][0].sum()).backward()
+    assert sorted(record["path"] for record in hooks.records) == ["a", "b[0]"]
+    assert hooks.fired["h", "0"] == 2
+    assert "h  0 a  shape=[2]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [nn.Identity(), nn.Dropout(0.5).eval()], ids=str)
+def test_output_grad_of_a_module_that_returns_its_input_is_of_that_use_alone(module: nn.Module) -> None:
+    model = nn.Sequential(module)
+    with hooked(model, select="0", hook="output_grad", action="capture") as hooks:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 1
+        (model[0](y).sum() * 3 + y.sum() * 5).backward()
+    assert torch.equal(hooks.captures["h"]["0"][0], torch.full((2,), 3.0))
+    assert torch.equal(x.grad, torch.full((2,), 8.0))
+
+
+def test_a_gradient_hook_on_a_module_without_gradients_is_an_error_that_names_it() -> None:
+    model = net()
+    model.a.requires_grad_(False)
+    with (
+        hooked(model, select="a", hook="output_grad", action="print"),
+        pytest.raises(HookError, match="on a: "),
+    ):
+        model(X)
+
+
+def test_several_hooks_on_one_module_run_in_order_as_one_registered_callable() -> None:
+    model = net()
+    spec: dict[str, Any] = {
+        "double": {"select": "b", "hook": "forward", "action": "scale", "factor": 2},
+        "see": {"select": "b", "hook": "forward", "action": "capture"},
+        "add": {"select": "b", "hook": "forward", "action": "add_bias", "value": 1},
+        "first": {"select": "b", "hook": "forward", "action": "capture", "priority": -1},
+    }
+    plain = model(X)
+    with hookrun.hooked(model, spec) as hooks:
+        assert len(model.b._forward_hooks) == 1
+        out = model(X)
+    assert torch.equal(hooks.captures["first"]["b"][0], plain)
+    assert torch.equal(hooks.captures["see"]["b"][0], plain * 2)
+    torch.testing.assert_close(out, plain * 2 + 1)
+
+
+def test_a_captured_value_is_the_value_at_hook_time_under_an_in_place_successor() -> None:
+    model = net()
+    with hooked(model, select="a", hook="forward", action="capture") as hooks:
+        for grad in (True, False, True):
+            with torch.set_grad_enabled(grad):
+                model(X)
+        with torch.inference_mode():
+            model(X)
+    assert len(hooks.captures["h"]["a"]) == 4
+    for captured in hooks.captures["h"]["a"]:
+        assert torch.equal(captured, nn.functional.linear(X, model.a.weight, model.a.bias).detach())
+        assert captured.min() < 0 and not captured.requires_grad
+
+
+def test_a_captured_value_survives_the_callers_own_writes_whenever_they_begin() -> None:
+    model = nn.Sequential(nn.Linear(3, 2))
+    with torch.no_grad(), hooked(model, select="0", hook="forward", action="capture") as hooks:
+        for number in range(4):
+            out = model(X)
+            expected = out.clone()
+            if number >= 2:
+                out.zero_()
+            assert torch.equal(hooks.captures["h"]["0"][number], expected)
+
+
+def test_a_captured_value_of_foreign_storage_is_a_copy() -> None:
+    array = torch.ones(3).numpy()
+    model = nn.Sequential(nn.Identity())
+    with hooked(model, select="0", hook="forward", action="capture") as hooks:
+        model(torch.from_numpy(array))
+    array[:] = 0
+    assert torch.equal(hooks.captures["h"]["0"][0], torch.ones(3))
+
+
+def test_what_an_action_cannot_do_names_hook_and_module() -> None:
+    model = net()
+    with (
+        hooked(model, select="b", hook="forward", action="add_bias", value=[1, 2, 3]),
+        pytest.raises(HookError, match=r"hook 'h' \(forward, add_bias\) on b: .*\[3\].*\[5, 2\]"),
+    ):
+        model(X)

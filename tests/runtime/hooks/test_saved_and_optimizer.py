@@ -1,0 +1,201 @@
+"""`saved_tensors` gives back what autograd saved; optimizer hooks act around `step()` on the selected parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.errors import HookError
+
+X = torch.linspace(-1, 1, 40).reshape(10, 4)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Tanh(), nn.Sequential(nn.Linear(8, 8), nn.Sigmoid()), nn.Linear(8, 1)
+    )
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    model.zero_grad()
+    model(X).square().sum().backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def saved(model: nn.Module, **hook: Any) -> Any:
+    return hookrun.hooked(model, {"h": {"select": "**", "hook": "saved_tensors", **hook}})
+
+
+@pytest.mark.parametrize("to", ["cpu", "disk"])
+def test_offloaded_tensors_come_back_bit_equal(to: str) -> None:
+    plain = gradients(net())
+    with saved(net(), action="offload", to=to) as hooks:
+        found = gradients(hooks._model)
+    assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
+def test_cast_tensors_come_back_rounded() -> None:
+    plain = gradients(net())
+    with saved(net(), action="cast", dtype="bfloat16") as hooks:
+        found = gradients(hooks._model)
+    for grad, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(grad, other, rtol=0.05, atol=0.02)
+    assert not all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
+def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
+    model = net()
+    spec = {
+        "outer": {"select": "2", "hook": "saved_tensors", "action": "capture"},
+        "inner": {"select": "2.1", "hook": "saved_tensors", "action": "capture"},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        gradients(model)
+    (of_sigmoid,) = hooks.captures["inner"]["2.1"]
+    assert any(torch.equal(of_sigmoid, tensor) for tensor in hooks.captures["outer"]["2"])
+    assert len(hooks.captures["outer"]["2"]) == 2
+
+
+@pytest.mark.parametrize("parameters", [False, True])
+def test_parameters_are_seen_only_where_that_is_asked_for(parameters: bool) -> None:
+    model = net()
+    with saved(model, action="capture", parameters=parameters) as hooks:
+        gradients(model)
+    weight = model[3].weight
+    assert (
+        any(tensor.shape in (weight.shape, weight.T.shape) for tensor in hooks.captures["h"]["3"])
+        == parameters
+    )
+
+
+def test_bytes_held_are_recorded() -> None:
+    model = net()
+    with saved(model, action="stats", of=["bytes"]) as hooks:
+        gradients(model)
+    assert [record["bytes"] for record in hooks.records if record["module"] == "1"] == [10 * 8 * 4]
+
+
+def masking() -> nn.Sequential:
+    """A network whose forward saves indices, int64, for its backward."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.MaxPool1d(2), nn.Linear(4, 1))
+
+
+def test_integers_that_autograd_saves_are_counted_and_offloaded_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    by_hand, plain = [], gradients(masking())
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: by_hand.append(tensor) or tensor, lambda x: x
+    ):
+        masking()[1](torch.ones(10, 8, requires_grad=True))
+    assert torch.int64 in {tensor.dtype for tensor in by_hand}
+
+    model = masking()
+    spec = {
+        "saved": {"select": "1", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+        "cast": {"select": "1", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"},
+        "offload": {"select": "1", "hook": "saved_tensors", "action": "offload", "to": "disk"},
+        "left": {"select": "1", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
+    }
+    with hookrun.hooked(model, spec) as hooks:
+        loss = model(X).square().sum()
+        held = [record["bytes"] for record in hooks.records if record["hook"] == "saved"]
+        assert held == [tensor.nbytes for tensor in by_hand]
+        assert len(list(tmp_path.iterdir())) == len(by_hand)
+        loss.backward()
+    assert hooks.fired["left", "1"] == 0
+    for parameter, grad in zip(model.parameters(), plain, strict=True):
+        torch.testing.assert_close(parameter.grad, grad, rtol=0.05, atol=0.02)
+
+
+def test_two_actions_pack_one_after_the_other() -> None:
+    model = net()
+    spec = {
+        "cast": {"select": "1", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"},
+        "offload": {"select": "1", "hook": "saved_tensors", "action": "offload", "to": "disk"},
+    }
+    plain = gradients(model)
+    with hookrun.hooked(model, spec):
+        found = gradients(model)
+    for grad, other in zip(found, plain, strict=True):
+        torch.testing.assert_close(grad, other, rtol=0.05, atol=0.02)
+
+
+def test_a_saved_tensor_that_was_modified_in_place_is_an_error_as_ever() -> None:
+    model = nn.Sequential(nn.Sigmoid())
+    with saved(model, action="stats", of=["bytes"]):
+        out = model(torch.ones(3, requires_grad=True))
+        out.add_(1)
+        with pytest.raises(HookError, match="modified in place"):
+            out.sum().backward()
+
+
+def stepped(model: nn.Module, spec: dict[str, Any], only: list[nn.Parameter] | None = None) -> Any:
+    optimizer = torch.optim.SGD(only or model.parameters(), lr=1.0)
+    with hookrun.hooked(model, {"h": spec}) as hooks:
+        gradients(model)
+        optimizer.step()
+    return hooks
+
+
+def test_clip_norm_before_the_step_is_over_all_selected_parameters_together() -> None:
+    model, reference = net(), net()
+    stepped(model, {"select": "**", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 0.1})
+    gradients(reference)
+    nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+    for parameter, other in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, other.grad)
+
+
+def test_only_selected_parameters_are_edited() -> None:
+    model, reference = net(), net()
+    stepped(model, {"select": "3.weight", "hook": "optimizer_step_pre", "action": "replace", "value": 0})
+    gradients(reference)
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert torch.equal(parameter.grad, torch.zeros_like(other) if name == "3.weight" else other.grad)
+
+
+def test_after_the_step_the_parameters_themselves_are_edited() -> None:
+    model = net()
+    stepped(
+        model, {"select": "**", "hook": "optimizer_step_post", "action": "clamp", "min": -0.01, "max": 0.01}
+    )
+    assert max(parameter.abs().max().item() for parameter in model.parameters()) == pytest.approx(0.01)
+    assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
+
+
+def test_the_optimizers_of_other_models_are_left_alone() -> None:
+    model, other = net(), net()
+    gradients(other)
+    optimizer = torch.optim.SGD(other.parameters(), lr=1.0)
+    with hookrun.hooked(
+        model, {"h": {"select": "**", "hook": "optimizer_step_pre", "action": "scale", "factor": 0}}
+    ) as hooks:
+        optimizer.step()
+    assert set(hooks.fired.values()) == {0}
+    assert other[0].weight.grad.abs().sum() > 0
+
+
+def test_each_optimizer_sees_its_own_parameters() -> None:
+    model = net()
+    hooks = stepped(
+        model, {"select": "**", "hook": "optimizer_step_pre", "action": "capture"}, only=[model[3].weight]
+    )
+    assert {path for (_, path), count in hooks.fired.items() if count} == {"3.weight"}
+
+
+def test_a_parameter_without_a_gradient_is_reported() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    spec = {"h": {"select": "3.weight", "hook": "optimizer_step_pre", "action": "scale", "factor": 2}}
+    with hookrun.hooked(model, spec) as hooks:
+        optimizer.step()
+    assert hooks.inactive == [("h", "3.weight", "fired and found no tensor for its action")]
