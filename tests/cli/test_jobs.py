@@ -77,7 +77,7 @@ class TestFailedRun:
         def leave(prepared: object, run_dir: Path) -> int:
             raise SystemExit(0)
 
-        monkeypatch.setattr("hookrun.tasks.loop.run", leave)
+        monkeypatch.setattr("hookrun.tasks.run", leave)
         assert main(["-m", "seed=5,6"]) == 1
         assert capsys.readouterr().out.count("exit code 1") == 2
 
@@ -124,7 +124,7 @@ def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:
         raise RuntimeError("with the model in its traceback")
 
     monkeypatch.setattr("hookrun.tasks.prepare", prepare)
-    monkeypatch.setattr("hookrun.tasks.loop.run", fail)
+    monkeypatch.setattr("hookrun.tasks.run", fail)
     gc.disable()
     try:
         assert main(["-m", "seed=5,6,7"]) == 1

@@ -30,7 +30,7 @@ def test_a_run_logs_nothing_and_a_library_does_not_either(notes, monkeypatch, ca
         logging.getLogger("some.library").info("heard by nobody")
         return run(prepared, run_dir)
 
-    monkeypatch.setattr("hookrun.tasks.loop.run", talkative)
+    monkeypatch.setattr("hookrun.tasks.run", talkative)
     assert main(["seed=5"]) == 0
     assert main(["-m", "seed=5"]) == 0
     assert "heard by nobody" not in "".join(capsys.readouterr())
