@@ -10,7 +10,7 @@ from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.api import compile, hooked, load_spec, open_run
-    from hookrun.plan.plan import Plan
+    from hookrun.proving import Plan
     from hookrun.runtime.install import Installation
     from hookrun.spec import Spec
     from hookrun.store.reader import Run
@@ -35,7 +35,7 @@ __all__ = [
 
 _HOMES = {
     "Installation": "hookrun.runtime.install",
-    "Plan": "hookrun.plan.plan",
+    "Plan": "hookrun.proving",
     "Run": "hookrun.store.reader",
     "Spec": "hookrun.spec",
     "compile": "hookrun.api",

@@ -6,11 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError
-from hookrun.plan.plan import Plan
-from hookrun.proving import Example, compile_plan
-from hookrun.run_values import read_run_value, with_origins
-from hookrun.runtime import Installation, checking
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.proving import Example, Plan, compile_plan
+from hookrun.runtime import Installation
 from hookrun.spec import Spec, parse_experiment, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
@@ -88,10 +86,7 @@ def compile(
     spec = spec if isinstance(spec, Spec) else parse_spec(spec)
     if example is not None and not _is_call(example):
         raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
-    try:
-        return compile_plan(spec, model, read_run_value, checking, example=example, training=training)
-    except CompileError as error:
-        raise with_origins(error, spec) from error
+    return compile_plan(spec, model, example=example, training=training)
 
 
 def _is_call(example: object) -> bool:

@@ -185,9 +185,12 @@ def snapshot(value: Any) -> Any:
 
 
 def snapshot_of_tensor(tensor: Tensor) -> Tensor:
+    """A detached copy-on-write clone."""
+    return clone(tensor.detach() if tensor.requires_grad else tensor)
+
+
+def clone(tensor: Tensor) -> Tensor:
     """A copy-on-write clone: a reference until either side is written."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
     try:
         return _lazy_clone(tensor)
     except RuntimeError:  # storage that torch does not own (NumPy's, shared memory): a real copy

@@ -201,6 +201,9 @@ def _by_name(types: Iterable[object]) -> Mapping[str, HookType]:
 HOOK_TYPES = _by_name(list(vars().values()))
 """Every hook type of this file by name, in the order of the reference table."""
 
+ON_VALUES = frozenset(each for each in HOOK_TYPES.values() if each.phase != "installation")
+"""Hook types whose value consists of tensors."""
+
 OWN_KEYS = frozenset({"parameters"})
 """Keys of a hook that some hook types alone know; elsewhere an action may have a parameter of that name."""
 

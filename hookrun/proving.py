@@ -5,74 +5,78 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from hookrun.actions.base import NEEDS_GRADIENT, ON_PARAMETERS
-from hookrun.containers import describe, rebuild, tensors
-from hookrun.errors import CompileError, Problem
-from hookrun.plan.plan import Match, Plan
-from hookrun.plan.resolve import ReadRun, resolved
+from hookrun.actions.base import Keeper, Packed
+from hookrun.containers import children, describe, rebuild, reshaped, tensors
+from hookrun.errors import CompileError, HookrunError, Problem, listed
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.plan.resolve import resolve
+from hookrun.run_values import UsedBy, with_origins
+from hookrun.runtime.install import Installation
+from hookrun.runtime.site import PlacedHook
 from hookrun.spec import Spec
 
-
-@dataclass
-class Findings:
-    """What a hooked fake run showed.
-
-    problems: (hook, path, what) of every hook that failed
-    captured: (hook, path) -> the fake tensors of its first capture
-    """
-
-    problems: list[tuple[str, str, str]] = field(default_factory=list)
-    captured: dict[tuple[str, str], list[Tensor]] = field(default_factory=dict)
-
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
 
 Example = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional and keyword arguments of one call of the model."""
 
-Install = Callable[[Plan, nn.Module], AbstractContextManager[Findings]]
-"""Installs a plan on the fake copy; the stage that runs hooks gives it, since the compiler knows nothing of it."""
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Plan(ResolvedPlan):
+    """A plan that can be installed: made by `hookrun.compile`."""
+
+    def install(
+        self, model: nn.Module, *, effects: bool = False, scaler: GradScaler | None = None
+    ) -> Installation:
+        """A context manager under which the hooks are installed on `model`.
+
+        model:   the model that the plan was compiled for, or one with the same modules
+        effects: count what edits change, at the cost of one reduction for each
+        scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
+
+        Raises CompileError if the plan does not fit `model`.
+        """
+        return Installation(self, model, effects=effects, scaler=scaler)
 
 
 def compile_plan(
     spec: Spec,
     model: nn.Module,
-    read_run: ReadRun,
-    install: Install,
     *,
+    used_by: UsedBy | None = None,
     example: Example | None = None,
     training: bool | None = None,
 ) -> Plan:
-    """Resolve, then check with the example, if there is one.
+    """Resolve, then prove with the example, if there is one.
 
     Raises CompileError with what both found wrong: hooks that do not resolve keep none of the others from being
     checked.
     """
-    plan, problems = resolved(spec, model, read_run)
+    plan, problems = resolve(spec, model, used_by)
     if example is not None:
         try:
-            plan = check(plan, model, example, install, training=training)
+            plan = prove(plan, model, example, training=training)
         except CompileError as error:
             problems += error.errors
     if problems:
-        raise CompileError(problems)
-    return plan
+        raise CompileError(with_origins(problems, spec))
+    return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
 
 
-def check(
-    plan: Plan,
-    model: nn.Module,
-    example: Example,
-    install: Install,
-    *,
-    training: bool | None = None,
-) -> Plan:
+def prove(
+    plan: ResolvedPlan, model: nn.Module, example: Example, *, training: bool | None = None
+) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they could not be checked. `model` is not changed.
 
     example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
@@ -90,35 +94,93 @@ def check(
             with fakes:
                 args, kwargs = rebuild((tuple(args), dict(kwargs)), _faked_by(fakes))
                 fake(*args, **kwargs)
-        except Exception as error:  # any failure of the bare model says only that it can't be checked
+        except Exception as error:  # any failure of the bare model says only that it cannot be checked
             return replace(plan, unchecked=_reason(error))
         with fakes:
-            return _hooked(plan, fake, (args, kwargs), install)
+            return _hooked(plan, fake, (args, kwargs))
+
+
+class Findings:
+    """The sink of a fake run: what fails in each hook, and what each capture would hold.
+
+    problems: (hook, path, what) of every hook that failed
+    captured: (hook, path) -> the fake tensors of its first capture
+    """
+
+    wants_calls = False
+    has_values = False
+    stop: str | None = None
+
+    def __init__(self) -> None:
+        self.problems = list[tuple[str, str, str]]()
+        self.captured = dict[tuple[str, str], list[Tensor]]()
+
+    def keeper(self, site: PlacedHook) -> Keeper:
+        """Remember the tensors of the first firing."""
+
+        def keep(value: Any, rows: Tensor | None = None) -> None:
+            # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
+            seen = [tensor.detach() for tensor in tensors(value)]
+            self.captured.setdefault((site.hook_name, site.path), seen)
+
+        return keep
+
+    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Nothing is recorded: the values are not real."""
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+
+    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op; its failure becomes a problem, and its value passes unchanged."""
+
+        def guarded(value: Any) -> Any:
+            try:
+                new = op(value)
+            except HookrunError as error:
+                self.fail(site, str(error).removeprefix(f"{site.where}: "))
+                return value
+            if (changed := _changed_form(value, new)) is not None:
+                self.fail(site, changed)
+                return value
+            return new
+
+        return guarded
+
+    def fail(self, site: PlacedHook, what: str) -> None:
+        """A hook failed at a site; each different failure once."""
+        if (found := (site.hook_name, site.path, what)) not in self.problems:
+            self.problems.append(found)
+
+
+def _changed_form(old: Any, new: Any) -> str | None:
+    """How an edit broke the promise to keep type, shape, dtype and device, or None."""
+    if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
+        return None
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return reshaped(old, new)
+    if type(old) is not type(new):
+        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
+    before, after = children(old), children(new)
+    if [key for key, _ in before] != [key for key, _ in after]:
+        return f"the action changes the members of the {type(old).__name__}"
+    pairs = zip(before, after, strict=True)
+    return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
 
 
 def _hooked(
-    plan: Plan,
-    fake: nn.Module,
-    example: tuple[tuple[Any, ...], dict[str, Any]],
-    install: Install,
-) -> Plan:
-    shapes = dict[str, str]()
+    plan: ResolvedPlan, fake: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]
+) -> ResolvedPlan:
     args, kwargs = example
-    unchecked = None
-    with install(plan, fake) as findings:
-        modules = dict(fake.named_modules(remove_duplicate=False))
-        for path in {
-            match.path for hook in plan.hooks if not hook.spec.on_parameters for match in hook.matches
-        }:
-            modules[path].register_forward_hook(
-                lambda module, args, output, path=path: shapes.setdefault(path, describe(output)) and None
-            )
+    findings, shapes, unchecked = Findings(), dict[str, str](), None
+    with Installation(plan, fake, sink=findings):
+        _watch_shapes(plan, fake, shapes)
         try:
             output = fake(*args, **kwargs)
             types = {hook.spec.hook_type for hook in plan.hooks}
-            if types & (NEEDS_GRADIENT | ON_PARAMETERS | {"saved_tensors"}):
+            if any(each.needs_backward for each in types):
                 _backward(output)
-            if types & {"optimizer_step_pre", "optimizer_step_post"}:
+            if any(each.phase == "step" for each in types):
                 torch.optim.SGD(fake.parameters(), lr=0.0).step()
         except Exception as error:
             unchecked = _reason(error)
@@ -127,25 +189,36 @@ def _hooked(
     if unchecked is not None:
         return replace(plan, unchecked=unchecked)
     batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
-    hooks = tuple(
-        replace(
-            hook,
-            matches=tuple(
-                match
-                if hook.spec.on_parameters
-                else _with_shape(match, shapes, findings.captured.get((hook.spec.name, match.path)), batch)
-                for match in hook.matches
-            ),
+    return replace(plan, hooks=tuple(_with_shapes(hook, shapes, findings, batch) for hook in plan.hooks))
+
+
+def _watch_shapes(plan: ResolvedPlan, fake: nn.Module, shapes: dict[str, str]) -> None:
+    """Keep the output shape of every module that is hooked, at its first call."""
+    modules = dict(fake.named_modules(remove_duplicate=False))
+    paths = {match.path for hook in plan.hooks if not hook.spec.on_parameters for match in hook.matches}
+    for path in paths:
+        modules[path].register_forward_hook(
+            lambda module, args, output, path=path: shapes.setdefault(path, describe(output)) and None
         )
-        for hook in plan.hooks
-    )
-    return replace(plan, hooks=hooks, unchecked=unchecked)
 
 
 def _backward(output: Any) -> None:
     carrying = [tensor for tensor in tensors(output) if tensor.requires_grad]
     if carrying:
         torch.stack([tensor.abs().sum().float() for tensor in carrying]).sum().backward()
+
+
+def _with_shapes(hook: PlannedHook, shapes: Mapping[str, str], findings: Findings, batch: int) -> PlannedHook:
+    if hook.spec.on_parameters:
+        return hook
+    captured = findings.captured
+    return replace(
+        hook,
+        matches=tuple(
+            _with_shape(match, shapes, captured.get((hook.spec.name, match.path)), batch)
+            for match in hook.matches
+        ),
+    )
 
 
 def _with_shape(match: Match, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int) -> Match:
@@ -162,10 +235,7 @@ def _problems(findings: Findings) -> list[Problem]:
     for hook, path, what in findings.problems:
         problems.setdefault((hook, what), []).append(path or "(root)")
     return [
-        Problem(
-            f"hooks.{hook}",
-            f"on {', '.join(paths[:4])}{f' and {len(paths) - 4} more' if len(paths) > 4 else ''}: {what}",
-        )
+        Problem(f"hooks.{hook}", f"on {listed(paths, _SHOWN)}: {what}")
         for (hook, what), paths in problems.items()
     ]
 

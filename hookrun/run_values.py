@@ -1,21 +1,22 @@
-"""Tensors that hooks take from what other runs captured: a mean, one row, or a row for each sample of the batch."""
+"""The tensors of an action that come from a file or from what another run captured."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
-from hookrun.actions.values import RunValue
-from hookrun.data.info import SPLITS
-from hookrun.errors import CompileError, HookrunError
-from hookrun.plan.rows import Source
-from hookrun.spec import Settings, Spec
+from hookrun.actions.values import FileValue, RunValue
+from hookrun.data.info import SPLITS, Split
+from hookrun.errors import HookrunError, Problem, nearest
+from hookrun.spec import HookSpec, Settings, Spec
 from hookrun.store.captures import Capture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
@@ -23,35 +24,79 @@ from hookrun.store.reader import Run, open_run
 ROWS_AT_ONCE = 4096
 
 
-class Reader:
-    """Reads what `value`s name, in float32 where it is computed, for a run with these settings.
+class Rows(Protocol):
+    """A value for each sample of a batch.
 
-    notes: how the runs that values came from differ from this one
+    shape:  of one row
+    digest: what identifies the rows, for the plan's hash
+    draws:  it gives other rows at each firing
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self.notes = list[str]()
+    shape: tuple[int, ...]
+    digest: str
+    draws: bool
 
-    def __call__(self, value: RunValue) -> Source:
-        """Raises HookrunError where there is no such thing, or where it is of another model or another split."""
-        found = read_run_value(value, self._settings)
-        for each in (value, value.minus):
-            if each is not None and (differing := _differences(open_run(each.run), self._settings)):
-                note = f"values come from {each.run}, where {'; '.join(differing)}"
-                self.notes += [note] if note not in self.notes else []
-        return found
+    def of(self, samples: Tensor, generator: Generator) -> Tensor:
+        """[B, *shape] on the CPU: a row for each of the samples [B] int64.
+
+        Raises HookrunError for a sample without a row.
+        """
+
+    def missing(self, samples: Tensor) -> Tensor:
+        """Those of the samples that have no row and need one."""
+
+    def lacks(self, samples: Tensor) -> str:
+        """The error message for samples without a row."""
 
 
-def read_run_value(value: RunValue, settings: Settings | None = None) -> Source:
-    """What `value` names, in float32 where it is computed. Raises HookrunError where there is no such thing.
+Source = Tensor | Rows
+"""A value from a file or from another run: one tensor, or a row for each sample."""
 
-    settings: of the run that will use it; model and split of the other run must be the same
+
+@dataclass(frozen=True)
+class UsedBy:
+    """The run that will use the values; None in its place: a model of the user's own.
+
+    split: the part of the data that its hooks meet
     """
-    found = _read_one(value, settings)
+
+    settings: Settings
+    split: Split
+
+
+def read_value(value: FileValue | RunValue, used_by: UsedBy | None = None) -> Source:
+    """What `value` names, in float32 where it is computed.
+
+    Raises HookrunError where there is no such thing, or where it is of another model or another split than `used_by`.
+    """
+    return _read_file(value) if isinstance(value, FileValue) else _read_run_value(value, used_by)
+
+
+def _read_file(value: FileValue) -> Tensor:
+    path = Path(value.file).expanduser().absolute()
+    if not path.is_file():
+        raise HookrunError(f"there is no file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            keys = list(file.keys())
+            key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
+            if key is None:
+                raise HookrunError(
+                    f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}"
+                )
+            if key not in keys:
+                raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
+            tensor: Tensor = file.get_tensor(key)
+            return tensor
+    except (SafetensorError, OSError) as error:
+        raise HookrunError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _read_run_value(value: RunValue, used_by: UsedBy | None) -> Source:
+    found = _read_one(value, used_by)
     if value.minus is None:
         return found
-    other = read_run_value(value.minus, settings)
+    other = _read_run_value(value.minus, used_by)
     shapes = [tuple(each.shape) for each in (found, other)]
     if shapes[0] != shapes[1]:
         raise HookrunError(f"minus: {value.minus} has shape {list(shapes[1])}, {value} has {list(shapes[0])}")
@@ -60,10 +105,10 @@ def read_run_value(value: RunValue, settings: Settings | None = None) -> Source:
     return Difference(found, other)
 
 
-def _read_one(value: RunValue, settings: Settings | None) -> Source:
+def _read_one(value: RunValue, used_by: UsedBy | None) -> Source:
     run = open_run(value.run)
-    if settings is not None:
-        _require_same_model(run, value, settings)
+    if used_by is not None:
+        _require_same_model(run, value, used_by.settings)
     capture = _capture(run, value)
     if value.sample == "mean":
         return _mean(capture)
@@ -73,8 +118,8 @@ def _read_one(value: RunValue, settings: Settings | None) -> Source:
         if not len(positions):
             raise HookrunError(f"{_named(run, value)} has no row of sample {value.sample}: {_ids(capture)}")
         return capture[int(positions[0])].float()
-    if value.sample == "same" and settings is not None:
-        _require_same_split(run, capture, value, settings)
+    if value.sample == "same" and used_by is not None:
+        _require_same_split(run, capture, value, used_by.split)
     return RunRows(capture, _named(run, value), resample=value.sample == "resample")
 
 
@@ -114,9 +159,8 @@ def _require_one_row_each(capture: Capture, value: RunValue) -> None:
     raise HookrunError(f"{value.capture}/{value.module} in {value.run} {what}: capture it with task=predict")
 
 
-def _require_same_split(run: Run, capture: Capture, value: RunValue, settings: Settings) -> None:
-    """Sample n of the other run is no sample n of this one where they are of other splits."""
-    split = settings.task.split if settings.task.name != "train" else "train"
+def _require_same_split(run: Run, capture: Capture, value: RunValue, split: Split) -> None:
+    """Sample ids match only within one split."""
     theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
     if theirs not in ([split], []):
         what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
@@ -134,8 +178,17 @@ def _require_same_model(run: Run, value: RunValue, settings: Settings) -> None:
 _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
 
 
+def differences(spec: Spec, settings: Settings) -> tuple[str, ...]:
+    """A note on each run that values of `spec` come from and that differs from this one in weights, data or seed."""
+    notes = list[str]()
+    for path in dict.fromkeys(path for hook in spec.hooks for path in _runs(hook)):
+        with suppress(StoreError):  # that there is no such run is among the problems of its hook
+            if differing := _differences(open_run(path), settings):
+                notes.append(f"values come from {path}, where {'; '.join(differing)}")
+    return tuple(notes)
+
+
 def _differences(run: Run, settings: Settings) -> list[str]:
-    """What is not the same in the other run, on purpose or not: its weights, its data."""
     found = list[str]()
     for section, keys in _MAY_DIFFER.items():
         theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
@@ -195,7 +248,7 @@ class RunRows:
         return samples[self._ids[self._places(samples)] != samples] if not self.draws else samples[:0]
 
     def lacks(self, samples: Tensor) -> str:
-        """What to say of samples without a row."""
+        """The error message for samples without a row."""
         shown = ", ".join(map(str, samples[:4].tolist())) + (", …" if len(samples) > 4 else "")
         return f"{self._name} has no row of sample {shown}: {_ids(self._capture)}"
 
@@ -226,7 +279,7 @@ class Difference:
         return both
 
     def lacks(self, samples: Tensor) -> str:
-        """What to say of samples without a row."""
+        """The error message for samples without a row."""
         return "; ".join(
             side.lacks(samples)
             for side in self._sides
@@ -238,24 +291,35 @@ def _digest(side: Source) -> str:
     return side.digest if not isinstance(side, Tensor) else hashlib.sha256(side.numpy().tobytes()).hexdigest()
 
 
-def with_origins(error: CompileError, spec: Spec) -> CompileError:
-    """The error; what is wrong with a hook that takes values from another run says which plan that run had."""
-    origins = dict[str, str]()
-    for hook in spec.hooks:
-        runs = {value.run for value in hook.action.outside_values().values() if isinstance(value, RunValue)}
-        for path in runs:
-            with suppress(StoreError):  # that there is no such run is among the problems already
-                plan = open_run(path).plan
-                model = f"of a {plan['model']}, hash {plan['hash'][:12]}" if plan else "unknown"
-                targets = [target for each in plan.get("hooks", []) for target in each["targets"]]
-                shapes = ", ".join(f"{target['path']} {target['shape']}" for target in targets[:6])
-                origins[hook.where] = f"the run {path} has the plan {model}: {shapes}"
-    return CompileError(
-        [
-            replace(each, hint="; ".join(filter(None, [each.hint, origins.get(_hook_of(each.where))])))
-            for each in error.errors
-        ]
-    )
+def with_origins(problems: list[Problem], spec: Spec) -> list[Problem]:
+    """The problems; those of a hook that takes values from another run say which plan that run had."""
+    origins = {hook.where: origin for hook in spec.hooks if (origin := "; ".join(map(_origin, _runs(hook))))}
+    return [
+        replace(each, hint="; ".join(filter(None, [each.hint, origins.get(_hook_of(each.where), "")])))
+        for each in problems
+    ]
+
+
+def _runs(hook: HookSpec) -> list[str]:
+    """The runs that the hook takes values from, as they are written."""
+    runs = list[str]()
+    for given in hook.action.outside_values().values():
+        value = given if isinstance(given, RunValue) else None
+        while value is not None:
+            runs.append(value.run)
+            value = value.minus
+    return list(dict.fromkeys(runs))
+
+
+def _origin(path: str) -> str:
+    try:
+        plan = open_run(path).plan
+    except StoreError:  # that there is no such run is a problem of its own
+        return ""
+    model = f"of a {plan['model']}, hash {plan['hash'][:12]}" if plan else "unknown"
+    matches = [match for each in plan.get("hooks", []) for match in each["targets"]]
+    shapes = ", ".join(f"{match['path']} {match['shape']}" for match in matches[:6])
+    return f"the run {path} has the plan {model}: {shapes}"
 
 
 def _hook_of(where: str) -> str:

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, create_model
+from pydantic import create_model
 
 from hookrun.actions import actions
 from hookrun.spec.experiment import Settings
-from hookrun.spec.hook import HookKeys, SavedTensorKeys
+from hookrun.spec.hook import HookKeys, hook_keys
 
 
 def experiment_schema() -> dict[str, Any]:
@@ -44,14 +44,12 @@ def experiment_schema() -> dict[str, Any]:
 
 def _hook_schema(name: str) -> dict[str, Any]:
     action = actions()[name]
-    keys: type[BaseModel] = SavedTensorKeys if "saved_tensors" in action.hooks else HookKeys
-    fields: dict[str, Any] = {
-        field: (info.annotation, info)
-        for model in (keys, action)
-        for field, info in model.model_fields.items()
-    }
+    keys = {key for hook_type in action.hook_types for key in hook_keys(hook_type.name)}
+    fields: dict[str, Any] = {key: HookKeys.model_fields[key] for key in HookKeys.model_fields if key in keys}
+    fields |= action.model_fields
+    fields = {field: (info.annotation, info) for field, info in fields.items()}
     schema = create_model(f"{name}_hook", **fields).model_json_schema(ref_template="#/$defs/{model}")
-    hook_types = sorted(action.hooks)
+    hook_types = sorted(hook_type.name for hook_type in action.hook_types)
     schema["properties"] |= {"action": {"const": name}, "hook": {"enum": hook_types}}
     schema["required"] = sorted({*schema.get("required", []), "action"})
     return {**schema, "title": name, "additionalProperties": False}

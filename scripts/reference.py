@@ -9,17 +9,16 @@ from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from hookrun.actions import HOOK_TYPES, Action, actions
-from hookrun.actions.base import ON_VALUES
+from hookrun.actions import Action, actions
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.spec.selector import FORMS
 
 
 def hook_types() -> str:
     """When each hook type fires, and what its action sees."""
-    rows = (line.split("; ", 1) for line in HOOK_TYPES.values())
     return _table(
         ("hook", "fires", "the action"),
-        ((f"`{name}`", when, what) for name, (when, what) in zip(HOOK_TYPES, rows, strict=True)),
+        ((f"`{name}`", kind.fires, f"sees {kind.sees}") for name, kind in HOOK_TYPES.items()),
     )
 
 
@@ -90,12 +89,9 @@ def _yaml(value: object) -> str:
 
 
 def _carriers(action: type[Action]) -> str:
-    if action.hooks == ON_VALUES:
-        return "all but `apply`"
-    missing = sorted(ON_VALUES - action.hooks)
-    if len(missing) < len(action.hooks):
-        return "all but " + ", ".join(f"`{name}`" for name in ["apply", *missing])
-    return ", ".join(f"`{name}`" for name in HOOK_TYPES if name in action.hooks)
+    carried = [f"`{name}`" for name, kind in HOOK_TYPES.items() if kind in action.hook_types]
+    missing = sorted(f"`{name}`" for name, kind in HOOK_TYPES.items() if kind not in action.hook_types)
+    return "all but " + ", ".join(missing) if len(missing) < len(carried) else ", ".join(carried)
 
 
 def main() -> int:

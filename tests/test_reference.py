@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from reference import TABLES, updated
 
-from hookrun.actions import HOOK_TYPES, actions
+from hookrun.actions import actions
+from hookrun.hook_types import HOOK_TYPES
 
 README = Path(__file__).parents[1] / "README.md"
 

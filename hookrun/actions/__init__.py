@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from hookrun.actions.base import HOOK_TYPES, ON_PARAMETERS, Action
+from hookrun.actions.base import Action
 
-__all__ = ["HOOK_TYPES", "ON_PARAMETERS", "Action", "actions"]
+__all__ = ["Action", "actions"]
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.actions.base import Action, Site
 from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.actions.values import Value
+from hookrun.hook_types import FORWARD, FORWARD_PRE, HookType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,9 +25,9 @@ class AddBias(Action):
     value: Value
     trainable: bool = False
 
-    def carried_by(self, hook: str) -> str | None:
-        """A trainable bias belongs into the forward pass."""
-        if self.trainable and hook not in {"forward", "forward_pre"}:
+    def carried_by(self, hook_type: HookType) -> str | None:
+        """A trainable bias belongs in the forward pass."""
+        if self.trainable and hook_type not in {FORWARD, FORWARD_PRE}:
             return "`trainable: true` goes with forward and forward_pre only: elsewhere no gradient reaches the bias"
         return None
 

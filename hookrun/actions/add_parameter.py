@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from hookrun.actions.base import Action, Site, add_parameter, was_added
 from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
 from hookrun.actions.values import Value, shape_of
+from hookrun.hook_types import APPLY, HookType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +42,7 @@ class AddParameter(Action):
     """
 
     action_name = "add_parameter"
-    hooks = frozenset({"apply"})
+    hook_types = frozenset({APPLY})
     scope = "module"
     name: Annotated[str, AfterValidator(_identifier)]
     shape: Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], BeforeValidator(_sizes)]
@@ -57,7 +58,7 @@ class AddParameter(Action):
         """The new parameter."""
         return self.name
 
-    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
         if was_added(module, self.name):
             return self._misshapen(module.get_parameter(self.name))

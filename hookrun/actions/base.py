@@ -9,39 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from hookrun.actions.values import FileValue, RunValue
+from hookrun.hook_types import ON_VALUES, HookType
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
     from torch.nn import Module, Parameter
 
     from hookrun.actions.keep import Keep
-
-HOOK_TYPES: Mapping[str, str] = {
-    "forward_pre": "before the module's forward; sees its arguments",
-    "forward": "after the module's forward; sees its output",
-    "backward_pre": "before the module's backward; sees grad_output",
-    "backward": "after the module's backward; sees grad_input, observers see grad_input and grad_output",
-    "output_grad": "when the gradient of the module's output is known; sees that gradient",
-    "grad": "when a parameter's gradient is computed; sees that gradient",
-    "post_accumulate_grad": "when a parameter's gradient has been accumulated; sees `parameter.grad`",
-    "saved_tensors": "when autograd saves a tensor inside the module's forward; sees that tensor",
-    "optimizer_step_pre": "before `optimizer.step()`; sees the selected parameters' gradients",
-    "optimizer_step_post": "after `optimizer.step()`; sees the selected parameters",
-    "apply": "once, at installation; sees the module itself",
-}
-"""Every hook type, with when it fires and what its action sees."""
-
-ON_PARAMETERS = frozenset({"grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"})
-"""Hook types whose selectors name parameters."""
-
-NEEDS_GRADIENT = frozenset({"backward_pre", "backward", "output_grad", "grad", "post_accumulate_grad"})
-"""Hook types that fire in the backward pass."""
-
-IN_FORWARD = frozenset({"forward_pre", "forward", "saved_tensors"})
-"""Hook types that fire in the forward pass, and again where activation checkpointing repeats it."""
-
-ON_VALUES = frozenset(HOOK_TYPES) - {"apply"}
-"""Hook types whose value consists of tensors."""
 
 Scope = Literal["tensor", "value", "together", "module"]
 
@@ -61,7 +35,7 @@ class Site(Protocol):
     @property
     def hook_name(self) -> str: ...
     @property
-    def hook_type(self) -> str: ...
+    def hook_type(self) -> HookType: ...
     @property
     def path(self) -> str: ...  # the module's or parameter's path
     @property
@@ -69,7 +43,8 @@ class Site(Protocol):
     @property
     def seed(self) -> int: ...  # of the hook at this module; the same in every run of the experiment
     @property
-    def args(self) -> tuple[Any, ...]: ...  # the positional arguments of the module call under way
+    def args(self) -> tuple[Any, ...]:
+        """The arguments of the module call under way. HookError where the action does not declare `reads_arguments`."""
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function that gives the value of `field` in the dtype and on the device of its argument."""
@@ -78,7 +53,10 @@ class Site(Protocol):
         """The parameter that stands for the value of `field`; the optimizer trains it, the checkpoint holds it."""
 
     def generator(self, like: Tensor) -> Generator:
-        """A generator of this site's own, seeded for this one draw; the global generators stay untouched."""
+        """A generator of this site's own, seeded for this one draw; the global generators stay untouched.
+
+        HookError where the action does not declare `draws`.
+        """
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor, and every None, of a value with its path (empty for a bare tensor)."""
@@ -86,14 +64,15 @@ class Site(Protocol):
     def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
         """The value with `change` applied to every member that is no container."""
 
-    def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
-        """Append a record about the tensor at `path`, by default the one under work.
+    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
+        """Append a record about the tensor at `path`, by default the one that the action was given.
 
-        Tensors of no or one dimension in it are read later, in one go.
+        Tensors of no or one dimension in it are read later, in one go; at once with `show`, which also prints the
+        record.
         """
 
     def keep(self) -> Keeper:
-        """A function that stores a captured value."""
+        """A function that stores a captured value. HookError where the action does not declare `captures`."""
 
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
         """A function from the shape of a batch to the places [k] of those that are kept."""
@@ -142,30 +121,35 @@ class Packed:
 class Action(BaseModel):
     """Base of the params models. One subclass is one action; its fields are the keys a hook may have beside its own.
 
-    The first line of a subclass's docstring stands in the reference table.
+    The first line of a subclass's docstring stands in the reference table. What an action declares here is what the
+    rest of the program may rely on. A declaration that is missing is an error as soon as the action does what it has
+    not declared, never another result.
 
     action_name: the word after `action:`
-    hooks:    the hook types that can carry it
+    hook_types: those that can carry it
     observes: it never returns a new value
     scope:    what the built function sees at each firing: every floating-point `tensor` (or the target) alone; the
               `value` whole; all its tensors `together`, as a list (on optimizer hooks those of all selected
               parameters), for a list of new ones; or the `module`
+    captures: it uses `Site.keep`
+    draws:    it uses `Site.generator`
     freezes:  its modules' parameters require no gradient afterwards
     reads_arguments: it reads `Site.args`
-    computes_anew: its result may have another shape or dtype than the tensor that it replaces, which is an error
-    draws:    it uses `Site.generator`
+    computes_anew: its result is not computed element by element from the tensor that it replaces, so that its shape and
+              dtype are checked at each firing, not at the first of each site alone
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     action_name: ClassVar[str]
-    hooks: ClassVar[frozenset[str]] = ON_VALUES
+    hook_types: ClassVar[frozenset[HookType]] = ON_VALUES
     observes: ClassVar[bool] = False
     scope: ClassVar[Scope] = "tensor"
+    captures: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
     reads_arguments: ClassVar[bool] = False
     computes_anew: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
 
     @property
     def any_dtype(self) -> bool:
@@ -179,16 +163,32 @@ class Action(BaseModel):
         It may be called millions of times: resolve here whatever does not change.
         """
 
-    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
-        """Why the action does not fit `module` on hook type `hook`, or None.
+    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
+        """Why the action does not fit `module` on a hook of that type, or None.
 
         parameters: the module's own parameter names, those included that earlier hooks will add
         """
         return None
 
-    def carried_by(self, hook: str) -> str | None:
-        """Why these parameters do not go with hook type `hook` although the action does, or None."""
+    def carried_by(self, hook_type: HookType) -> str | None:
+        """Why these parameters do not go with the hook type although the action does, or None."""
         return None
+
+    def random_seed(self) -> int | None:
+        """What its draws are seeded with; None: derived from the seed of the experiment."""
+        return None
+
+    def budget(self) -> int | None:
+        """The most bytes that it may keep at all its modules together; None: any number."""
+        return None
+
+    def part_of_samples(self) -> str | None:
+        """Which of the samples it keeps, for the plan; None: all of them."""
+        return None
+
+    def may_stop(self) -> bool:
+        """Whether one of its records may ask for the end of the run."""
+        return False
 
     def adds(self, hook_name: str) -> str | None:
         """The name of the parameter that the action adds to each module, or None."""

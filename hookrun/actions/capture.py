@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from hookrun.actions.base import ON_PARAMETERS, Action, Site
+from hookrun.actions.base import Action, Site
 from hookrun.actions.keep import Count, Keep, OneOf
 from hookrun.errors import HookrunError
+from hookrun.hook_types import HookType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,17 +44,18 @@ class Capture(Action):
     dtype:  of what is kept of floating-point tensors; their own unless given
     device: where it is kept in memory; its own device unless given
     reduce: keep less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` are over these dimensions, all but the first
-            unless given; `{topk: 5}` the largest elements of the last dimension, in falling order; `{project: 64}` a
+            unless given; `{topk: 5}` the largest elements of the last dimension, in descending order; `{project: 64}` a
             fixed random projection of each row's elements to so many (Gaussian, scaled to keep lengths on average:
             Johnson and Lindenstrauss), the same for every row, call and run of the hook
     keep:   only some samples, the same at all modules and in every epoch. `{every: 10}` every tenth of the data set,
             `{reservoir: 100}` a hundred drawn at random
-    max_bytes: of all that the hook keeps, at all its modules; what would go beyond is not kept, which is said once
+    max_bytes: of all that the hook keeps, at all its modules; what would go beyond is dropped with one warning
     """
 
     action_name = "capture"
     observes = True
     scope = "value"
+    captures = True
     dtype: Literal["float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"] | None = None
     device: Literal["cpu"] | None = None
     reduce: Annotated[Reduction, BeforeValidator(_named)] | None = None
@@ -87,11 +89,19 @@ class Capture(Action):
 
         return capture
 
-    def carried_by(self, hook: str) -> str | None:
-        """What belongs to no sample cannot be chosen by samples."""
-        if self.keep is None or hook not in ON_PARAMETERS | {"saved_tensors"}:
+    def carried_by(self, hook_type: HookType) -> str | None:
+        """Samples are chosen from a batch."""
+        if self.keep is None or hook_type.batch:
             return None
-        return f"keep chooses samples, and {hook} sees none; for some steps use when: {{step: {{every: 10}}}}"
+        return f"keep chooses samples, and {hook_type} sees none; for some steps use when: {{step: {{every: 10}}}}"
+
+    def budget(self) -> int | None:
+        """At most `max_bytes` at all modules together."""
+        return self.max_bytes
+
+    def part_of_samples(self) -> str | None:
+        """What `keep` says."""
+        return None if self.keep is None else str(self.keep)
 
     def _chosen(self, site: Site) -> Callable[[Any], Tensor | None]:
         """A function from a value to the rows of it that are kept; None: all."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Packed, Site
+from hookrun.hook_types import SAVED_TENSORS
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -18,7 +19,7 @@ class Cast(Action):
     """
 
     action_name = "cast"
-    hooks = frozenset({"saved_tensors"})
+    hook_types = frozenset({SAVED_TENSORS})
     dtype: Literal["float16", "bfloat16", "float32"]
 
     def build(self, site: Site) -> Callable[[Any], Any]:

@@ -42,6 +42,10 @@ class Check(Action):
         check_order(self.min, self.max)
         return self
 
+    def may_stop(self) -> bool:
+        """Under `policy: stop`."""
+        return self.policy == "stop"
+
     def build(self, site: Site) -> Callable[[Any], Any]:
         """Judge every tensor that comes by from its two extremes: one pass, and NaN is both of them."""
         low, high = self._bounds(self.min, -math.inf), self._bounds(self.max, math.inf)

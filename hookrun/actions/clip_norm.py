@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
-from hookrun.actions.base import ON_VALUES, Action, Site
+from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import Finite, Number
+from hookrun.hook_types import ON_VALUES, SAVED_TENSORS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +33,7 @@ class ClipNorm(Action):
     """
 
     action_name = "clip_norm"
-    hooks = ON_VALUES - {"saved_tensors"}
+    hook_types = ON_VALUES - {SAVED_TENSORS}
     scope = "together"
     max_norm: Annotated[Finite, Field(gt=0)]
     norm_type: Annotated[Number, Field(gt=0), BeforeValidator(_infinity)] = 2.0

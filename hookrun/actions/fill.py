@@ -10,6 +10,7 @@ from hookrun.actions.fields import OneOrMore, OwnName
 from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
 from hookrun.actions.values import Value, shape_of
 from hookrun.errors import nearest
+from hookrun.hook_types import APPLY, HookType
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
@@ -23,12 +24,12 @@ class Fill(Action):
     """
 
     action_name = "fill"
-    hooks = frozenset({"apply"})
+    hook_types = frozenset({APPLY})
     scope = "module"
     value: Value
     parameters: OneOrMore[OwnName] | None = None
 
-    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The module must have the parameters, and a list of numbers must broadcast to each."""
         if not parameters:
             return "the module has no parameters of its own: select the ones of its children that have"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from hookrun.actions.base import Action, Site
+from hookrun.hook_types import APPLY, HookType
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -15,11 +16,11 @@ class Freeze(Action):
     """Stop the training of every parameter of the module and its descendants: requires_grad = False."""
 
     action_name = "freeze"
-    hooks = frozenset({"apply"})
+    hook_types = frozenset({APPLY})
     scope = "module"
     freezes = True
 
-    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """There must be a parameter to freeze."""
         if not parameters and next(module.parameters(), None) is None:
             return "neither the module nor a descendant of it has parameters: there is nothing to freeze"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import OwnName
 from hookrun.errors import nearest
+from hookrun.hook_types import FORWARD, HookType
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,13 +25,13 @@ class Linear(Action):
     """
 
     action_name = "linear"
-    hooks = frozenset({"forward"})
+    hook_types = frozenset({FORWARD})
     reads_arguments = True
     computes_anew = True
     weight: OwnName = "weight"
     bias: OwnName | None = "bias"
 
-    def unfit(self, hook: str, module: Module, parameters: Collection[str]) -> str | None:
+    def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The module must have both parameters."""
         for field in ("weight", "bias"):
             name = getattr(self, field)

@@ -31,6 +31,10 @@ class Noise(Action):
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
     seed: Annotated[int, Field(strict=True, ge=0)] | None = None
 
+    def random_seed(self) -> int | None:
+        """The hook's own `seed`."""
+        return self.seed
+
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function x -> noisy x."""
         import torch

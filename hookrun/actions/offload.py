@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Packed, Site
 from hookrun.actions.tensors import holds_data
+from hookrun.hook_types import SAVED_TENSORS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +28,7 @@ class Offload(Action):
     """
 
     action_name = "offload"
-    hooks = frozenset({"saved_tensors"})
+    hook_types = frozenset({SAVED_TENSORS})
     to: Literal["cpu", "disk"]
 
     @property

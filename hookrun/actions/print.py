@@ -44,7 +44,7 @@ class Print(Action):
 
         def show(value: Any) -> None:
             for path, leaf in leaves(value):
-                emit({"shape": None} if leaf is None else describe(leaf), path)
+                emit({"shape": None} if leaf is None else describe(leaf), path, show=True)
 
         return show
 

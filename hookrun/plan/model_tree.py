@@ -19,10 +19,10 @@ from hookrun.spec.hook import HookSpec
 from hookrun.spec.selector import Node, Tree
 
 
-class Deaf(NamedTuple):
-    """Why a module runs without the hooks on those inside it, and what to do.
+class Unhookable(NamedTuple):
+    """Why a module runs without the hooks on the modules inside it, and what to do.
 
-    itself: hooks on the module itself don't fire either
+    itself: hooks on the module itself do not fire either
     """
 
     what: str
@@ -30,21 +30,23 @@ class Deaf(NamedTuple):
     itself: bool = True
 
 
-def deaf(module: nn.Module) -> Deaf | None:
+def unhookable(module: nn.Module) -> Unhookable | None:
     """Why hooks inside `module` would never fire, or None."""
     if isinstance(module, torch.jit.ScriptModule):
-        return Deaf("a scripted module runs without Python hooks", "hook the module before torch.jit.script")
+        return Unhookable(
+            "a scripted module runs without Python hooks", "hook the module before torch.jit.script"
+        )
     compiled = "an already compiled module ignores new hooks"
     first = "install the hooks first, then compile"
     if module._compiled_call_impl is not None:
-        return Deaf(compiled, first)
+        return Unhookable(compiled, first)
     # half a second to import, and there if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
-        return Deaf(compiled, first, itself=False)
+        return Unhookable(compiled, first, itself=False)
     if isinstance(module, nn.DataParallel):
         hint = "use DistributedDataParallel, or hook the inner module"
-        return Deaf("DataParallel's threads race on hooks", hint)
+        return Unhookable("DataParallel's threads race on hooks", hint)
     return None
 
 
@@ -156,11 +158,11 @@ class ModelNames:
                 }
 
     @cached_property
-    def deaf(self) -> Mapping[int, Deaf]:
+    def unhookable(self) -> Mapping[int, Unhookable]:
         """id of a module -> why hooks on it would never fire."""
-        found = dict[int, Deaf]()
+        found = dict[int, Unhookable]()
         for path, module in self.modules.items():
-            if (reason := deaf(module)) is not None:
+            if (reason := unhookable(module)) is not None:
                 named = reason._replace(what=f"{path}: {reason.what}") if path else reason
                 inner = iter(module.modules())
                 if not reason.itself:

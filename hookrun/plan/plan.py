@@ -1,4 +1,4 @@
-"""The plan: which action runs on which module, in which order. Frozen, printable, hashable; made by the compiler."""
+"""The plan: which action runs on which module, in which order. Frozen, printable, hashable."""
 
 from __future__ import annotations
 
@@ -7,17 +7,12 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from hookrun.run_values import Source
 from hookrun.spec.hook import HookSpec
-
-if TYPE_CHECKING:
-    from torch.amp import GradScaler
-    from torch.nn import Module
-
-    from hookrun.plan.rows import Source
-    from hookrun.runtime.install import Installation
 
 
 @dataclass(frozen=True)
@@ -58,13 +53,19 @@ class Match:
 
 @dataclass(frozen=True)
 class PlannedHook:
-    """A hook with the modules or parameters that its selector matched, in the model's order."""
+    """A hook with the modules or parameters that its selector matched, in the model's order.
+
+    values: field of the action -> its tensor, for those that come from a file or another run
+    """
 
     spec: HookSpec
     matches: tuple[Match, ...]
-    values: Mapping[str, Source] = field(
-        default_factory=lambda: MappingProxyType({}), compare=False, repr=False
-    )
+    values: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Every name of a match -> its path."""
+        return {name: match.path for match in self.matches for name in match.names}
 
     @cached_property
     def digest(self) -> dict[str, str]:
@@ -73,18 +74,15 @@ class PlannedHook:
 
 
 def _raw(value: Source) -> bytes:
-    import torch
-
     if not isinstance(value, torch.Tensor):
         return value.digest.encode()
-    tensor = value
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return f"{tensor.dtype}{list(tensor.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return f"{value.dtype}{list(value.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Every enabled hook in firing order, resolved against one model.
+class ResolvedPlan:
+    """Every enabled hook in firing order, resolved against one model. `Plan` is one that can be installed.
 
     model:     the model's class
     unchecked: why shapes were not checked; None where they were, or where no example was given
@@ -144,18 +142,3 @@ class Plan:
         from hookrun.plan.table import text
 
         return text(self)
-
-    def install(
-        self, model: Module, *, effects: bool = False, scaler: GradScaler | None = None
-    ) -> Installation:
-        """A context manager under which the hooks are installed on `model`.
-
-        model:   the model that the plan was compiled for, or one with the same modules
-        effects: count what edits change, at the cost of one reduction for each
-        scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
-
-        Raises CompileError if the plan does not fit `model`.
-        """
-        from hookrun.runtime.install import Installation  # the one step from a noun to the stage that runs it
-
-        return Installation(self, model, effects=effects, scaler=scaler)

@@ -1,59 +1,53 @@
-"""Spec x model -> Plan: every selector against the model's names, every action against the modules it meets."""
+"""Spec x model -> plan: every selector against the model's names, every action against the modules it meets."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from pathlib import Path as FilePath
-from types import MappingProxyType
+from collections.abc import Iterable, Iterator
 
-from torch import Tensor, nn
+from torch import nn
 
-from hookrun.actions.base import NEEDS_GRADIENT, ON_PARAMETERS
-from hookrun.actions.values import FileValue, RunValue
-from hookrun.errors import CompileError, HookrunError, Problem, nearest
-from hookrun.plan.model_tree import Deaf, ModelNames, deaf
-from hookrun.plan.plan import Match, Plan, PlannedHook
-from hookrun.plan.rows import Source
+from hookrun.errors import CompileError, HookrunError, Problem, listed
+from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.run_values import Source, UsedBy, read_value
 from hookrun.spec.hook import HookSpec, Spec
 
-ReadRun = Callable[[RunValue], Source]
-"""Reads what another run captured; raises HookrunError."""
+_SHOWN = 4
 
 
-def resolve(spec: Spec, model: nn.Module, read_run: ReadRun) -> Plan:
+def resolve(
+    spec: Spec, model: nn.Module, used_by: UsedBy | None = None
+) -> tuple[ResolvedPlan, list[Problem]]:
     """Match every enabled hook against `model`, which is not changed.
 
-    Raises CompileError with every misfit of every hook.
+    used_by: the run that the plan is for, where values come from other runs
+
+    The plan holds the hooks that fit; the problems are all that is wrong with the others. CompileError where no hook
+    could fire on the model.
     """
-    plan, problems = resolved(spec, model, read_run)
-    if problems:
-        raise CompileError(problems)
-    return plan
-
-
-def resolved(spec: Spec, model: nn.Module, read_run: ReadRun) -> tuple[Plan, list[Problem]]:
-    """The plan of the hooks that match, and every misfit of the others."""
-    if (reason := deaf(model)) is not None:
+    if (reason := unhookable(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
     names = ModelNames(model)
     # stable: ties stay in declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
-    for hook in sorted(hooks, key=_settles):
-        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, read_run)
+    for hook in sorted(hooks, key=_resolved_first):
+        planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, used_by)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
-    plan = Plan(type(model).__name__, fitting, spec.seed)
+    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed)
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
-def _settles(hook: HookSpec) -> int:
-    """Installation runs `apply` hooks first and adds parameters next: the other hooks meet the model after that."""
-    return 0 if hook.hook_type == "apply" else 1 if hook.action.adds(hook.name) else 2
+def _resolved_first(hook: HookSpec) -> int:
+    """Hooks that run at installation, then those that add parameters: the others meet the model after both."""
+    return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
 
 
-def _resolve_hook(spec: HookSpec, names: ModelNames, read_run: ReadRun) -> tuple[PlannedHook, list[Problem]]:
-    problems = [*_carrying(spec)]
+def _resolve_hook(
+    spec: HookSpec, names: ModelNames, used_by: UsedBy | None
+) -> tuple[PlannedHook, list[Problem]]:
+    problems = [*_carrying(spec), *_meaningless(spec)]
     paths = names.select(spec)
     if len(paths) not in spec.keys.expect:
         problems.append(_count_problem(spec, paths, names))
@@ -62,40 +56,42 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, read_run: ReadRun) -> tuple
     values = dict[str, Source]()
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = _read_file(value) if isinstance(value, FileValue) else read_run(value)
+            values[field] = read_value(value, used_by)
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     if not problems:
         names.plan_effects(spec, matches)
-    return PlannedHook(spec, matches, MappingProxyType(values)), problems
+    return PlannedHook(spec, matches, values), problems
 
 
-def _carrying(spec: HookSpec) -> Iterable[Problem]:
-    action, hook = spec.action, spec.hook_type
-    if hook not in action.hooks:
-        text = f"action {action.action_name!r} does not go with hook type {hook!r}"
-        yield Problem(f"{spec.where}.action", text, "it goes with " + ", ".join(sorted(action.hooks)))
-    elif (reason := action.carried_by(hook)) is not None:
+def _carrying(spec: HookSpec) -> Iterator[Problem]:
+    """Why the hook type cannot carry the action."""
+    action, kind = spec.action, spec.hook_type
+    if kind not in action.hook_types:
+        text = f"action {action.action_name!r} does not go with hook type {kind.name!r}"
+        carriers = ", ".join(sorted(each.name for each in action.hook_types))
+        yield Problem(f"{spec.where}.action", text, f"it goes with {carriers}")
+    elif (reason := action.carried_by(kind)) is not None:
         yield Problem(f"{spec.where}.action", reason)
-    keys = spec.keys
-    senseless = dict[str, str]()
-    if hook == "apply":
-        why = "sees the module once, at installation"
-        senseless = {key: why for key in ("target", "index") if getattr(keys, key) is not None}
-        senseless |= {} if keys.when.always else {"when": why}
-    if (hook in ON_PARAMETERS or hook == "saved_tensors") and keys.target is not None:
-        senseless["target"] = "sees one tensor"
-    if hook in ON_PARAMETERS and keys.when.call is not None:
-        senseless["when.call"] = "belongs to no call of a module"
     for field, value in action.outside_values().items():
-        if value.per_sample and (
-            hook in ON_PARAMETERS or hook in ("apply", "saved_tensors") or action.adds(spec.name)
-        ):
+        if value.per_sample and (not kind.batch or action.adds(spec.name)):
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
             yield Problem(f"{spec.where}.{field}", text, "take one for all: sample: mean")
-    for key, why in senseless.items():
-        text = f"has no meaning on hook type {hook!r}, which {why}"
-        yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
+
+
+def _meaningless(spec: HookSpec) -> Iterator[Problem]:
+    """The keys that were given and that the hook type does not take."""
+    keys, kind = spec.keys, spec.hook_type
+    given = {
+        "target": keys.target is not None,
+        "index": keys.index is not None,
+        "when": not keys.when.always,
+        "when.call": keys.when.call is not None and "when" in kind.takes,
+    }
+    for key, was_given in given.items():
+        if was_given and key not in kind.takes:
+            text = f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}"
+            yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
 
 
 def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
@@ -104,53 +100,28 @@ def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Probl
         where = f"{spec.where}.select"
         text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
         return Problem(where, text, names.nearest(spec) + "; `task=modules` lists every path")
-    shown = ", ".join(path or "(root)" for path in paths[:8]) + (", ..." if len(paths) > 8 else "")
+    shown = listed([path or "(root)" for path in paths], 8)
     text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"
     return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
 
 
-def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterable[Problem]:
+def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:
+    """Why the hook does not fit some of its matches."""
     reasons = defaultdict[str, list[str]](list)
-    unheard = defaultdict[Deaf, list[str]](list)
+    never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
         if spec.on_parameters:
-            if spec.hook_type in NEEDS_GRADIENT and not names.trains(match.path):
+            if spec.hook_type.phase == "backward" and not names.trains(match.path):
                 reasons["carries no gradient: it does not require one"].append(match.path)
             continue
         module = names.modules[match.path]
-        if id(module) in names.deaf and spec.hook_type != "apply":
-            unheard[names.deaf[id(module)]].append(match.path)
+        if id(module) in names.unhookable and spec.hook_type.phase != "installation":
+            never_fired[names.unhookable[id(module)]].append(match.path)
         if (
             reason := spec.action.unfit(spec.hook_type, module, names.parameter_names(match.path))
         ) is not None:
             reasons[reason].append(match.path or "(root)")
     for reason, paths in reasons.items():
-        yield Problem(spec.where, f"{spec.action.action_name} on {_some(paths)}: {reason}")
-    for unhearing, paths in unheard.items():
-        yield Problem(f"{spec.where}.select", f"matches {_some(paths)}; {unhearing.what}", unhearing.hint)
-
-
-def _some(paths: list[str]) -> str:
-    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-
-
-def _read_file(value: FileValue) -> Tensor:
-    from safetensors import SafetensorError, safe_open
-
-    path = FilePath(value.file).expanduser().absolute()
-    if not path.is_file():
-        raise HookrunError(f"there is no file {path}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            keys = list(file.keys())
-            key = value.key if value.key is not None else keys[0] if len(keys) == 1 else None
-            if key is None:
-                raise HookrunError(
-                    f"{path} holds {len(keys)} tensors: name one with `key`; {nearest('', keys)}"
-                )
-            if key not in keys:
-                raise HookrunError(f"{path} has no tensor {key!r}: {nearest(key, keys)}")
-            tensor: Tensor = file.get_tensor(key)
-            return tensor
-    except (SafetensorError, OSError) as error:
-        raise HookrunError(f"{path} is no readable safetensors file: {error}") from error
+        yield Problem(spec.where, f"{spec.action.action_name} on {listed(paths, _SHOWN)}: {reason}")
+    for why, paths in never_fired.items():
+        yield Problem(f"{spec.where}.select", f"matches {listed(paths, _SHOWN)}; {why.what}", why.hint)

@@ -6,7 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hookrun.plan.plan import Match, Plan, PlannedHook
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.spec.hook import HookSpec
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ SHOWN = 4
 """So many modules of a hook are listed by name."""
 
 
-def table(plan: Plan) -> Table:
+def table(plan: ResolvedPlan) -> Table:
     """The plan as a rich table."""
     from rich import box
     from rich.table import Table
@@ -30,7 +30,7 @@ def table(plan: Plan) -> Table:
     return drawn
 
 
-def text(plan: Plan) -> str:
+def text(plan: ResolvedPlan) -> str:
     """The plan as plain text, as wide as it needs to be."""
     from rich.console import Console
 
@@ -39,7 +39,7 @@ def text(plan: Plan) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
-def show(plan: Plan, console: Console) -> None:
+def show(plan: ResolvedPlan, console: Console) -> None:
     """Print the plan. A terminal too narrow for the table gets a few lines for each hook instead."""
     drawn = table(plan)
     width = console.measure(drawn, options=console.options.update(width=10_000)).maximum
@@ -56,12 +56,12 @@ def show(plan: Plan, console: Console) -> None:
 
 def _card(order: int, hook: PlannedHook) -> list[str]:
     spec = hook.spec
-    parts = [spec.hook_type, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
+    parts = [spec.hook_type.name, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
     matches = [f"   {shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
     return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(matches)]
 
 
-def notes(plan: Plan) -> list[str]:
+def notes(plan: ResolvedPlan) -> list[str]:
     """What the table does not hold: what captures will take, what was not reached, what was not checked, the hash."""
     lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
     if plan.unchecked:
@@ -77,7 +77,7 @@ def _cells(hook: PlannedHook) -> Sequence[str]:
         spec.name,
         "\n".join(_limited([shown_name(match) for match in matches])),
         "\n".join(_limited([match.type for match in matches])),
-        spec.hook_type,
+        spec.hook_type.name,
         spec.action.action_name,
         _parameters(spec),
         str(spec.keys.when),
@@ -113,8 +113,8 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         each = sum(match.bytes or 0 for match in sizes)
         unit = "sample" if all(match.per_sample for match in sizes) else "firing"
         line = f"{hook.spec.name}: captures {size(each)} per {unit}"
-        if (keep := getattr(hook.spec.action, "keep", None)) is not None:
-            line += f" of those that it keeps ({keep})"
+        if (kept := hook.spec.action.part_of_samples()) is not None:
+            line += f" of those that it keeps ({kept})"
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         lines.append(line)

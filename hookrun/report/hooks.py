@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hookrun.actions import ON_PARAMETERS
 from hookrun.errors import HookrunError
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.report.captures import Look, look
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.text import counted
@@ -21,6 +21,8 @@ MOST_LOOKS = 40
 """Captured tensors that are drawn, the predictions not counted; every one is listed."""
 
 SHOWN_MODULES = 4
+
+ON_PARAMETERS = {name for name, kind in HOOK_TYPES.items() if kind.on_parameters}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hookrun.actions import ON_PARAMETERS
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.report.facts import Facts
 
 SHORT = 60
@@ -14,6 +14,8 @@ SHORT = 60
 
 MOST = 4000
 DEEPEST = 40
+
+ON_PARAMETERS = {name for name, kind in HOOK_TYPES.items() if kind.on_parameters}
 
 
 @dataclass(frozen=True)

@@ -7,21 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from hookrun import containers as tensors
+from hookrun import containers
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSING
-from hookrun.runtime.site import Site
+from hookrun.runtime.site import PlacedHook
 from hookrun.spec.target import Item, Key
 
 Op = Callable[[Any], Any]
 """value -> value; the same object where nothing changed."""
 
-UNWRAPPED = frozenset({"forward_pre", "backward_pre", "backward"})
-"""Hook types whose value is a tuple also where there is one tensor only; observers see that tensor."""
 
-
-def compose(site: Site, *, targeted: bool = True) -> Op:
+def compose(site: PlacedHook, *, targeted: bool = True) -> Op:
     """Everything that happens to a value at a site but for the schedule.
 
     targeted: the value is what `target` points into; False: it is the target already
@@ -32,7 +29,7 @@ def compose(site: Site, *, targeted: bool = True) -> Op:
     function = function_of(site)
     path = keys.target.keys if keys.target is not None and targeted else None
     if action.observes:
-        unwrap = path is None and site.hook_type in UNWRAPPED
+        unwrap = path is None and site.hook_type.in_tuple
         whole = action.scope == "value"
         if whole and path is None and not unwrap:
             return _observer_of_all(site, function)
@@ -40,36 +37,53 @@ def compose(site: Site, *, targeted: bool = True) -> Op:
     return (_editor_of_all if action.scope == "together" else _editor)(site, function, path)
 
 
-def function_of(site: Site) -> Op:
+def function_of(site: PlacedHook) -> Op:
     """The action's function, on the part that `index` names."""
     action, index = site.spec.action, site.spec.keys.index
     function = action.build(site)
-    if action.computes_anew:
-        function = _in_place_of(function)
+    checked = not action.observes and action.scope == "tensor"
+    if checked and (action.computes_anew or index is not None):
+        function = _of_the_same_form(function)
     if index is None:
         return function
     return _on_part(function, index.items, edits=not action.observes, scope=action.scope)
 
 
-def _in_place_of(function: Op) -> Op:
-    """The function, whose result has to be a tensor of the same form as the one that it replaces."""
+def _of_the_same_form(function: Op) -> Op:
+    """The function; the result's shape, dtype and device are checked at each firing."""
 
-    def replace(old: Tensor) -> Tensor:
-        new: Tensor = function(old)
-        if (changed := tensors.reshaped(old, new)) is not None:
-            raise ValueError(changed)
+    def edit(old: Tensor) -> Any:
+        new = function(old)
+        _require_same_form(old, new)
         return new
 
-    return replace
+    return edit
 
 
-def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
+def _require_same_form(old: Tensor, new: Any) -> None:
+    if isinstance(new, Tensor) and (changed := containers.reshaped(old, new)) is not None:
+        raise ValueError(changed)
+
+
+def _require_nothing(returned: Any) -> None:
+    if returned is not None:  # it would be lost without a word
+        raise ValueError("the action declares `observes = True` and returns a value")
+
+
+def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
+    checked = (
+        False  # the form of the first result; `computes_anew` is for actions that need it at each firing
+    )
 
     def edit_tensor(tensor: Tensor) -> Tensor:
+        nonlocal checked
         new = function(tensor)
         if new is None:
             return tensor
+        if not checked:
+            _require_same_form(tensor, new)
+            checked = True
         if clock.counting:
             count(site, tensor, new)
         return new  # type: ignore[no-any-return]
@@ -77,7 +91,9 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
-            if path is None and isinstance(value, Tensor) and value.is_floating_point():  # nearly always
+            if (
+                checked and path is None and isinstance(value, Tensor) and value.is_floating_point()
+            ):  # nearly always
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
@@ -91,11 +107,15 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
                 acted = True
                 return edit_tensor(leaf)
 
-            member = value if path is None else tensors.get(value, path)
-            changed = tensors.rebuild(member, edit_leaf)
+            member = value if path is None else containers.get(value, path)
+            changed = containers.rebuild(member, edit_leaf)
             site.idle += not acted
             return (
-                value if changed is member else changed if path is None else tensors.put(value, path, changed)
+                value
+                if changed is member
+                else changed
+                if path is None
+                else containers.put(value, path, changed)
             )
         except PASSING:
             raise
@@ -105,12 +125,12 @@ def _editor(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
     return edit
 
 
-def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op:
+def _editor_of_all(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
-            member = value if path is None else tensors.get(value, path)
-            olds = [leaf for leaf in tensors.tensors(member) if _numeric(leaf)]
+            member = value if path is None else containers.get(value, path)
+            olds = [leaf for leaf in containers.tensors(member) if _numeric(leaf)]
             if not olds:
                 site.idle += 1
                 return value
@@ -119,8 +139,8 @@ def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op
                 for old, new in zip(olds, news, strict=True):
                     count(site, old, new)
             left = iter(news)
-            changed = tensors.rebuild(member, lambda leaf: next(left) if acts_on(leaf) else leaf)
-            return changed if path is None else tensors.put(value, path, changed)
+            changed = containers.rebuild(member, lambda leaf: next(left) if acts_on(leaf) else leaf)
+            return changed if path is None else containers.put(value, path, changed)
         except PASSING:
             raise
         except Exception as error:
@@ -129,11 +149,11 @@ def _editor_of_all(site: Site, function: Op, path: tuple[Key, ...] | None) -> Op
     return edit
 
 
-def _observer_of_all(site: Site, function: Op) -> Op:
+def _observer_of_all(site: PlacedHook, function: Op) -> Op:
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
-            function(value)
+            _require_nothing(function(value))
         except PASSING:
             raise
         except Exception as error:
@@ -143,23 +163,23 @@ def _observer_of_all(site: Site, function: Op) -> Op:
     return observe
 
 
-def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
+def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whole: bool, unwrap: bool) -> Op:
     takes = _taken_by(site.spec.action)
 
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
-            seen = value if path is None else tensors.get(value, path)
+            seen = value if path is None else containers.get(value, path)
             if unwrap:
-                seen = tensors.unwrapped(seen)
+                seen = containers.unwrapped(seen)
             if whole:
-                function(seen)
+                _require_nothing(function(seen))
                 return value
             found = False
-            for site.at, leaf in tensors.leaves(seen):
+            for site.at, leaf in containers.leaves(seen):
                 if takes(leaf):
                     found = True
-                    function(leaf)
+                    _require_nothing(function(leaf))
             site.idle += not found
             return value
         except PASSING:
@@ -170,8 +190,8 @@ def _observer(site: Site, function: Op, path: tuple[Key, ...] | None, whole: boo
     return observe
 
 
-def _named(site: Site, error: Exception) -> HookError:
-    target = f"target {site.spec.keys.target}: " if isinstance(error, tensors.TargetError) else ""
+def _named(site: PlacedHook, error: Exception) -> HookError:
+    target = f"target {site.spec.keys.target}: " if isinstance(error, containers.TargetError) else ""
     index = (
         f"index {site.spec.keys.index}: " if isinstance(error, IndexError) and site.spec.keys.index else ""
     )
@@ -184,7 +204,7 @@ def acts_on(leaf: Any) -> bool:
 
 
 def _taken_by(action: Action) -> Callable[[Any], bool]:
-    """Which members of a value the action is for."""
+    """Which members of a value the action acts on."""
     return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
 
 
@@ -192,7 +212,7 @@ def _numeric(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def count(site: Site, old: Tensor, new: Tensor | Packed) -> None:
+def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
     """Add to what the site's edits changed, without reading it yet."""
     if isinstance(new, Tensor):  # not a saved tensor in another form
         old, after = old.detach(), new.detach()
@@ -208,7 +228,7 @@ def count(site: Site, old: Tensor, new: Tensor | Packed) -> None:
 
 def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> Op:
     if scope == "value":
-        return lambda value: function(tensors.rebuild(value, lambda leaf: _part(leaf, items)))
+        return lambda value: function(containers.rebuild(value, lambda leaf: _part(leaf, items)))
     if scope == "together":
         return lambda olds: [
             _with_part(old, items, new)

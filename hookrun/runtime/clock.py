@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -27,7 +26,7 @@ class Clock:
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
-    moved:        called whenever the step or the epoch is another one; None: nobody asks
+    on_change:    called when step or epoch changes
     """
 
     __slots__ = (
@@ -37,7 +36,7 @@ class Clock:
         "counting",
         "forwards",
         "model",
-        "moved",
+        "on_change",
         "population",
         "samples",
         "scaler",
@@ -46,7 +45,7 @@ class Clock:
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
         self.model = model
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.moved: Callable[[], None] | None = None
+        self.on_change: Callable[[], None] | None = None
         self._step = 0
         self._epoch = 0
         self.forwards = 0
@@ -63,7 +62,7 @@ class Clock:
     @step.setter
     def step(self, number: int) -> None:
         self._step = number
-        self._tell()
+        self._changed()
 
     @property
     def epoch(self) -> int:
@@ -73,11 +72,11 @@ class Clock:
     @epoch.setter
     def epoch(self, number: int) -> None:
         self._epoch = number
-        self._tell()
+        self._changed()
 
-    def _tell(self) -> None:
-        if self.moved is not None:
-            self.moved()
+    def _changed(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     @property
     def mode(self) -> str:
@@ -126,17 +125,6 @@ class Calls:
         return self._last
 
 
-def derived_seed(*parts: object) -> int:
-    """A seed that depends on every part, the same in every process."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def chance(*parts: object) -> float:
-    """A number from 0 to 1, 1 excluded, that depends on every part, the same in every process."""
-    return derived_seed(*parts) / 2**63
-
-
 def gate(
     when: When, clock: Clock, call: Callable[[], int], draw: Callable[[], float]
 ) -> Callable[[], bool] | None:
@@ -149,12 +137,9 @@ def gate(
         return None
     tests = list[Callable[[], bool]]()
     if when.mode != "any":
-        training = when.mode == "train"
-        tests.append(lambda: clock.model.training == training)
-    if (steps := when.step) is not None:
-        tests.append(lambda: clock._step in steps)
-    if (epochs := when.epoch) is not None:
-        tests.append(lambda: clock._epoch in epochs)
+        tests.append(lambda: when.holds_in(clock.model.training))
+    if when.step is not None or when.epoch is not None:
+        tests.append(lambda: when.holds_at(clock._step, clock._epoch))
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
     if when.probability < 1:

@@ -13,12 +13,12 @@ from typing import Any, NoReturn, Protocol
 import torch
 from torch import Tensor
 
-from hookrun import containers as tensors
+from hookrun import containers
 from hookrun.errors import CompileError
-from hookrun.plan.graph_support import OUTSIDE_A_GRAPH, uncompilable
-from hookrun.plan.plan import Plan
+from hookrun.plan.graph_support import uncompilable
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.apply_action import acts_on, function_of
-from hookrun.runtime.site import Site
+from hookrun.runtime.site import PlacedHook
 
 tracing = torch.compiler.is_dynamo_compiling
 """Whether torch.compile is reading the hooks, not running them."""
@@ -41,15 +41,15 @@ class Traced:
     open:  whether its schedule holds at this step and epoch; None where it always does
     """
 
-    def __init__(self, site: Site, *, targeted: bool) -> None:
+    def __init__(self, site: PlacedHook, *, targeted: bool) -> None:
         keys = site.spec.keys
         self.site = site
         self.fired = torch.zeros((), dtype=torch.int64, device=_device(site))
         self.open: Tensor | None = None
         self._function = function_of(site)
         self._together = site.spec.action.scope == "together"
+        self._holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
         self._path = keys.target.keys if keys.target is not None and targeted else None
-        self._training = None if keys.when.mode == "any" else keys.when.mode == "train"
         if keys.when.step is not None or keys.when.epoch is not None:
             self.open = torch.tensor(False, device=_device(site))
             self.reschedule()
@@ -71,22 +71,22 @@ class Traced:
 
     def _counts(self) -> bool:
         """Whether it fires in the model's mode, for each of which there is a graph; counted if so."""
-        if self._training is not None and self.site.clock.model.training != self._training:
+        if not self._holds_in[self.site.clock.model.training]:
             return False
         self.fired.add_(1 if self.open is None else self.open)
         return True
 
     def _edited(self, value: Any) -> Any:
-        member = value if self._path is None else tensors.get(value, self._path)
+        member = value if self._path is None else containers.get(value, self._path)
         if self._together:
-            olds = [leaf for leaf in tensors.tensors(member) if acts_on(leaf)]
+            olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
             news = dict(zip(map(id, olds), self._function(olds), strict=True)) if olds else {}
             changed = _rebuilt(member, lambda leaf: self._chosen(leaf, news.get(id(leaf))))
         else:
             changed = _rebuilt(
                 member, lambda leaf: self._chosen(leaf, self._function(leaf)) if acts_on(leaf) else leaf
             )
-        return changed if self._path is None else tensors.put(value, self._path, changed)
+        return changed if self._path is None else containers.put(value, self._path, changed)
 
     def _chosen(self, old: Any, new: Tensor | None) -> Any:
         if new is None:
@@ -112,7 +112,7 @@ class Refused:
 class Tracing:
     """What the sites of one installation do inside a graph."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ResolvedPlan) -> None:
         self._problems = problems = uncompilable(plan)
         self._traced = dict[int, Traced]()
 
@@ -127,9 +127,9 @@ class Tracing:
         refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while reading, not put into a graph
         self._refused = Refused(refuse)
 
-    def of(self, site: Site, *, targeted: bool) -> InGraph:
+    def of(self, site: PlacedHook, *, targeted: bool) -> InGraph:
         """What the site does inside a graph."""
-        if self._problems or site.hook_type in OUTSIDE_A_GRAPH:
+        if self._problems or not site.hook_type.graph.inside:
             return self._refused
         traced = self._traced[id(site)] = Traced(site, targeted=targeted)
         return traced
@@ -149,24 +149,24 @@ class Tracing:
             for traced, fired in before:
                 traced.fired.copy_(fired)
 
-    def fired(self, site: Site) -> int:
+    def fired(self, site: PlacedHook) -> int:
         """How often the site fired inside graphs."""
         traced = self._traced.get(id(site))
         return 0 if traced is None else int(traced.fired)
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` applied to every member that is no container, in containers that are all new.
+    """The value with `change` applied to every member that is not a container, in containers that are all new.
 
-    `tensors.rebuild` keeps those in which nothing changed, but whether two tuples are the same can't be asked here.
+    `containers.rebuild` keeps those in which nothing changed, but whether two tuples are the same can't be asked here.
     """
-    members = tensors.children(value)
+    members = containers.children(value)
     if not members:
         return change(value)
-    return tensors.replaced(value, {key: _rebuilt(member, change) for key, member in members})
+    return containers.replaced(value, {key: _rebuilt(member, change) for key, member in members})
 
 
-def _device(site: Site) -> torch.device:
+def _device(site: PlacedHook) -> torch.device:
     """Where the module's values are, most likely: a graph whose tensors lie on several devices is slower."""
     nearby = chain(
         site.module.parameters(), site.module.buffers(), site.clock.model.parameters(), [torch.empty(0)]

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from hookrun.actions.base import remove_parameter, was_added
 from hookrun.errors import CompileError, HookrunError
+from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
-from hookrun.plan.plan import Plan, PlannedHook
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.records import ByModule, Memory
-from hookrun.runtime.site import Sink, Site
+from hookrun.runtime.records import Memory
+from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Installation:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: ResolvedPlan,
         model: nn.Module,
         *,
         sink: Sink | None = None,
@@ -64,7 +65,7 @@ class Installation:
         self._wiring.remove()
 
     @property
-    def sites(self) -> list[Site]:
+    def sites(self) -> list[PlacedHook]:
         """One for each hook and module or parameter."""
         return self._wiring.sites
 
@@ -73,11 +74,11 @@ class Installation:
         """What `capture` kept, where it was kept in memory."""
         kept = self.sink.captures if isinstance(self.sink, Memory) else {}
         return {
-            hook.spec.name: ByModule(
-                kept.get(hook.spec.name, {}), _aliases(hook), f"capture {hook.spec.name!r}"
+            hook.spec.name: Lookup(
+                "module", f"the captures of {hook.spec.name!r}", kept.get(hook.spec.name, {}), hook.aliases
             )
             for hook in self.plan.hooks
-            if hook.spec.action.action_name == "capture"
+            if hook.spec.action.captures
         }
 
     @property
@@ -90,7 +91,7 @@ class Installation:
         """How often each hook fired on each module; a module is found under each of its names."""
         return Counts(self.plan, {(site.hook_name, site.path): self._fired(site) for site in self.sites})
 
-    def _fired(self, site: Site) -> int:
+    def _fired(self, site: PlacedHook) -> int:
         return site.fired + self._wiring.tracing.fired(site)
 
     @property
@@ -208,21 +209,16 @@ class Installation:
                 remove_parameter(module, name)
 
 
-def _aliases(hook: PlannedHook) -> dict[str, str]:
-    return {name: match.path for match in hook.matches for name in match.names}
-
-
 class Counts(dict[tuple[str, str], int]):
     """(hook name, module path) -> count; a module is found under each of its names."""
 
-    def __init__(self, plan: Plan, counts: Mapping[tuple[str, str], int]) -> None:
+    def __init__(self, plan: ResolvedPlan, counts: Mapping[tuple[str, str], int]) -> None:
         super().__init__(counts)
-        self._plan = plan
+        self._aliases = {hook.spec.name: hook.aliases for hook in plan.hooks}
 
     def __missing__(self, key: tuple[str, str]) -> int:
         hook, path = key
-        for planned in self._plan.hooks:
-            first = _aliases(planned).get(path)
-            if planned.spec.name == hook and first is not None and (hook, first) in self:
-                return self[hook, first]
-        raise KeyError(key)
+        first = hook, self._aliases.get(hook, {}).get(path, path)
+        if first not in self:
+            raise KeyError(key)
+        return self[first]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hookrun.actions.keep import Keep
 
 
-class Choice:
+class KeptSamples:
     """Every n-th sample, or so many of all that are drawn beforehand, each set of them as likely as any other.
 
     where: the hook and its module, for messages

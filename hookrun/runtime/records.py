@@ -1,49 +1,23 @@
-"""Where records go: into memory for the Python API, into a list of problems while the compiler checks shapes."""
+"""Where records and captured values go: into memory, for the Python API; base of the sink that writes to disk."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import Keeper, Packed
-from hookrun.containers import children, reshaped, snapshot, snapshot_of_tensor, tensors
-from hookrun.errors import HookError, HookrunError, nearest
-from hookrun.runtime.site import Site, verdict
+from hookrun.actions.base import Keeper
+from hookrun.containers import snapshot, snapshot_of_tensor, tensors
+from hookrun.errors import HookError
+from hookrun.runtime.site import PlacedHook, verdict
 
 _lazy_clone = torch._lazy_clone
 DECIDED = torch.empty(0)
 """Stands for a first captured value that is no longer needed."""
-
-
-class ByModule(Mapping[str, Any]):
-    """A mapping from module path to something; a module is found under each of its names."""
-
-    __slots__ = ("_aliases", "_data", "_what")
-
-    def __init__(self, data: Mapping[str, Any], aliases: Mapping[str, str], what: str) -> None:
-        self._data = data
-        self._aliases = aliases
-        self._what = what
-
-    def __getitem__(self, path: str) -> Any:
-        first = path if path in self._data else self._aliases.get(path, path)
-        if first not in self._data:
-            raise KeyError(f"{self._what} has no module {path!r}: {nearest(path, self._data)}")
-        return self._data[first]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({dict(self._data)!r})"
 
 
 @dataclass(slots=True)
@@ -62,7 +36,7 @@ class Budget:
         return not self.spent
 
 
-class Records(ABC):
+class RecordSink(ABC):
     """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
 
     stop: why a check with policy `stop` asks for the end of the run, or None
@@ -76,9 +50,9 @@ class Records(ABC):
         self._pending = list[dict[str, Any]]()
         self._budgets = dict[str, Budget]()
 
-    def within_budget(self, site: Site, keep: Keeper) -> Keeper:
+    def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
         """`keep`, as long as the hook's `max_bytes` last."""
-        limit = getattr(site.spec.action, "max_bytes", None)
+        limit = site.spec.action.budget()
         if limit is None:
             return keep
         budget, clock = self._budgets.setdefault(site.hook_name, Budget(limit)), site.clock
@@ -97,21 +71,25 @@ class Records(ABC):
 
         return limited
 
-    def emit(self, record: dict[str, Any]) -> None:
-        """Take a record; `print` shows it at once."""
-        if record["action"] == "print":
+    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op: its failure ends the run."""
+        return op
+
+    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Take a record; `show`: print it at once."""
+        if show:
             record = read(record)
             self.show(line(record))
         self._pending.append(record)
         if len(self._pending) > MOST_PENDING:
             self.settle()
 
-    def fail(self, site: Site, what: str) -> None:
+    def fail(self, site: PlacedHook, what: str) -> None:
         """Raise HookError, with hook and module."""
         raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
-        """Read the tensors of the pending records; the verdict of a passed check is no record."""
+        """Read the tensors of the pending records; a check that passed leaves none."""
         pending, self._pending = self._pending, []
         for record in pending:
             if record.get("ok"):
@@ -130,7 +108,7 @@ class Records(ABC):
         """Keep a record that has been read."""
 
 
-class Memory(Records):
+class Memory(RecordSink):
     """Keeps captures and records for as long as the installation is referred to."""
 
     def __init__(self) -> None:
@@ -138,7 +116,7 @@ class Memory(Records):
         self.captures = dict[str, dict[str, list[Any]]]()
         self._records = list[dict[str, Any]]()
 
-    def keeper(self, site: Site) -> Keeper:
+    def keeper(self, site: PlacedHook) -> Keeper:
         """Append to the live list of the site's module.
 
         Both ways to copy are right, whatever happens to the value. Copy-on-write costs next to nothing where nothing
@@ -200,68 +178,3 @@ CONTEXT = frozenset({"hook", "module", "path", "action", "mode", "epoch", "step"
 
 def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-class Probe:
-    """Collects what goes wrong in each hook, and how much each capture would hold, while shapes are checked."""
-
-    wants_calls = False
-    has_values = False
-    stop: str | None = None
-
-    def __init__(self) -> None:
-        self.problems = list[tuple[str, str, str]]()  # hook, path, what
-        self.captured = dict[tuple[str, str], list[Tensor]]()
-
-    def keeper(self, site: Site) -> Keeper:
-        """Remember the tensors of the first firing."""
-
-        def keep(value: Any, rows: Tensor | None = None) -> None:
-            # Detached: a tensor with its graph holds the hooks on it, and they this probe, in a cycle gc cannot see.
-            self.captured.setdefault(
-                (site.hook_name, site.path), [tensor.detach() for tensor in tensors(value)]
-            )
-
-        return keep
-
-    def emit(self, record: dict[str, Any]) -> None:
-        """Nothing is recorded: the values are not real."""
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def guard(self, site: Site, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op; its failure becomes a problem, and its value passes unchanged."""
-
-        def guarded(value: Any) -> Any:
-            try:
-                new = op(value)
-            except HookrunError as error:
-                self.fail(site, str(error).removeprefix(f"{site.where}: "))
-                return value
-            if (changed := _differs(value, new)) is not None:
-                self.fail(site, changed)
-                return value
-            return new
-
-        return guarded
-
-    def fail(self, site: Site, what: str) -> None:
-        """A hook failed at a site; each different failure once."""
-        if (found := (site.hook_name, site.path, what)) not in self.problems:
-            self.problems.append(found)
-
-
-def _differs(old: Any, new: Any) -> str | None:
-    """How an edit broke the promise to keep type, shape, dtype and device, or None."""
-    if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
-        return None
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        return reshaped(old, new)
-    if type(old) is not type(new):
-        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
-    before, after = children(old), children(new)
-    if [key for key, _ in before] != [key for key, _ in after]:
-        return f"the action changes the members of the {type(old).__name__}"
-    pairs = zip(before, after, strict=True)
-    return next((text for (_, a), (_, b) in pairs if (text := _differs(a, b)) is not None), None)

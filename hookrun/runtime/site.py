@@ -1,4 +1,4 @@
-"""One action at one module or parameter: its function, its counters, what it needs from the run."""
+"""One hook at one module or parameter: what it counts, and what its action may ask of the run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Generator, Tensor, nn
 
-from hookrun import containers as tensors
-from hookrun.actions.base import IN_FORWARD, Keeper, add_parameter, was_added
+from hookrun import containers
+from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
-from hookrun.plan.rows import Rows
-from hookrun.runtime.clock import Calls, Clock, chance, derived_seed
-from hookrun.runtime.kept_samples import Choice
+from hookrun.run_values import Rows
+from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.kept_samples import KeptSamples
+from hookrun.runtime.rng import Draws, derived_seed
 
 if TYPE_CHECKING:
     from hookrun.actions.keep import Keep
 
 
 class Sink(Protocol):
-    """Where what the actions see goes. The store has one, memory has one, the shape check has one.
+    """Where records and captured values go. The store has one, memory has one, the shape check has one.
 
     wants_calls: it reads which call of a module within one forward a value is of
     has_values:  tensors hold real values, which may be read
@@ -34,26 +35,31 @@ class Sink(Protocol):
     has_values: bool
     stop: str | None
 
-    def keeper(self, site: Site) -> Keeper:
+    def keeper(self, site: PlacedHook) -> Keeper:
         """A function that stores a value that the site captured."""
 
-    def emit(self, record: dict[str, Any]) -> None:
-        """Take a record; tensors in it are not read yet."""
+    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Take a record; tensors in it are not read yet. `show`: print it at once."""
 
-    def fail(self, site: Site, what: str) -> None:
+    def fail(self, site: PlacedHook, what: str) -> None:
         """A site cannot do what its hook asks for: raise, or take note of it."""
+
+    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op of a site, or one that takes note of its failures."""
 
     def settle(self) -> None:
         """Read what is pending."""
 
 
-class Site:
+class PlacedHook:
     """Implements `hookrun.actions.base.Site`; made anew at each installation.
 
     fired:   how often the hook fired here (its schedule let it through)
     within:  path of the tensor that the hook is attached to, where a gradient hook is attached to each of several
+    at:      path of the tensor that the action is given, within that
     idle:    firings in which it found nothing to act on
     changed: elements that its edits changed, out of `total`, while the clock was counting
+    of_call: the call that a gradient belongs to; None: the call under way
     """
 
     def __init__(
@@ -66,8 +72,6 @@ class Site:
         self.module = module
         self.clock = clock
         self.sink = sink
-        self.values = hook.values
-        self.args: tuple[Any, ...] = ()
         self.within = ""
         self.at = ""
         self.calls: Calls | None = None
@@ -76,19 +80,19 @@ class Site:
         self.idle = 0
         self.changed: Tensor | int = 0
         self.total = 0
-        own_seed = getattr(hook.spec.action, "seed", None)
+        own_seed = hook.spec.action.random_seed()
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
-        self._draws = 0
-        self._run = 0
-        self._chances = 0
-        self._generators = dict[torch.device, Generator]()
+        self._values = hook.values
+        self._args: tuple[Any, ...] = ()
+        self._draws = Draws(self.seed)
 
     @property
     def where(self) -> str:
         """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
-        return f"hook {self.hook_name!r} ({self.hook_type}, {self.spec.action.action_name}) on {self.path or '(root)'}"
+        what = f"{self.hook_type}, {self.spec.action.action_name}"
+        return f"hook {self.hook_name!r} ({what}) on {self.path or '(root)'}"
 
     @property
     def call(self) -> int:
@@ -97,16 +101,21 @@ class Site:
             return self.of_call
         return 0 if self.calls is None else self.calls.now.number
 
+    def number_calls(self, calls: Calls | None) -> None:
+        """Take the numbers of the module's calls from there; draws in the forward pass are then found again."""
+        self.calls = calls
+        if self.hook_type.phase == "forward":
+            self._draws.calls = calls
+
+    # ---- values ------------------------------------------------------------------------------------------------
+
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
-        value = self.values.get(field)
+        value = self._values.get(field)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
-        source = (
-            value
-            if value is not None
-            else torch.tensor(getattr(self.spec.action, field), dtype=torch.float64)
-        )
+        given = getattr(self.spec.action, field)
+        source = value if value is not None else torch.tensor(given, dtype=torch.float64)
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
@@ -136,7 +145,7 @@ class Site:
                 raise HookError(
                     f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
                 )
-            draw = Generator().manual_seed(derived_seed(self.seed, *self._draw()))
+            draw = self._draws.generator(torch.device("cpu"))
             return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
 
         return rows
@@ -145,65 +154,64 @@ class Site:
         """The added parameter, as it is in the module; made on the first installation."""
         name = self.spec.action.adds(self.hook_name)
         if name is None:
-            raise HookError(f"{self.where}: the action adds no parameter")
+            raise self._undeclared("adds a parameter", "its `adds` names none")
         if was_added(self.module, name):
             return self.module.get_parameter(name)
-        nearby = chain(
-            self.module.parameters(), self.clock.model.parameters()
-        )  # an activation has none of its own
+        # an activation has no parameters of its own
+        nearby = chain(self.module.parameters(), self.clock.model.parameters())
         like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
         parameter = nn.Parameter(self.constant(field)(like).clone())
         add_parameter(self.module, name, parameter)
         return parameter
 
-    def generator(self, like: Tensor) -> Generator:
-        """Seeded anew for each draw, so that a draw depends on which one it is alone."""
-        device = like.device
-        if (found := self._generators.get(device)) is None:
-            found = self._generators[device] = Generator(device)
-        found.manual_seed(derived_seed(self.seed, *self._draw()))
-        return found
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments of the module call under way."""
+        if not self.spec.action.reads_arguments:
+            raise self._undeclared("reads the module's arguments", "declare `reads_arguments = True`")
+        return self._args
 
-    def _draw(self) -> tuple[int, ...]:
-        """Which draw it is: the n-th of a call of the module, or the n-th of all."""
-        self._draws += 1
-        if self.calls is None or self.hook_type not in IN_FORWARD:
-            return (self._draws,)
-        if self._run != self.calls.runs:
-            self._run, self._draws = self.calls.runs, 0
-        return self.calls.now.total, self._draws
-
-    def chance(self) -> float:
-        """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
-        if self.calls is not None and self.hook_type in IN_FORWARD:
-            return chance(self.spec.keys.when.seed, self.seed, self.calls.now.total)
-        self._chances += 1
-        return chance(self.spec.keys.when.seed, self.seed, self._chances)
+    @args.setter
+    def args(self, args: tuple[Any, ...]) -> None:
+        self._args = args
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None, with its path."""
-        return tensors.leaves(value)
+        return containers.leaves(value)
 
     def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        """The value with `change` applied to every member that is no container."""
-        return tensors.rebuild(value, change)
+        """The value with `change` applied to every member that is not a container."""
+        return containers.rebuild(value, change)
 
-    def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
+    # ---- random numbers ----------------------------------------------------------------------------------------
+
+    def generator(self, like: Tensor) -> Generator:
+        """Seeded anew for each draw, so that a draw depends only on which one it is."""
+        if not self.spec.action.draws:  # activation checkpointing would repeat the call with other numbers
+            raise self._undeclared("draws random numbers", "declare `draws = True`")
+        return self._draws.generator(like.device)
+
+    def chance(self) -> float:
+        """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
+        return self._draws.chance(self.spec.keys.when.seed)
+
+    # ---- records and captures ----------------------------------------------------------------------------------
+
+    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         """Append a record."""
         clock = self.clock
-        self.sink.emit(
-            {
-                "hook": self.hook_name,
-                "module": self.path,
-                "path": self.within + (self.at if path is None else path),
-                "action": self.spec.action.action_name,
-                "mode": clock.mode,
-                "epoch": clock.epoch,
-                "step": clock.step,
-                "call": self.call,
-                **data,
-            }
-        )
+        record = {
+            "hook": self.hook_name,
+            "module": self.path,
+            "path": self.within + (self.at if path is None else path),
+            "action": self.spec.action.action_name,
+            "mode": clock.mode,
+            "epoch": clock.epoch,
+            "step": clock.step,
+            "call": self.call,
+            **data,
+        }
+        self.sink.emit(record, show=show)
 
     def fail(self, what: str) -> None:
         """The hook cannot do what it asks for here: HookError, but for a shape check, which collects it."""
@@ -211,13 +219,15 @@ class Site:
 
     def keep(self) -> Keeper:
         """Hand captured values to the sink."""
+        if not self.spec.action.captures:
+            raise self._undeclared("keeps values", "declare `captures = True`")
         return self.sink.keeper(self)
 
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
         """The rows of the chosen samples; all of them where the samples are not real."""
         if not self.sink.has_values:
             return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
-        return Choice(keep, self.clock, self._hook_seed, self.where).rows
+        return KeptSamples(keep, self.clock, self._hook_seed, self.where).rows
 
     def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
@@ -229,6 +239,9 @@ class Site:
             at = f" at {self.at}" if self.at else ""
             when = f"epoch {self.clock.epoch}, step {self.clock.step}"
             raise CheckFailed(f"{self.where}{at}, {when}: {verdict(record)}")
+
+    def _undeclared(self, does: str, hint: str) -> HookError:
+        return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
 
 
 def verdict(record: Mapping[str, Any]) -> str:

@@ -3,46 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.actions.base import IN_FORWARD
 from hookrun.errors import CompileError, HookrunError, Problem
-from hookrun.plan.model_tree import deaf
-from hookrun.plan.plan import Match, Plan, PlannedHook
+from hookrun.hook_types import HookType
+from hookrun.plan.model_tree import unhookable
+from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
-from hookrun.runtime.hooks.backward import Backward
-from hookrun.runtime.hooks.module_hooks import (
-    AccumulatedGrad,
-    CallCounter,
-    Firing,
-    Forward,
-    ForwardCounter,
-    ForwardOne,
-    ForwardPre,
-    ForwardWithArguments,
-    OutputGrad,
-    ParameterGrad,
-    RegisteredHook,
-    unscaled,
-)
+from hookrun.runtime.hooks import registered_hooks
+from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared
+from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
+from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
-from hookrun.runtime.hooks.saved_tensors import SavedTensors, Scopes
-from hookrun.runtime.records import Probe
-from hookrun.runtime.site import Sink, Site
-from hookrun.spec.hook import HookSpec
+from hookrun.runtime.site import PlacedHook, Sink
+from hookrun.runtime.unscaled import unscaled
 
-P = TypeVar("P", bound=RegisteredHook)
+R = TypeVar("R", bound=RegisteredHook)
 
 
 class Wiring:
@@ -52,138 +35,111 @@ class Wiring:
     tracing: what they do inside compiled graphs
     """
 
-    def __init__(self, plan: Plan, model: nn.Module, clock: Clock, sink: Sink) -> None:
+    def __init__(self, plan: ResolvedPlan, model: nn.Module, clock: Clock, sink: Sink) -> None:
         self.plan = plan
         self.clock = clock
         self.sink = sink
-        self.sites = list[Site]()
-        self._model = model
-        self._handles = list[RemovableHandle]()
-        self._points = list[RegisteredHook]()
-        self._scopes: Scopes | None = None
+        self.sites = list[PlacedHook]()
         self.tracing = Tracing(plan)
+        self._model = model
+        self._shared = Shared(model, clock)
+        self._handles = list[RemovableHandle]()
+        self._registered = list[RegisteredHook]()
 
     def install(self) -> None:
         """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""
-        by_id = self._planned_by_identity()
-        seen = set[int]()
-        self.clock.moved = self.tracing.reschedule
-
-        def visit(module: nn.Module) -> None:
-            if id(module) in by_id and id(module) not in seen:  # apply visits a shared module once per parent
-                seen.add(id(module))
-                self._install_on(module, by_id[id(module)])
-
-        for hook in self.plan.hooks:
-            if hook.spec.hook_type == "apply":
-                self._run_on_modules(hook)
-        self._count_forwards()
-        self._model.apply(visit)
-        self._install_on_parameters()
-
-    def _planned_by_identity(self) -> Mapping[int, list[tuple[PlannedHook, Match]]]:
-        """What is planned for each module; CompileError where the model is not the plan's."""
-        if (reason := deaf(self._model)) is not None:  # since the plan was made
-            raise CompileError([Problem("model", reason.what, reason.hint)])
         modules = dict(self._model.named_modules(remove_duplicate=False))
-        planned = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
+        self._require_same_model(modules)
+        self.clock.on_change = self.tracing.reschedule
+        self._run_at_installation(modules)
+        self._count_forwards()
+        self._install_on_modules(modules)
+        self._install_on_parameters(modules)
+
+    def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
+        """CompileError where the model is not the one that the plan was made for, or has been compiled since."""
+        if (reason := unhookable(self._model)) is not None:
+            raise CompileError([Problem("model", reason.what, reason.hint)])
         there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
         there.update(f"{owner}.{name}" if owner else name for owner, name in self.plan.added())
         problems = []
-        for hook in self.plan.hooks:
-            for match in hook.matches:
-                owner = match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
-                module = modules.get(owner)
-                if module is None or type(module).__name__ != match.type:
-                    found = "nothing" if module is None else f"a {type(module).__name__}"
-                    text = (
-                        f"the plan is for a {match.type} at {owner or '(root)'}, this model has {found} there"
-                    )
-                    problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-                elif hook.spec.on_parameters and match.path not in there:
-                    text = f"the plan is for the parameter {match.path}, which this model has not"
-                    problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-                elif not hook.spec.on_parameters and hook.spec.hook_type != "apply":
-                    planned[id(module)].append((hook, match))
+        for hook, match in self._planned():
+            owner = _owner(hook, match)
+            module = modules.get(owner)
+            if module is None or type(module).__name__ != match.type:
+                found = "nothing" if module is None else f"a {type(module).__name__}"
+                text = f"the plan is for a {match.type} at {owner or '(root)'}, this model has {found} there"
+                problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
+            elif hook.spec.on_parameters and match.path not in there:
+                text = f"the plan is for the parameter {match.path}, which this model has not"
+                problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
         if problems:
             raise CompileError(problems)
-        return planned
 
-    def _run_on_modules(self, hook: PlannedHook) -> None:
-        """An `apply` hook: its action sees each module once, and what it does to it lasts."""
-        modules = dict(self._model.named_modules(remove_duplicate=False))
-        paths = {id(modules[match.path]): match.path for match in hook.matches}
+    def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
+        """Every hook with each of its matches; those that are registered as one of `kinds`, if any are given."""
+        for hook in self.plan.hooks:
+            if not kinds or issubclass(registered_hooks()[hook.spec.hook_type], kinds):
+                yield from ((hook, match) for match in hook.matches)
 
-        def visit(module: nn.Module) -> None:
-            path = paths.pop(id(module), None)
-            if path is not None:
-                site = self._site(hook, path, module)
-                hook.spec.action.build(site)(module)
-                site.fired += 1
+    # ---- sites and firings -------------------------------------------------------------------------------------
 
-        self._model.apply(visit)
-
-    def _site(self, hook: PlannedHook, path: str, module: nn.Module) -> Site:
-        site = Site(hook, path, module, self.clock, self.sink, self.plan.seed)
+    def _site(self, hook: PlannedHook, path: str, module: nn.Module) -> PlacedHook:
+        site = PlacedHook(hook, path, module, self.clock, self.sink, self.plan.seed)
         self.sites.append(site)
         return site
 
-    def _firing(self, site: Site, *, targeted: bool = True, gradient: bool = False) -> Firing:
+    def _firing(self, site: PlacedHook) -> Firing:
+        targeted = not registered_hooks()[site.hook_type].finds_target
         op = compose(site, targeted=targeted)
-        if gradient:
+        if site.hook_type.phase == "backward":
             op = unscaled(op, self.clock)
-        if isinstance(self.sink, Probe):
-            op = self.sink.guard(site, op)
-        when = site.spec.keys.when
-        open_gate = gate(when, self.clock, lambda: site.call, site.chance)
+        op = self.sink.guard(site, op)
+        open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
         if open_gate is not None:
             op = partial(_scheduled, op, open_gate)
         return Firing(site, op, self.tracing.of(site, targeted=targeted))
 
-    def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Match]]) -> None:
-        """Every hook of one module, one callable for each type.
+    def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
+        made = kind.of([self._firing(site) for site in sites], self._shared)
+        self._registered.append(made)
+        return made
 
-        The order is the order of registration: edits first, then what watches gradients, on the final output.
-        """
-        sites = defaultdict[str, list[Site]](list)
+    # ---- modules -----------------------------------------------------------------------------------------------
+
+    def _run_at_installation(self, modules: Mapping[str, nn.Module]) -> None:
+        for hook in self.plan.hooks:
+            if hook.spec.hook_type.phase == "installation":
+                paths = {id(modules[match.path]): match.path for match in hook.matches}
+                AtInstallation.run(self._model, paths, partial(self._site, hook))
+
+    def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
+        by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
+        for hook, match in self._planned(ModuleHook):
+            by_module[id(modules[match.path])].append((hook, match))
+
+        def visit(module: nn.Module) -> None:
+            if planned := by_module.pop(
+                id(module), None
+            ):  # apply visits a shared module once for each parent
+                self._install_on(module, planned)
+
+        self._model.apply(visit)
+
+    def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Match]]) -> None:
+        """Every hook of one module, one callable for each type; the inner ones run closest to the forward."""
+        by_kind = defaultdict[type[ModuleHook], list[PlacedHook]](list)
         planned = list(planned)
-        calls = self._calls(module, [hook.spec for hook, _ in planned])
+        calls = self._calls(module, [hook for hook, _ in planned])
         for hook, match in planned:
             site = self._site(hook, match.path, module)
-            site.calls = calls
-            sites[site.hook_type].append(site)
-        if found := sites["forward_pre"]:
-            self._pre(module, self._point(ForwardPre(list(map(self._firing, found)))).forward_pre)
-        backward = None
-        if found := sites["backward_pre"] + sites["backward"]:
-            backward = self._point(Backward([self._firing(site, gradient=True) for site in found]))
-            self._pre(module, backward.enter)
-        if found := sites["saved_tensors"]:
-            self._scopes = self._scopes or Scopes(self._model)
-            saved = self._point(SavedTensors(tuple(map(self._firing, found)), self._scopes))
-            self._handles.append(module.register_forward_pre_hook(saved.enter))
-            self._handles.append(module.register_forward_hook(saved.leave, always_call=True))
-        if found := sites["forward"]:
-            reads = any(site.spec.action.reads_arguments for site in found)
-            point = ForwardWithArguments if reads else ForwardOne if len(found) == 1 else Forward
-            forward = point(list(map(self._firing, found)))
-            self._handles.append(
-                module.register_forward_hook(self._point(forward).forward, with_kwargs=reads)
-            )
-        if backward is not None:
-            self._handles.append(module.register_forward_hook(backward.leave, always_call=True))
-        if found := sites["output_grad"]:
-            firings = [self._firing(site, targeted=False, gradient=True) for site in found]
-            self._handles.append(
-                module.register_forward_hook(self._point(OutputGrad(firings)).attach, with_kwargs=True)
-            )
-
-    def _point(self, point: P) -> P:
-        self._points.append(point)
-        return point
-
-    def _pre(self, module: nn.Module, hook: Callable[..., Any]) -> None:
-        self._handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
+            site.number_calls(calls)
+            by_kind[cast(type[ModuleHook], registered_hooks()[site.hook_type])].append(site)
+        made = [self._made(kind, by_kind[kind]) for kind in sorted(by_kind, key=lambda kind: kind.depth)]
+        for registered in made:
+            self._handles += registered.before(module)
+        for registered in reversed(made):
+            self._handles += registered.after(module)
 
     @property
     def _tracks_calls(self) -> bool:
@@ -192,63 +148,53 @@ class Wiring:
 
     def _count_forwards(self) -> None:
         if self._tracks_calls:
-            counter = self._point(ForwardCounter(self.clock))
+            counter = ForwardCounter(self.clock)
+            self._registered.append(counter)
             self._handles.append(self._model.register_forward_pre_hook(counter.count, prepend=True))
 
-    def _calls(self, module: nn.Module, specs: Iterable[HookSpec]) -> Calls | None:
-        if not (self._tracks_calls or any(map(_draws_in_forward, specs))):
+    def _calls(self, module: nn.Module, hooks: Iterable[PlannedHook]) -> Calls | None:
+        if not (self._tracks_calls or any(hook.spec.draws_in_forward for hook in hooks)):
             return None
         calls = Calls(self.clock)
-        self._handles.append(module.register_forward_pre_hook(self._point(CallCounter(calls)).count))
+        counter = CallCounter(calls)
+        self._registered.append(counter)
+        self._handles.append(module.register_forward_pre_hook(counter.count))
         return calls
 
-    def _install_on_parameters(self) -> None:
-        parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        modules = dict(self._model.named_modules(remove_duplicate=False))
-        grads = defaultdict[tuple[str, str], list[Site]](list)
-        steps = list[tuple[Firing, nn.Parameter]]()
-        for hook in self.plan.hooks:
-            if not hook.spec.on_parameters:
-                continue
-            for match in hook.matches:
-                site = self._site(hook, match.path, modules[match.path.rpartition(".")[0]])
-                if hook.spec.hook_type in ("grad", "post_accumulate_grad"):
-                    grads[match.path, hook.spec.hook_type].append(site)
-                else:
-                    steps.append((self._firing(site), parameters[match.path]))
-        for (path, kind), sites in grads.items():
-            self._install_on_gradient(parameters[path], kind, sites)
-        if steps:
-            point = self._point(OptimizerSteps(*zip(*steps, strict=True)))
-            self._handles.append(register_optimizer_step_pre_hook(point.pre))
-            self._handles.append(register_optimizer_step_post_hook(point.post))
+    # ---- parameters --------------------------------------------------------------------------------------------
 
-    def _install_on_gradient(self, parameter: nn.Parameter, kind: str, sites: Iterable[Site]) -> None:
-        firings = [self._firing(site, gradient=True) for site in sites]
-        if not parameter.requires_grad:
-            raise HookrunError(f"{firings[0].site.where}: the parameter requires no gradient")
-        if kind == "grad":
-            self._handles.append(parameter.register_hook(self._point(ParameterGrad(firings)).grad))
-        else:
-            accumulated = self._point(AccumulatedGrad(firings, self.clock)).accumulated
-            self._handles.append(parameter.register_post_accumulate_grad_hook(accumulated))
+    def _install_on_parameters(self, modules: Mapping[str, nn.Module]) -> None:
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        on_gradients = defaultdict[tuple[str, HookType], list[PlacedHook]](list)
+        on_steps = list[PlacedHook]()
+        for hook, match in self._planned(ParameterHook, OptimizerSteps):
+            site = self._site(hook, match.path, modules[_owner(hook, match)])
+            if hook.spec.hook_type.on == "optimizer":
+                on_steps.append(site)
+            else:
+                on_gradients[match.path, hook.spec.hook_type].append(site)
+        for (path, hook_type), sites in on_gradients.items():
+            if not parameters[path].requires_grad:
+                raise HookrunError(f"{sites[0].where}: the parameter requires no gradient")
+            registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
+            self._handles.append(registered.register(parameters[path]))
+        if on_steps:
+            self._handles += self._made(OptimizerSteps, on_steps).register()
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""
         while self._handles:
             self._handles.pop().remove()
-        for point in self._points:
-            point.clear()
-        self._points.clear()
-        self.clock.moved = None  # whose sites hold the clock: a cycle, with the model in it
-        if self._scopes is not None:
-            self._scopes.close_all()
+        for registered in self._registered:
+            registered.clear()
+        self._registered.clear()
+        self.clock.on_change = None  # whose sites hold the clock: a cycle, with the model in it
+        self._shared.closing.close()
 
 
-def _draws_in_forward(spec: HookSpec) -> bool:
-    """Whether what it draws has to be found again where activation checkpointing repeats a call."""
-    draws = spec.action.draws or any(value.draws for value in spec.action.outside_values().values())
-    return spec.hook_type in IN_FORWARD and (draws or spec.keys.when.probability < 1)
+def _owner(hook: PlannedHook, match: Match) -> str:
+    """The path of the module that is hooked, or that owns the parameter."""
+    return match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
 
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:

@@ -9,8 +9,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
-from hookrun.actions import HOOK_TYPES, ON_PARAMETERS, Action, actions
+from hookrun.actions import Action, actions
 from hookrun.errors import Problem, nearest
+from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.spec.problems import join, problems_of, unknown_key
 from hookrun.spec.selector import Selector
 from hookrun.spec.target import Index, Target
@@ -38,7 +39,10 @@ _SELECT_SCHEMA = {
 
 
 class HookKeys(BaseModel):
-    """The keys that every hook may have beside `action` and the action's own parameters."""
+    """The keys that a hook may have beside `action` and the action's own parameters.
+
+    parameters: `saved_tensors` hooks see parameters as well
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     select: Annotated[Selector, WithJsonSchema(_SELECT_SCHEMA)]
@@ -49,11 +53,6 @@ class HookKeys(BaseModel):
     expect: Annotated[Expect, WithJsonSchema({"type": ["integer", "string"]})] = parse_expect(">=1")
     enabled: bool = True
     priority: int = 0
-
-
-class SavedTensorKeys(HookKeys):
-    """`saved_tensors` hooks see parameters only where they are asked for."""
-
     parameters: bool = False
 
 
@@ -66,14 +65,21 @@ class HookSpec:
     action: Action
 
     @property
-    def hook_type(self) -> str:
-        """The hook type."""
-        return self.keys.hook
+    def hook_type(self) -> HookType:
+        """When it fires."""
+        return HOOK_TYPES[self.keys.hook]
 
     @property
     def on_parameters(self) -> bool:
         """Whether the selector names parameters."""
-        return self.keys.hook in ON_PARAMETERS
+        return self.hook_type.on_parameters
+
+    @property
+    def draws_in_forward(self) -> bool:
+        """Whether it draws at each forward call, so that activation checkpointing has to repeat the draws."""
+        values = self.action.outside_values().values()
+        draws = self.action.draws or self.keys.when.probability < 1 or any(value.draws for value in values)
+        return draws and self.hook_type.phase == "forward"
 
     @property
     def where(self) -> str:
@@ -93,8 +99,7 @@ class HookSpec:
             "priority": keys.priority,
         }
         plain |= {key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None}
-        if isinstance(keys, SavedTensorKeys):
-            plain["parameters"] = keys.parameters
+        plain |= {key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)}
         return plain
 
 
@@ -132,17 +137,16 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
         return [Problem(where, f"found {body!r}, expected a mapping with select, hook and action")]
     given = dict(body)
     action_name = given.pop("action", None)
-    model = HookKeys if given.get("hook") != "saved_tensors" else SavedTensorKeys
     action = actions().get(action_name) if isinstance(action_name, str) else None
     own = set(action.model_fields) if action else set()
-    common = set(model.model_fields) - (own if action and action.action_name == "fill" else set())
+    common = hook_keys(given.get("hook"))
     known = own | common | {"action"}
     problems = [] if action else [_unknown_action(action_name, where)]
     if action:  # without one, nobody knows which of the other keys are parameters of it
         problems += [unknown_key(where, key, known) for key in given if key not in known]
-    keys = _validate(model, {key: given[key] for key in given if key in common}, where, problems)
+    keys = _validate(HookKeys, {key: given[key] for key in given if key in common}, where, problems)
     if keys is not None and keys.hook not in HOOK_TYPES:
-        text = f"found {keys.hook!r}, which is no hook type"
+        text = f"found {keys.hook!r}, which is not a hook type"
         problems.append(Problem(join(where, "hook"), text, nearest(keys.hook, HOOK_TYPES)))
     params = (
         _validate(action, {key: given[key] for key in given if key in own}, where, problems)
@@ -154,11 +158,17 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     return HookSpec(name, keys, params)
 
 
+def hook_keys(hook_type: object) -> set[str]:
+    """The keys of a hook of that type; those that other types alone know may be parameters of the action."""
+    known = HOOK_TYPES.get(hook_type) if isinstance(hook_type, str) else None
+    return set(HookKeys.model_fields) - (OWN_KEYS - (known.takes if known else frozenset()))
+
+
 def _unknown_action(name: Any, where: str) -> Problem:
     if name is None:
         return Problem(join(where, "action"), "is missing", "it is one of: " + ", ".join(actions()))
     return Problem(
-        join(where, "action"), f"found {name!r}, which is no action", nearest(str(name), actions())
+        join(where, "action"), f"found {name!r}, which is not an action", nearest(str(name), actions())
     )
 
 

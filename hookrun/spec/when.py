@@ -92,6 +92,10 @@ class When(BaseModel):
         """Whether it holds at every firing."""
         return self == When(seed=self.seed)
 
+    def holds_in(self, training: bool) -> bool:
+        """Whether it lets a model in that mode through, whatever else it asks for."""
+        return self.mode == "any" or (self.mode == "train") == training
+
     def holds_at(self, step: int, epoch: int) -> bool:
         """Whether it lets that step of that epoch through, whatever else it asks for."""
         return (self.step is None or step in self.step) and (self.epoch is None or epoch in self.epoch)

@@ -6,62 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
-from hookrun.errors import HookrunError, nearest
+from hookrun.errors import HookrunError
+from hookrun.lookup import Lookup
 from hookrun.store.files import StoreError, read_lines
 from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
 from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors, read_rows, read_tensor
 
-V = TypeVar("V")
-
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
-
-
-class NoSuchCapture(HookrunError, KeyError):
-    """Nothing was captured under this name; the message says which names are near."""
-
-    __str__ = Exception.__str__  # KeyError's would show the message in quotes, with its line breaks escaped
-
-
-class Lookup(Mapping[str, V]):
-    """A mapping whose missing keys are explained.
-
-    kind:    what a key is: hook, module or tensor
-    where:   what the mapping is about
-    aliases: other name -> the key that it stands for
-    """
-
-    def __init__(
-        self, kind: str, where: str, items: Mapping[str, V], aliases: Mapping[str, str] | None = None
-    ) -> None:
-        self._kind = kind
-        self._where = where
-        self._items = items
-        self._aliases = aliases or {}
-
-    def __getitem__(self, key: str) -> V:
-        if not isinstance(key, str):  # rows are asked for where a name comes first
-            raise NoSuchCapture(f"{self._where} holds one {self._kind} per name; {nearest('', self._items)}")
-        found = key if key in self._items else self._aliases.get(key, key)
-        if found not in self._items:
-            raise NoSuchCapture(f"no {self._kind} {key!r} in {self._where}: {nearest(key, self._items)}")
-        return self._items[found]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __repr__(self) -> str:
-        return f"<{self._where}: {', '.join(map(repr, self._items))}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.store.captures import Capture, Leaf, Lookup
+from hookrun.lookup import Lookup
+from hookrun.store.captures import Capture, Leaf
 from hookrun.store.files import replacing
 from hookrun.store.tensor_file import write_tensors
 

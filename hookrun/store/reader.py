@@ -13,7 +13,8 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError
-from hookrun.store.captures import Capture, Leaf, Lookup, read_captures, read_index
+from hookrun.lookup import Lookup
+from hookrun.store.captures import Capture, Leaf, read_captures, read_index
 from hookrun.store.exports import Labelled, as_table, merge
 from hookrun.store.files import StoreError, collector_paused, read_json, read_lines
 from hookrun.store.format import (

@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.lookup import Lookup
 from hookrun.spec import Experiment, Settings
-from hookrun.store.captures import Capture, Lookup
+from hookrun.store.captures import Capture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.progress import Screen

@@ -14,10 +14,8 @@ from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.plan.graph_support import uncompilable, unexportable
-from hookrun.plan.plan import Plan
-from hookrun.proving import compile_plan
-from hookrun.run_values import Reader, with_origins
-from hookrun.runtime import checking
+from hookrun.proving import Plan, compile_plan
+from hookrun.run_values import UsedBy, differences
 from hookrun.spec import Experiment, Settings, Spec, parse_spec
 from hookrun.tasks.loop.losses import NEED_TARGET, loss_named
 from hookrun.tasks.loop.optimizers import check_arguments, check_optimizer, check_scheduler
@@ -79,17 +77,14 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> P
     hooks = _every_module() if listing else experiment.hooks
     example = as_call(info.example(EXAMPLE_BATCH))
     training = _trains(settings) or listing
-    read_run = Reader(settings)
-    try:
-        plan = compile_plan(hooks, model, read_run, checking, example=example, training=training)
-    except CompileError as error:
-        raise with_origins(error, hooks) from error
+    used_by = UsedBy(settings, _split(settings))
+    plan = compile_plan(hooks, model, used_by=used_by, example=example, training=training)
     if not listing:
         _check_leftover(leftover, plan)
         _check_rows(plan, settings, info)
         _check_graph(settings, plan)
     plan = replace(plan, samples=_samples(settings, info))
-    return Prepared(experiment, info, model, plan, device, leftover, tuple(read_run.notes))
+    return Prepared(experiment, info, model, plan, device, leftover, differences(hooks, settings))
 
 
 def _trains(settings: Settings) -> bool:

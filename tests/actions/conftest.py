@@ -10,6 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions import Action
+from hookrun.hook_types import FORWARD
 
 
 class FakeSite:
@@ -23,7 +24,7 @@ class FakeSite:
         values: Mapping[str, Tensor] | None = None,
     ) -> None:
         self.action = action
-        self.hook_name, self.hook_type, self.path = "h", "forward", "fc"
+        self.hook_name, self.hook_type, self.path = "h", FORWARD, "fc"
         self.seed = 5
         self.module = module if module is not None else nn.Identity()
         self.args = args
@@ -58,7 +59,7 @@ class FakeSite:
             return tuple(self.rebuild(member, change) for member in value)
         return change(value)
 
-    def emit(self, data: Mapping[str, Any], path: str | None = None) -> None:
+    def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         self.emitted.append((path, dict(data)))
 
     def keep(self) -> Callable[..., None]:

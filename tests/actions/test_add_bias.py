@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.actions import HOOK_TYPES
 from hookrun.actions.add_bias import AddBias
+from hookrun.hook_types import FORWARD, FORWARD_PRE, HOOK_TYPES
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -79,6 +79,6 @@ def test_only_a_trainable_bias_adds_a_parameter() -> None:
 
 
 def test_a_trainable_bias_goes_with_the_forward_pass_only() -> None:
-    fits = {hook for hook in AddBias.hooks if AddBias(value=0, trainable=True).carried_by(hook) is None}
-    assert fits == {"forward", "forward_pre"}
-    assert all(AddBias(value=0).carried_by(hook) is None for hook in HOOK_TYPES)
+    fits = {hook for hook in AddBias.hook_types if AddBias(value=0, trainable=True).carried_by(hook) is None}
+    assert fits == {FORWARD, FORWARD_PRE}
+    assert all(AddBias(value=0).carried_by(hook) is None for hook in HOOK_TYPES.values())

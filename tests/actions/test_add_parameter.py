@@ -14,6 +14,7 @@ from torch import nn
 
 from hookrun.actions import actions
 from hookrun.actions.add_parameter import AddParameter
+from hookrun.hook_types import APPLY
 from hookrun.spec.hook import parse_hooks
 
 
@@ -58,7 +59,7 @@ def test_a_second_installation_keeps_what_the_first_has_learned(build: Callable[
     gain = module.gain
     with torch.no_grad():
         gain += 7
-    assert action.unfit("apply", module, ["weight", "bias", "gain"]) is None
+    assert action.unfit(APPLY, module, ["weight", "bias", "gain"]) is None
     build(action)(module)
     assert module.gain is gain
     assert gain.tolist() == [7, 7]
@@ -68,7 +69,7 @@ def test_it_does_not_keep_one_of_another_shape(build: Callable[..., Any]) -> Non
     module = nn.Linear(3, 2)
     build(AddParameter(name="gain", shape=[2]))(module)
     other = AddParameter(name="gain", shape=[3])
-    reason = other.unfit("apply", module, ["weight", "bias", "gain"])
+    reason = other.unfit(APPLY, module, ["weight", "bias", "gain"])
     assert reason is not None
     assert reason.startswith("parameter 'gain' was added before with shape [2], not [3]")
     with pytest.raises(ValueError, match="was added before"):
@@ -83,14 +84,14 @@ def test_a_tensor_that_does_not_broadcast_is_refused(build: Callable[..., Any]) 
 
 @pytest.mark.parametrize("name", ["weight", "forward", "training"])
 def test_a_name_that_is_taken_does_not_fit(name: str) -> None:
-    reason = AddParameter(name=name, shape=[]).unfit("apply", nn.Linear(1, 1), ["weight", "bias"])
+    reason = AddParameter(name=name, shape=[]).unfit(APPLY, nn.Linear(1, 1), ["weight", "bias"])
     assert reason == f"the module has an attribute {name!r} already: choose another name"
 
 
 def test_a_name_that_an_earlier_hook_adds_does_not_fit() -> None:
-    reason = AddParameter(name="gain", shape=[]).unfit("apply", nn.ReLU(), ["gain"])
+    reason = AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), ["gain"])
     assert reason == "an earlier hook adds a parameter 'gain' already: choose another name"
-    assert AddParameter(name="gain", shape=[]).unfit("apply", nn.ReLU(), []) is None
+    assert AddParameter(name="gain", shape=[]).unfit(APPLY, nn.ReLU(), []) is None
 
 
 def test_the_key_name_names_the_parameter_and_the_attribute_the_action() -> None:

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from hookrun.actions.capture import Capture
+from hookrun.hook_types import APPLY
 
 
 def test_a_value_is_kept_whole(site_of: Callable[..., Any]) -> None:
@@ -102,4 +103,4 @@ def test_what_is_no_reduction_is_refused(reduce: Any) -> None:
 def test_it_sees_the_value_and_changes_nothing() -> None:
     assert Capture.observes
     assert Capture.scope == "value"
-    assert "apply" not in Capture.hooks
+    assert APPLY not in Capture.hook_types

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.base import Packed
 from hookrun.actions.cast import Cast
+from hookrun.hook_types import SAVED_TENSORS
 
 
 @pytest.mark.parametrize("original", [torch.float32, torch.float64], ids=str)
@@ -68,4 +69,4 @@ def test_the_dtype_is_a_smaller_floating_point_one(dtype: str) -> None:
 
 
 def test_it_goes_with_saved_tensors_only() -> None:
-    assert Cast.hooks == {"saved_tensors"}
+    assert Cast.hook_types == {SAVED_TENSORS}

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from hookrun.actions.clip_norm import ClipNorm
+from hookrun.hook_types import APPLY, SAVED_TENSORS
 
 NORMS = st.sampled_from([1.0, 2.0, 3.0, math.inf])
 
@@ -114,4 +115,4 @@ def test_infinity_may_be_a_word() -> None:
 
 def test_it_sees_all_tensors_and_nothing_that_autograd_saves() -> None:
     assert ClipNorm.scope == "together"
-    assert ClipNorm.hooks.isdisjoint({"apply", "saved_tensors"})
+    assert ClipNorm.hook_types.isdisjoint({APPLY, SAVED_TENSORS})

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from hookrun.actions import Action, actions
 from hookrun.actions.stats import Statistic
+from hookrun.hook_types import APPLY, SAVED_TENSORS
 
 Build = Callable[..., Callable[[Any], Any]]
 A = actions()
@@ -62,7 +63,7 @@ def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
 
 def test_these_are_all_actions_that_see_tensors() -> None:
     covered = {action.action_name for action in (*EDITS.values(), *OBSERVERS.values())}
-    elsewhere = {"linear"} | {name for name, cls in A.items() if cls.hooks <= {"apply", "saved_tensors"}}
+    elsewhere = {"linear"} | {name for name, cls in A.items() if cls.hook_types <= {APPLY, SAVED_TENSORS}}
     assert covered | elsewhere == set(A)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from hookrun.actions.freeze import Freeze
+from hookrun.hook_types import APPLY
 
 
 def test_every_parameter_of_the_module_and_its_descendants_stops_training(build: Callable[..., Any]) -> None:
@@ -18,13 +19,13 @@ def test_every_parameter_of_the_module_and_its_descendants_stops_training(build:
 
 
 def test_there_must_be_something_to_freeze() -> None:
-    assert Freeze().unfit("apply", nn.Sequential(nn.Linear(1, 1)), []) is None
-    assert Freeze().unfit("apply", nn.ReLU(), ["added"]) is None
-    assert Freeze().unfit("apply", nn.Sequential(nn.ReLU()), []) == (
+    assert Freeze().unfit(APPLY, nn.Sequential(nn.Linear(1, 1)), []) is None
+    assert Freeze().unfit(APPLY, nn.ReLU(), ["added"]) is None
+    assert Freeze().unfit(APPLY, nn.Sequential(nn.ReLU()), []) == (
         "neither the module nor a descendant of it has parameters: there is nothing to freeze"
     )
 
 
 def test_it_says_that_it_freezes() -> None:
     assert Freeze.freezes
-    assert Freeze.hooks == {"apply"}
+    assert Freeze.hook_types == {APPLY}

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from hookrun.actions.linear import Linear
+from hookrun.hook_types import FORWARD
 
 
 def test_it_is_the_module_s_own_map(build: Callable[..., Any]) -> None:
@@ -42,19 +43,19 @@ def test_without_a_positional_argument_there_is_nothing_to_multiply(build: Calla
 
 
 def test_it_goes_with_forward_and_asks_for_the_arguments() -> None:
-    assert Linear.hooks == {"forward"}
+    assert Linear.hook_types == {FORWARD}
     assert Linear.reads_arguments
 
 
 @pytest.mark.parametrize("params", [{}, {"weight": "probe", "bias": None}], ids=str)
 def test_a_module_that_has_the_parameters_fits(params: dict[str, Any]) -> None:
-    assert Linear(**params).unfit("forward", nn.Linear(3, 2), ["weight", "bias", "probe"]) is None
+    assert Linear(**params).unfit(FORWARD, nn.Linear(3, 2), ["weight", "bias", "probe"]) is None
 
 
 def test_a_module_that_lacks_one_does_not_fit() -> None:
-    reason = Linear(weight="wieght").unfit("forward", nn.Linear(3, 2), ["weight", "bias"])
+    reason = Linear(weight="wieght").unfit(FORWARD, nn.Linear(3, 2), ["weight", "bias"])
     assert reason == "the module has no parameter 'wieght' (weight): did you mean 'weight'?"
-    reason = Linear().unfit("forward", nn.Linear(3, 2, bias=False), ["weight"])
+    reason = Linear().unfit(FORWARD, nn.Linear(3, 2, bias=False), ["weight"])
     assert reason == "the module has no parameter 'bias' (bias): there are: weight; `bias: null` does without"
 
 

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hookrun.actions.base import Packed
 from hookrun.actions.offload import Offload
+from hookrun.hook_types import SAVED_TENSORS
 
 TENSORS = {
     "float32": torch.randn(3, 4),
@@ -114,4 +115,4 @@ def test_the_place_is_cpu_or_disk() -> None:
 
 
 def test_it_goes_with_saved_tensors_only() -> None:
-    assert Offload.hooks == {"saved_tensors"}
+    assert Offload.hook_types == {SAVED_TENSORS}

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from hookrun.actions import HOOK_TYPES, Action, actions
+from hookrun.actions import Action, actions
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.spec.hook import parse_hooks
 
 ROOT = Path(__file__).parents[2]
@@ -70,8 +71,8 @@ def test_the_docstring_explains_every_field(action: type[Action]) -> None:
 
 @each_action
 def test_the_hook_types_that_it_names_exist(action: type[Action]) -> None:
-    assert action.hooks
-    assert action.hooks <= set(HOOK_TYPES)
+    assert action.hook_types
+    assert action.hook_types <= set(HOOK_TYPES.values())
 
 
 @each_action
@@ -82,7 +83,7 @@ def test_it_has_a_schema_for_editors(action: type[Action]) -> None:
 
 
 def test_every_hook_type_carries_an_action() -> None:
-    assert set().union(*(action.hooks for action in actions().values())) == set(HOOK_TYPES)
+    assert set().union(*(action.hook_types for action in actions().values())) == set(HOOK_TYPES.values())
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
@@ -90,7 +91,7 @@ def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
     hooks, problems = parse_hooks(yaml.safe_load(file.read_text()))
     assert problems == []
     for hook in hooks:
-        assert hook.hook_type in hook.action.hooks
+        assert hook.hook_type in hook.action.hook_types
         assert hook.action.carried_by(hook.hook_type) is None
 
 

@@ -37,13 +37,13 @@ def problems(model: nn.Module, spec: dict[str, Any], **kwargs: Any) -> list[str]
     return [str(problem) for problem in caught.value.errors]
 
 
-def test_a_module_under_two_names_is_one_target_with_both() -> None:
-    (target,) = plan(Net(), select=["head", "fc"]).hooks[0].targets
+def test_a_module_under_two_names_is_one_match_with_both() -> None:
+    (target,) = plan(Net(), select=["head", "fc"]).hooks[0].matches
     assert (target.path, target.names, target.type, target.parameters) == ("fc", ("fc", "head"), "Linear", 10)
 
 
-def test_a_tied_parameter_is_one_target_with_both_names() -> None:
-    targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].targets
+def test_a_tied_parameter_is_one_match_with_both_names() -> None:
+    targets = plan(Net(), select=["tied", "h[0]"], hook="grad").hooks[0].matches
     assert [target.path for target in targets] == ["h.0.weight", "h.0.bias", "tied.bias"]
     assert targets[0].names == ("h.0.weight", "tied.weight")
     assert targets[0].shape == "[4, 4]"
@@ -63,7 +63,7 @@ def trees(draw: st.DrawFn) -> nn.Module:
 
 @given(trees())
 def test_every_module_is_hooked_once_and_shown_with_all_its_names(model: nn.Module) -> None:
-    targets = plan(model, select="**").hooks[0].targets
+    targets = plan(model, select="**").hooks[0].matches
     assert [target.path for target in targets] == [name for name, _ in model.named_modules()]
     names = [name for target in targets for name in target.names]
     assert sorted(names) == sorted(name for name, _ in model.named_modules(remove_duplicate=False))
@@ -109,7 +109,7 @@ def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str)
 
 
 def test_nothing_is_expected_where_zero_is_allowed() -> None:
-    assert plan(Net(), select="nothing", expect="0..2").hooks[0].targets == ()
+    assert plan(Net(), select="nothing", expect="0..2").hooks[0].matches == ()
 
 
 def test_all_misfits_are_told_at_once_those_of_the_shape_check_included() -> None:
@@ -145,7 +145,7 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
         },
         "add": {"select": "fc", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]},
     }
-    assert hookrun.compile(spec, Net()).hooks[0].targets[0].path == "fc.extra"
+    assert hookrun.compile(spec, Net()).hooks[0].matches[0].path == "fc.extra"
 
 
 @pytest.mark.parametrize(

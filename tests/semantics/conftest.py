@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hookrun.actions import actions
-from hookrun.actions.base import HOOK_TYPES
+from hookrun.hook_types import HOOK_TYPES
 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "scale": {"factor": 2},
@@ -28,8 +28,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         pairs = [
             (name, hook)
             for name, action in sorted(actions().items())
-            for hook in HOOK_TYPES
-            if hook in action.hooks
+            for hook, kind in HOOK_TYPES.items()
+            if kind in action.hook_types
         ]
         metafunc.parametrize(
             "alone",

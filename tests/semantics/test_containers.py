@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import hookrun
 from hookrun.actions import actions
+from hookrun.hook_types import FORWARD
 
 Point = namedtuple("Point", ["x", "y"])
 
@@ -319,7 +320,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("action", sorted(name for name, a in actions().items() if "forward" in a.hooks))
+@pytest.mark.parametrize("action", sorted(name for name, a in actions().items() if FORWARD in a.hook_types))
 def test_every_action_keeps_shape_dtype_and_device(action: str, dtype: torch.dtype) -> None:
     model = nn.Sequential(nn.Linear(2, 2)).to(dtype)
     spec = {"select": "0", "hook": "forward", "action": action, **PARAMETERS.get(action, {})}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import hookrun
 from hookrun.actions import actions
-from hookrun.actions.base import HOOK_TYPES
+from hookrun.hook_types import HOOK_TYPES
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -103,8 +103,8 @@ def test_the_state_of_a_hooked_model_loads_into_one_without_hooks() -> None:
     observers = {
         f"{name}_{hook}": {"select": "first", "hook": hook, "action": name}
         for name, action in actions().items()
-        for hook in HOOK_TYPES
-        if hook in action.hooks and action.observes and hook != "apply"
+        for hook, kind in HOOK_TYPES.items()
+        if kind in action.hook_types and action.observes
     }
     with hookrun.hooked(model, observers):
         state = model.state_dict()

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.runtime.hooks.module_hooks import RegisteredHook
-from hookrun.runtime.site import Site
+from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.site import PlacedHook
 
 X = torch.ones(2, 3)
 EVERY: dict[str, dict[str, Any]] = {
@@ -63,7 +63,7 @@ def test_a_thousand_cycles_leave_the_model_collectable(kind: str) -> None:
     model = net()
     spec = EVERY if kind == "all" else {kind: EVERY[kind]}
     plan = hookrun.compile(spec, model)
-    before = alive(RegisteredHook), alive(Site)
+    before = alive(RegisteredHook), alive(PlacedHook)
     cycles = 1000 if kind == "all" else 100
     for number in range(cycles):
         with plan.install(model) as hooks:
@@ -72,7 +72,7 @@ def test_a_thousand_cycles_leave_the_model_collectable(kind: str) -> None:
     gone = weakref.ref(hooks), weakref.ref(model)
     del hooks
     assert gone[0]() is None
-    assert (alive(RegisteredHook), alive(Site)) == before
+    assert (alive(RegisteredHook), alive(PlacedHook)) == before
     del model, plan
     assert gone[1]() is None
 

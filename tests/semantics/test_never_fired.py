@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
-from hookrun.actions.base import ON_PARAMETERS
 from hookrun.cli import main
+from hookrun.hook_types import HOOK_TYPES
 
 X = torch.ones(2, 3, 4)
 NEVER = "never fired"
@@ -63,7 +63,7 @@ def test_gradients_under_no_grad(hook: str) -> None:
         with torch.no_grad():
             model(X)
 
-    names = ["called.weight", "called.bias"] if hook in ON_PARAMETERS else ["called"]
+    names = ["called.weight", "called.bias"] if HOOK_TYPES[hook].on_parameters else ["called"]
     found = inactive(Direct(), watched("called", hook), run)
     assert found == [("h", name, NEVER) for name in names]
 

@@ -75,22 +75,22 @@ def test_in_500_random_trees_each_object_is_hooked_once(part: int) -> None:
         spec = {"h": {"select": select, "hook": "forward", "action": "capture", "expect": ">=0"}}
         plan = hookrun.compile(spec, model)
         (hook,) = plan.hooks
-        objects = [id(names[target.path]) for target in hook.targets]
+        objects = [id(names[target.path]) for target in hook.matches]
         assert len(objects) == len(set(objects)), "each object once"
-        for target in hook.targets:
+        for target in hook.matches:
             same = [name for name, module in names.items() if module is names[target.path]]
             assert list(target.names) == same
             assert target.path == same[0], "the first name in named_modules order"
         with plan.install(model) as hooks:
             model(torch.ones(1, 2))
-        for target in hook.targets:
+        for target in hook.matches:
             count = calls.get(id(names[target.path]), 0)
             for name in target.names:  # whichever name is asked for
                 assert hooks.fired["h", name] == count
                 if count:
                     assert len(hooks.captures["h"][name]) == count
-        if hook.targets:
-            assert chosen.choice(hook.targets).path in str(plan) or len(hook.targets) > 3
+        if hook.matches:
+            assert chosen.choice(hook.matches).path in str(plan) or len(hook.matches) > 3
 
 
 class Shared(nn.Module):
@@ -111,7 +111,7 @@ class Shared(nn.Module):
 )
 def test_whichever_name_is_selected_the_plan_shows_all(select: object) -> None:
     plan = hookrun.compile({"h": {"select": select, "hook": "forward", "action": "capture"}}, Shared())
-    (target,) = plan.hooks[0].targets
+    (target,) = plan.hooks[0].matches
     assert (target.path, list(target.names)) == ("first", ["first", "again", "inside.0"])
     shown = " ".join(str(plan).split())
     assert all(name in shown for name in ("first", "again", "inside.0"))
@@ -177,7 +177,7 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
     spec = {"h": {"select": "**.weight", "hook": "grad", "action": "capture"}}
     with hookrun.hooked(model, spec) as hooks:
         model(torch.ones(1, 2)).sum().backward()
-    (target,) = hookrun.compile(spec, model).hooks[0].targets
+    (target,) = hookrun.compile(spec, model).hooks[0].matches
     assert list(target.names) == ["0.weight", "2.weight"]
     assert_close(hooks.captures["h"]["2.weight"], [model[0].weight.grad])
     assert hooks.fired["h", "0.weight"] == hooks.fired["h", "2.weight"] == 1
@@ -186,4 +186,4 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
 def test_a_union_counts_each_object_once() -> None:
     model = Shared()
     spec = {"h": {"select": ["first", "**"], "hook": "forward", "action": "scale", "factor": 2, "expect": 3}}
-    assert len(hookrun.compile(spec, model).hooks[0].targets) == 3  # the root, the layer, the Sequential
+    assert len(hookrun.compile(spec, model).hooks[0].matches) == 3  # the root, the layer, the Sequential

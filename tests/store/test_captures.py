@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.store.captures import Capture, Lookup, NoSuchCapture, read_captures, read_index
+from hookrun.lookup import Lookup, NoSuchKey
+from hookrun.store.captures import Capture, read_captures, read_index
 from hookrun.store.files import StoreError
 from hookrun.store.tensor_file import DTYPES
 from hookrun.store.writer import CaptureWriter
@@ -251,7 +252,7 @@ class TestNames:
     def test_an_unknown_name_is_answered_with_the_nearest(
         self, found: Any, keys: list[str], said: str
     ) -> None:
-        with pytest.raises(NoSuchCapture) as caught:
+        with pytest.raises(NoSuchKey) as caught:
             for key in keys:
                 found = found[key]
         assert said in str(caught.value)
@@ -259,7 +260,7 @@ class TestNames:
 
     def test_rows_of_a_container_need_a_tensor_s_name_first(self, found: Lookup[Any]) -> None:
         for index in (0, slice(0, 2)):
-            with pytest.raises(NoSuchCapture) as caught:
+            with pytest.raises(NoSuchKey) as caught:
                 found["features"]["lstm"][index]
             assert str(caught.value) == (
                 "features at 'lstm' holds one tensor per name; there are: [0], [1][0], [1][1]"

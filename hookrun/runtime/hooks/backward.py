@@ -7,60 +7,55 @@ and take every tensor of the arguments and the output, wherever it sits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import arguments, call_with, members, rebuild
+from hookrun.containers import arguments, call_with, clone, members, rebuild
+from hookrun.hook_types import BACKWARD, BACKWARD_PRE
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.module_hooks import Firing, RegisteredHook, in_graph, no_gradient
+from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph, no_gradient
 
 Grads = Sequence[Tensor | None]
 
 
-class _Entry(torch.autograd.Function):
+class _Inputs(torch.autograd.Function):
     """The identity on a module's inputs; its backward is the end of the module's own."""
 
     @staticmethod
-    def forward(ctx: Any, crossing: Crossing, *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.crossing = crossing
+    def forward(ctx: Any, call: BackwardCall, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
         ctx.set_materialize_grads(False)
-        return tuple(map(_own, inputs))
+        return tuple(map(clone, inputs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, *ctx.crossing.finish(grads))
+        return (None, *ctx.call.finish(grads))
 
 
-class _Exit(torch.autograd.Function):
+class _Outputs(torch.autograd.Function):
     """The identity on a module's outputs; its backward is the beginning of the module's own."""
 
     @staticmethod
-    def forward(ctx: Any, crossing: Crossing, *outputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.crossing = crossing
+    def forward(ctx: Any, call: BackwardCall, *outputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
         ctx.set_materialize_grads(False)
-        return tuple(map(_own, outputs))
+        return tuple(map(clone, outputs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        return (None, *ctx.crossing.begin(grads))
+        return (None, *ctx.call.begin(grads))
 
 
-def _own(tensor: Tensor) -> Tensor:
-    try:
-        return torch._lazy_clone(tensor)
-    except RuntimeError:  # storage that torch does not own
-        return tensor.clone()
-
-
-class Crossing:
+class BackwardCall:
     """One call of a module: where its tensors sat in the arguments and in the output, and the gradients met so far."""
 
-    def __init__(self, point: Backward, call: int) -> None:
-        self.point = point
-        self.call = call
+    def __init__(self, hook: Backward, number: int) -> None:
+        self.hook = hook
+        self.number = number
         self.inputs: Any = ()
         self.outputs: Any = None
         self.has_inputs = False
@@ -71,7 +66,7 @@ class Crossing:
     def begin(self, grads: Grads) -> Grads:
         """The gradients of the outputs are known: `backward_pre`."""
         value = _filled(self.outputs, grads)
-        new = self._run(self.point.before, value)
+        new = self._run(self.hook.pre_firings, value)
         self.grad_output, self.begun = new, True
         if not self.has_inputs:
             self.finish(())
@@ -88,14 +83,14 @@ class Crossing:
         self.begun = False
         grad_output, self.grad_output = self.grad_output, None
         value = _filled(self.inputs, grads)
-        new = self._run(self.point.after, value, grad_output)
+        new = self._run(self.hook.full_firings, value, grad_output)
         return grads if new is value else _in_order(self.inputs, new)
 
     def _run(self, firings: Sequence[Firing], value: Any, grad_output: Any = None) -> Any:
         for firing in firings:
             site = firing.site
-            site.of_call = self.call
-            if site.hook_type == "backward" and site.spec.action.observes:
+            site.of_call = self.number
+            if site.hook_type is BACKWARD and site.spec.action.observes:
                 firing.op({"grad_input": value, "grad_output": grad_output})
             else:
                 value = firing.op(value)
@@ -128,19 +123,35 @@ def _in_order(numbers: Any, value: Any) -> Grads:
     return [leaf for number, leaf in pairs if isinstance(number, int)]
 
 
-class Backward(RegisteredHook):
-    """Both ends of a module's call."""
+class Backward(ModuleHook):
+    """Both ends of a module's call.
 
-    def __init__(self, firings: Sequence[Firing] = ()) -> None:
+    pre_firings:  of `backward_pre`, when the gradients of the outputs are known
+    full_firings: of `backward`, when those of the inputs are
+    open: the calls under way
+    """
+
+    hook_types = (BACKWARD_PRE, BACKWARD)
+    depth = 1
+
+    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
-        self.before = tuple(firing for firing in firings if firing.site.hook_type == "backward_pre")
-        self.after = tuple(firing for firing in firings if firing.site.hook_type == "backward")
-        self.open = list[Crossing]()
+        self.pre_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD_PRE)
+        self.full_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD)
+        self.open = list[BackwardCall]()
+
+    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """With keyword arguments, whose gradients count too."""
+        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+
+    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """Also where the forward raised, so that no call stays open."""
+        yield module.register_forward_hook(self.leave, always_call=True)
 
     def clear(self) -> None:
         """Run nothing from now on."""
         super().clear()
-        self.before, self.after = (), ()
+        self.pre_firings, self.full_firings = (), ()
         self.open.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -149,32 +160,32 @@ class Backward(RegisteredHook):
             return None
         if tracing():
             return in_graph(self.firings, None)  # refused
-        crossing = Crossing(self, self.firings[0].site.call)
-        self.open.append(crossing)
-        if not self.after or not torch.is_grad_enabled():
+        call = BackwardCall(self, self.firings[0].site.call)
+        self.open.append(call)
+        if not self.full_firings or not torch.is_grad_enabled():
             return None
         value = arguments(args, kwargs)
-        inputs, crossing.inputs = _numbered(value)
-        crossing.has_inputs = bool(inputs)
+        inputs, call.inputs = _numbered(value)
+        call.has_inputs = bool(inputs)
         if not inputs:
             return None
-        news = _Entry.apply(crossing, *inputs)
-        crossing.entered = [(old, new, new._version) for old, new in zip(inputs, news, strict=True)]
+        news = _Inputs.apply(call, *inputs)
+        call.entered = [(old, new, new._version) for old, new in zip(inputs, news, strict=True)]
         return call_with(_exchanged(value, news))
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
         if not self.open:
             return None
-        crossing = self.open.pop()
-        entered, crossing.entered = crossing.entered, ()
+        call = self.open.pop()
+        entered, call.entered = call.entered, ()
         if not torch.is_grad_enabled() or output is None:
             return None
-        outputs, crossing.outputs = _numbered(output)
+        outputs, call.outputs = _numbered(output)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
             return None
-        news = _Exit.apply(crossing, *outputs)
+        news = _Outputs.apply(call, *outputs)
         left = {id(old): new for old, new in zip(outputs, news, strict=True)}
         for argument, inside, version in entered:
             if inside._version != version:  # written in place: the caller's tensor has to hold that too

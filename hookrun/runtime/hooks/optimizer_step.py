@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
-from hookrun.runtime.hooks.module_hooks import Firing, RegisteredHook, run_unscaled, write
+from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
+from hookrun.runtime.hooks.base import Firing, RegisteredHook, Shared, write
+from hookrun.runtime.unscaled import run_unscaled
 
 
 class OptimizerSteps(RegisteredHook):
-    """Every optimizer hook of an installation, in order; each firing's parameter beside it."""
+    """Every optimizer hook of an installation, in order."""
 
-    def __init__(self, firings: Iterable[Firing] = (), parameters: Iterable[nn.Parameter] = ()) -> None:
-        super().__init__(tuple(firings))
-        self.parameters = tuple(parameters)
+    hook_types = (OPTIMIZER_STEP_PRE, OPTIMIZER_STEP_POST)
+
+    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+        super().__init__(firings)
+        named = dict(shared.model.named_parameters(remove_duplicate=False)) if shared is not None else {}
+        self.parameters = tuple(named[firing.site.path] for firing in firings)
+
+    def register(self) -> Iterable[RemovableHandle]:
+        """With all optimizers; each step is then looked at for the selected parameters."""
+        yield register_optimizer_step_pre_hook(self.pre)
+        yield register_optimizer_step_post_hook(self.post)
 
     def pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """torch's global optimizer step pre-hook."""
-        self._run("optimizer_step_pre", optimizer)
+        self._run(OPTIMIZER_STEP_PRE, optimizer)
 
     def post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """torch's global optimizer step post-hook."""
-        self._run("optimizer_step_post", optimizer)
+        self._run(OPTIMIZER_STEP_POST, optimizer)
 
     @torch.no_grad()
-    def _run(self, point: str, optimizer: Optimizer) -> None:
+    def _run(self, kind: HookType, optimizer: Optimizer) -> None:
         mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         stepped = [
             (firing, parameter)
             for firing, parameter in zip(self.firings, self.parameters, strict=False)
-            if firing.site.hook_type == point and id(parameter) in mine
+            if firing.site.hook_type is kind and id(parameter) in mine
         ]
         scale = getattr(optimizer, "grad_scale", None)  # set for the step where the optimizer itself unscales
-        unscale = scale if point == "optimizer_step_pre" and isinstance(scale, Tensor) else None
+        unscale = scale if kind.gradient and isinstance(scale, Tensor) else None
         for _, group in groupby(stepped, key=lambda pair: pair[0].site.hook_name):
             pairs = list(group)
             if pairs[0][0].site.spec.action.scope == "together":
-                _together(pairs, point, unscale)
+                _together(pairs, unscale)
             else:
                 for firing, parameter in pairs:
-                    _alone(firing, parameter, point, unscale)
+                    _alone(firing, parameter, unscale)
 
 
-def _value(parameter: nn.Parameter, point: str) -> Tensor | None:
-    return parameter.grad if point == "optimizer_step_pre" else parameter.data
+def _value(firing: Firing, parameter: nn.Parameter) -> Tensor | None:
+    return parameter.grad if firing.site.hook_type.gradient else parameter.data
 
 
-def _alone(firing: Firing, parameter: nn.Parameter, point: str, scale: Tensor | None) -> None:
-    value = _value(parameter, point)
+def _alone(firing: Firing, parameter: nn.Parameter, scale: Tensor | None) -> None:
+    value = _value(firing, parameter)
     new = firing.op(value) if scale is None else run_unscaled(firing.op, value, scale)
     if value is not None:
         write(value, new)
 
 
-def _together(pairs: list[tuple[Firing, nn.Parameter]], point: str, scale: Tensor | None) -> None:
+def _together(pairs: list[tuple[Firing, nn.Parameter]], scale: Tensor | None) -> None:
     """The first site's op sees the values of all; the others count as fired with it."""
     first = pairs[0][0]
-    values = {firing.site.path: _value(parameter, point) for firing, parameter in pairs}
+    values = {firing.site.path: _value(firing, parameter) for firing, parameter in pairs}
     before = first.site.fired
     news = first.op(values) if scale is None else run_unscaled(first.op, values, scale)
     for firing, _ in pairs[1:]:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import Packed
 from hookrun.errors import HookError
+from hookrun.hook_types import SAVED_TENSORS
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.module_hooks import Firing, RegisteredHook, in_graph
-from hookrun.spec.hook import SavedTensorKeys
+from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph
 
 Undo = Callable[[Tensor | None], Tensor]
 
 
-class Held:
+class PackedTensor:
     """A saved tensor, in whichever form, until the backward asks for it.
 
     version: of the tensor when it was saved, where the graph holds the tensor itself; torch does not check it here
@@ -50,8 +51,9 @@ class Held:
 class Scopes:
     """The modules whose forward is under way; torch packs through the innermost scope only, so it runs them all."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, shared: Shared) -> None:
+        self._model = shared.model
+        shared.closing.callback(self.close_all)
         self._known: set[int] | None = None
         self._open = list[tuple[SavedTensors, Sequence[Firing], Any]]()
 
@@ -66,16 +68,16 @@ class Scopes:
             self._known = storages
         return storages
 
-    def open(self, point: SavedTensors, firings: Sequence[Firing]) -> None:
+    def open(self, hook: SavedTensors, firings: Sequence[Firing]) -> None:
         """A hooked module's forward begins."""
-        context = torch.autograd.graph.saved_tensors_hooks(self._pack, Held.restore)
+        context = torch.autograd.graph.saved_tensors_hooks(self._pack, PackedTensor.restore)
         context.__enter__()
-        self._open.append((point, firings, context))
+        self._open.append((hook, firings, context))
 
-    def close(self, point: SavedTensors) -> None:
+    def close(self, hook: SavedTensors) -> None:
         """A hooked module's forward has ended, and with it those of modules inside that were interrupted."""
-        if any(open_point is point for open_point, _, _ in self._open):
-            while self._close_innermost() is not point:
+        if any(each is hook for each, _, _ in self._open):
+            while self._close_innermost() is not hook:
                 pass
 
     def close_all(self) -> None:
@@ -84,11 +86,11 @@ class Scopes:
             self._close_innermost()
 
     def _close_innermost(self) -> SavedTensors:
-        point, _, context = self._open.pop()
+        hook, _, context = self._open.pop()
         context.__exit__()
-        return point
+        return hook
 
-    def _pack(self, saved: Tensor) -> Held:
+    def _pack(self, saved: Tensor) -> PackedTensor:
         whole = (
             saved.detach()
         )  # what an operation saves of its own output leads back to the graph that holds it
@@ -98,9 +100,7 @@ class Scopes:
         for _, firings, _ in self._open:
             for firing in firings:
                 keys = firing.site.spec.keys
-                if tensor is None or (
-                    is_parameter and not (isinstance(keys, SavedTensorKeys) and keys.parameters)
-                ):
+                if tensor is None or (is_parameter and not keys.parameters):
                     continue
                 packed = firing.op(tensor)
                 if isinstance(packed, Packed):
@@ -108,19 +108,30 @@ class Scopes:
                     tensor = packed.tensor
                 else:
                     tensor = packed
-        return Held(tensor, undos, whole._version if tensor is whole else None)
+        return PackedTensor(tensor, undos, whole._version if tensor is whole else None)
 
 
 def _storage(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-class SavedTensors(RegisteredHook):
+class SavedTensors(ModuleHook):
     """Opens and closes a module's scope."""
 
-    def __init__(self, firings: tuple[Firing, ...] = (), scopes: Scopes | None = None) -> None:
+    hook_types = (SAVED_TENSORS,)
+    depth = 3
+
+    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
-        self.scopes = scopes
+        self.scopes = shared.once(Scopes) if shared is not None else None
+
+    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """Right before the forward: what other hooks compute is not the module's."""
+        yield module.register_forward_pre_hook(self.enter)
+
+    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """Also where the forward raised."""
+        yield module.register_forward_hook(self.leave, always_call=True)
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
@@ -128,7 +139,7 @@ class SavedTensors(RegisteredHook):
             in_graph(self.firings, None)  # refused
         if self.scopes is not None and self.ops:
             again = repeating()
-            # what the backward pass asks for was saved in the first run; torch still counts what is saved here
+            # Non-reentrant recomputation: the backward uses the tensors that were packed in the first forward.
             idle = again is not None and again.keeps_graph
             self.scopes.open(self, () if idle else self.firings)
 

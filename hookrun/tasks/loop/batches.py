@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hookrun import data
 from hookrun.data import Split
-from hookrun.runtime.clock import derived_seed
+from hookrun.runtime.rng import derived_seed
 from hookrun.tasks.prepare import Prepared
 
 

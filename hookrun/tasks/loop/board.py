@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hookrun.containers import leaves
 from hookrun.runtime.records import CONTEXT
-from hookrun.runtime.site import Site
+from hookrun.runtime.site import PlacedHook
 
 FOLDER = "tensorboard"
 MOST_CHANNELS = 64
@@ -37,15 +37,15 @@ class Board:
 
     def record(self, record: dict[str, Any]) -> None:
         """The numbers in a line of stats.jsonl."""
-        if record["action"] == "capture":
-            return  # its end, not a value
+        if "spent" in record:
+            return  # the end of a hook's captures, not a value
         place = _tag(record["hook"], record["module"], record["path"])
         for name, value in record.items():
             if name not in CONTEXT and isinstance(value, int | float) and not isinstance(value, bool):
                 at = self._step(record["mode"], record["step"])
                 self._scalar(f"{place}/{name}/{record['mode']}", value, at)
 
-    def value(self, site: Site, value: Any) -> None:
+    def value(self, site: PlacedHook, value: Any) -> None:
         """A captured value: a histogram of each tensor, and its maps where it is of pictures [B, C, H, W]."""
         clock = site.clock
         step = self._step(clock.mode, clock.step)

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookrun.actions.base import IN_FORWARD
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError
 from hookrun.runtime import Installation
@@ -57,7 +56,9 @@ class Compiled:
     def _fired(self) -> dict[tuple[str, str], int]:
         """How often each hook that fires in the forward pass did."""
         fired = self._hooks.fired
-        keys = [(site.hook_name, site.path) for site in self._hooks.sites if site.hook_type in IN_FORWARD]
+        keys = [
+            (site.hook_name, site.path) for site in self._hooks.sites if site.hook_type.phase == "forward"
+        ]
         return {key: fired[key] for key in keys}
 
 

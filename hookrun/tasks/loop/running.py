@@ -58,7 +58,7 @@ class Running:
 
     @cached_property
     def _may_stop(self) -> bool:
-        return any(getattr(hook.spec.action, "policy", None) == "stop" for hook in self.prepared.plan.hooks)
+        return any(hook.spec.action.may_stop() for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for."""

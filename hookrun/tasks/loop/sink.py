@@ -8,15 +8,15 @@ from typing import Any
 
 from torch import Tensor
 
-from hookrun.actions.base import ON_PARAMETERS, Keeper
+from hookrun.actions.base import Keeper
 from hookrun.data import Split
-from hookrun.runtime.records import Records
-from hookrun.runtime.site import Site
+from hookrun.runtime.records import RecordSink
+from hookrun.runtime.site import PlacedHook
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.board import Board
 
 
-class RunSink(Records):
+class RunSink(RecordSink):
     """Streams captures to disk, keyed by the samples of the batch under way.
 
     split: the part of the data that the batch under way is of
@@ -34,10 +34,10 @@ class RunSink(Records):
         self._run_dir = run_dir
         self._show = show
 
-    def keeper(self, site: Site) -> Keeper:
+    def keeper(self, site: PlacedHook) -> Keeper:
         """Write each value at once; the writer takes a copy."""
         writer, clock, board = self._run_dir.captures, site.clock, self.board
-        of_samples = site.hook_type not in ON_PARAMETERS  # a bias of 64 elements is no batch of 64 samples
+        of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
             samples = clock.samples if of_samples else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hookrun.errors import listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
-from hookrun.runtime.site import Site
+from hookrun.runtime.site import PlacedHook
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
 
@@ -25,7 +25,7 @@ def summary(running: Running) -> list[str]:
 
 def hook_lines(running: Running) -> Iterator[str]:
     """Each hook: on which module it fired how often, and what came of it."""
-    by_hook = defaultdict[str, list[Site]](list)
+    by_hook = defaultdict[str, list[PlacedHook]](list)
     for site in running.hooks.sites:
         by_hook[site.hook_name].append(site)
     fired = running.hooks.fired
@@ -39,7 +39,7 @@ def hook_lines(running: Running) -> Iterator[str]:
             changed = int(sum(int(site.changed) for site in sites))
             steps = "on the logged steps"
             yield f"    changed {changed:,} of {total:,} elements ({changed / total:.1%}) {steps}"
-        if planned.spec.action.action_name == "capture":
+        if planned.spec.action.captures:
             kept = [
                 count for key, count in running.run_dir.captures.counts.items() if key[0] == planned.spec.name
             ]

@@ -1,0 +1,38 @@
+"""Numbers the calls of modules within one forward of the model, for `when.call` and for activation checkpointing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from hookrun.runtime.checkpointing import repeating
+from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import RegisteredHook
+
+
+class ForwardCounter(RegisteredHook):
+    """Counts the forwards of the root module, so that calls are numbered within one."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.clock = clock
+
+    def count(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook on the root module."""
+        if self.clock is not None and not tracing() and repeating() is None:
+            self.clock.forwards += 1
+
+
+class CallCounter(RegisteredHook):
+    """Numbers the calls of a module."""
+
+    def __init__(self, calls: Calls | None = None) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def count(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook."""
+        if self.calls is not None and not tracing():
+            self.calls.count()

@@ -1,0 +1,113 @@
+"""`forward_pre` and `forward`: a module's arguments and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from hookrun.containers import arguments, call_with
+from hookrun.hook_types import FORWARD, FORWARD_PRE
+from hookrun.runtime.apply_action import Op
+from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
+
+
+class ForwardPre(ModuleHook):
+    """`forward_pre`: the arguments."""
+
+    hook_types = (FORWARD_PRE,)
+    depth = 0
+
+    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """With keyword arguments."""
+        yield module.register_forward_pre_hook(self.forward_pre, with_kwargs=True)
+
+    def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """torch's forward pre-hook, registered with kwargs."""
+        value = before = arguments(args, kwargs)
+        if tracing():
+            return call_with(in_graph(self.firings, value))
+        if graph_task() != NO_BACKWARD:
+            value = in_backward(self.firings, value)
+        else:
+            for op in self.ops:
+                value = op(value)
+        return None if value is before else call_with(value)
+
+
+class Forward(ModuleHook):
+    """`forward`: the output."""
+
+    hook_types = (FORWARD,)
+    depth = 2
+
+    @classmethod
+    def of(cls, firings: Sequence[Firing], shared: Shared) -> Forward:
+        """The fastest kind that serves."""
+        if any(firing.site.spec.action.reads_arguments for firing in firings):
+            return ForwardWithArguments(firings, shared)
+        return ForwardOne(firings, shared) if len(firings) == 1 else Forward(firings, shared)
+
+    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """Without keyword arguments, which cost a little."""
+        yield module.register_forward_hook(self.forward)
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        if tracing():
+            return in_graph(self.firings, output)
+        if graph_task() != NO_BACKWARD:
+            return in_backward(self.firings, output)
+        for op in self.ops:
+            output = op(output)
+        return output
+
+
+class ForwardOne(Forward):
+    """`forward` with a single action, the most frequent case: no loop."""
+
+    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+        super().__init__(firings)
+        self.op: Op = self.ops[0] if self.ops else _unchanged
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        if tracing():
+            return in_graph(self.firings, output)
+        return self.op(output) if graph_task() == NO_BACKWARD else in_backward(self.firings, output)
+
+    def clear(self) -> None:
+        """Run nothing from now on."""
+        super().clear()
+        self.op = _unchanged
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+class ForwardWithArguments(Forward):
+    """`forward` where an action reads the module's arguments too, those given by keyword last."""
+
+    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """With keyword arguments."""
+        yield module.register_forward_hook(self.forward_with_arguments, with_kwargs=True)
+
+    def forward_with_arguments(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """torch's forward hook, registered with kwargs."""
+        for firing in self.firings:
+            firing.site.args = (*args, *kwargs.values()) if kwargs else args
+            if tracing():
+                output = firing.traced.fire(output)
+            elif graph_task() != NO_BACKWARD:
+                output = in_backward((firing,), output)
+            else:
+                output = firing.op(output)
+            firing.site.args = ()
+        return output

@@ -1,0 +1,53 @@
+"""`apply`: an action on modules, once, at installation. What it does to them lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from hookrun.errors import HookError
+from hookrun.hook_types import APPLY
+from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.site import PlacedHook
+
+
+class AtInstallation(RegisteredHook):
+    """Runs a hook on its modules through `Module.apply`, once for each; nothing stays registered."""
+
+    hook_types = (APPLY,)
+
+    @staticmethod
+    def run(
+        model: nn.Module, paths: Mapping[int, str], site_for: Callable[[str, nn.Module], PlacedHook]
+    ) -> None:
+        """paths: id of a selected module -> its path."""
+        left = dict(paths)
+
+        def visit(module: nn.Module) -> None:
+            path = left.pop(id(module), None)  # apply visits a shared module once for each parent
+            if path is not None:
+                _run_on(module, site_for(path, module))
+
+        model.apply(visit)
+
+
+def _run_on(module: nn.Module, site: PlacedHook) -> None:
+    """HookError where the action adds or freezes parameters and has not declared it: the plan relied on that."""
+    action = site.spec.action
+    before = _requires_grad(module)
+    action.build(site)(module)
+    site.fired += 1
+    after = _requires_grad(module)
+    added = sorted(after.keys() - before.keys() - {action.adds(site.hook_name)})
+    if added:
+        raise HookError(f"{site.where}: the action adds {added[0]!r}, which its `adds` does not name")
+    frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
+    if frozen and not action.freezes:
+        raise HookError(
+            f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`"
+        )
+
+
+def _requires_grad(module: nn.Module) -> dict[str, bool]:
+    return {name: parameter.requires_grad for name, parameter in module.named_parameters()}

@@ -1,0 +1,53 @@
+"""`grad` and `post_accumulate_grad`: the gradient of a parameter, before and after it is accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from hookrun.hook_types import GRAD, POST_ACCUMULATE_GRAD
+from hookrun.runtime.hooks.base import Firing, ParameterHook, Shared, write
+
+
+class ParameterGrad(ParameterHook):
+    """`grad`: the gradient of a parameter, before it is accumulated."""
+
+    hook_types = (GRAD,)
+
+    def register(self, parameter: nn.Parameter) -> RemovableHandle:
+        """As a tensor hook."""
+        handle: RemovableHandle = parameter.register_hook(self.grad)
+        return handle
+
+    def grad(self, grad: Tensor) -> Tensor | None:
+        """torch's tensor hook."""
+        new = grad
+        for op in self.ops:
+            new = op(new)
+        return None if new is grad else new
+
+
+class AccumulatedGrad(ParameterHook):
+    """`post_accumulate_grad`: the accumulated gradient of a parameter, once per optimizer step."""
+
+    hook_types = (POST_ACCUMULATE_GRAD,)
+
+    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+        super().__init__(firings)
+        self.clock = shared.clock if shared is not None else None
+
+    def register(self, parameter: nn.Parameter) -> RemovableHandle:
+        """As a post-accumulate-grad hook."""
+        handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self.accumulated)
+        return handle
+
+    def accumulated(self, parameter: nn.Parameter) -> None:
+        """torch's post-accumulate-grad hook."""
+        if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
+            return
+        new = grad
+        for op in self.ops:
+            new = op(new)
+        write(grad, new)

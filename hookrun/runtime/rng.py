@@ -1,0 +1,57 @@
+"""The random numbers of one hook at one module: the same in every run, and again where a call is repeated."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Generator
+
+from hookrun.runtime.clock import Calls
+
+
+def derived_seed(*parts: object) -> int:
+    """A seed that depends on every part, the same in every process."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class Draws:
+    """Draws, each from a seed of its own, numbered so that activation checkpointing repeats them.
+
+    seed:  of the hook at this module
+    calls: of the module, where the draws of a call have to be found again; else None
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.calls: Calls | None = None
+        self._count = 0
+        self._run = 0
+        self._chances = 0
+        self._generators = dict[torch.device, Generator]()
+
+    def generator(self, device: torch.device) -> Generator:
+        """A generator seeded for this draw alone."""
+        if (found := self._generators.get(device)) is None:
+            found = self._generators[device] = Generator(device)
+        found.manual_seed(derived_seed(self.seed, *self._next()))
+        return found
+
+    def chance(self, seed: int) -> float:
+        """A number from 0 to 1, 1 excluded, for the firing that begins; the same where its call is repeated."""
+        if self.calls is not None:
+            number = self.calls.now.total
+        else:
+            self._chances += 1
+            number = self._chances
+        return derived_seed(seed, self.seed, number) / 2**63
+
+    def _next(self) -> tuple[int, ...]:
+        """Which draw it is: the n-th of a call of the module, or the n-th of all."""
+        self._count += 1
+        if self.calls is None:
+            return (self._count,)
+        if self._run != self.calls.runs:
+            self._run, self._count = self.calls.runs, 0
+        return self.calls.now.total, self._count
