@@ -18,6 +18,7 @@ from hookrun.containers import children, describe, rebuild, reshaped, tensors
 from hookrun.errors import CompileError, HookrunError, Problem, listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
+from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.site import PlacedHook
@@ -34,7 +35,10 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Plan(ResolvedPlan):
-    """A plan that can be installed: made by `hookrun.compile`."""
+    """A plan that can be installed: made by `hookrun.compile`. `str()` is the table that the command line shows."""
+
+    def __str__(self) -> str:
+        return text(self)
 
     def install(
         self, model: nn.Module, *, effects: bool = False, scaler: GradScaler | None = None

@@ -137,8 +137,3 @@ class ResolvedPlan:
             name = hook.spec.action.adds(hook.spec.name)
             if name is not None:
                 yield from ((match.path, name) for match in hook.matches)
-
-    def __str__(self) -> str:
-        from hookrun.plan.table import text
-
-        return text(self)

@@ -65,9 +65,9 @@ def _require_same_form(old: Tensor, new: Any) -> None:
         raise ValueError(changed)
 
 
-def _require_nothing(returned: Any) -> None:
-    if returned is not None:  # it would be lost without a word
-        raise ValueError("the action declares `observes = True` and returns a value")
+def _returned() -> ValueError:
+    """What an observer returned would be lost without a word."""
+    return ValueError("the action declares `observes = True` and returns a value")
 
 
 def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
@@ -153,7 +153,8 @@ def _observer_of_all(site: PlacedHook, function: Op) -> Op:
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
-            _require_nothing(function(value))
+            if function(value) is not None:
+                raise _returned()
         except PASSING:
             raise
         except Exception as error:
@@ -173,13 +174,15 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
             if unwrap:
                 seen = containers.unwrapped(seen)
             if whole:
-                _require_nothing(function(seen))
+                if function(seen) is not None:
+                    raise _returned()
                 return value
             found = False
             for site.at, leaf in containers.leaves(seen):
                 if takes(leaf):
                     found = True
-                    _require_nothing(function(leaf))
+                    if function(leaf) is not None:
+                        raise _returned()
             site.idle += not found
             return value
         except PASSING:

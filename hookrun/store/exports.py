@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,9 +15,6 @@ from hookrun.lookup import Lookup
 from hookrun.store.captures import Capture, Leaf
 from hookrun.store.files import replacing
 from hookrun.store.tensor_file import write_tensors
-
-if TYPE_CHECKING:
-    from hookrun.store.reader import Run
 
 ROWS_AT_ONCE = 4096
 
@@ -41,7 +38,7 @@ def as_table(rows: Sequence[Mapping[str, Any]], form: Literal["pandas", "arrow"]
     return pyarrow.table(columns)
 
 
-def merge(run: Run, path: Path) -> list[str]:
+def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
     """Write every capture of a run into one safetensors file, and return its keys.
 
     A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
@@ -52,14 +49,13 @@ def merge(run: Run, path: Path) -> list[str]:
             f"captures are exported as .safetensors, not {path.name}; run.table() is for metrics"
         )
     tensors = dict[str, Sequence[Tensor]]()
-    for hook in run.captures:
-        modules = run.captures[hook]
+    for hook, modules in captures.items():
         for module in modules:
             for name, capture in _named(f"{hook}/{module}", modules[module]):
                 tensors[name] = _Batches(capture)
                 tensors[f"{name}.sample_ids"] = [capture.sample_ids]
     if not tensors:
-        raise HookrunError(f"{run.path} captured nothing")
+        raise HookrunError("the run captured nothing: there is nothing to export")
     with replacing(path) as file:
         write_tensors(file, tensors)
     return list(tensors)

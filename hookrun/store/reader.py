@@ -156,7 +156,7 @@ class Run:
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file: ``hook/module`` and ``hook/module.sample_ids``; its keys."""
-        return merge(self, Path(path).expanduser())
+        return merge(self.captures, Path(path).expanduser())
 
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.status['status']}>"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.testing import assert_close
@@ -14,34 +17,51 @@ from torch.testing import assert_close
 from hookrun.actions import Action, actions
 from hookrun.actions.stats import Statistic
 from hookrun.hook_types import APPLY, SAVED_TENSORS
+from hookrun.spec.hook import parse_hooks
 
 Build = Callable[..., Callable[[Any], Any]]
 A = actions()
-EDITS: dict[str, Action] = {
-    "scale by a number": A["scale"](factor=0.3),
+FOLDER = Path(__file__).parents[2] / "conf" / "hooks"
+FORMS: dict[str, Action] = {
     "scale by a list": A["scale"](factor=[0.1, 0.2, 0.3]),
-    "clamp": A["clamp"](min=-0.5, max=0.5),
-    "clamp at the lower end": A["clamp"](min=0),
+    "clamp at both ends": A["clamp"](min=-0.5, max=0.5),
     "clamp beyond half precision": A["clamp"](min=-1e6, max=1e300),
-    "replace by a number": A["replace"](value=0),
     "replace by a list": A["replace"](value=[1, 2, 3]),
     "add a number": A["add_bias"](value=0.1),
     "add a list": A["add_bias"](value=[[1, 2, 3]]),
     "add a trainable list": A["add_bias"](value=[1, 2, 3], trainable=True),
-    "gaussian noise": A["noise"](),
     "uniform noise": A["noise"](kind="uniform"),
     "multiplicative noise": A["noise"](kind="multiplicative"),
-    "clip the norm": A["clip_norm"](max_norm=0.1),
     "clip the largest": A["clip_norm"](max_norm=0.1, norm_type="inf"),
-}
-OBSERVERS: dict[str, Action] = {
-    "capture": A["capture"](),
-    "print shapes": A["print"](),
     "print statistics": A["print"](what="stats"),
     "print values": A["print"](what="value"),
     "statistics": A["stats"](of=get_args(Statistic)),
     "check": A["check"](min=-9, max=9),
 }
+"""Forms that the examples under conf/hooks leave out, for tensors whose last dimension is 3."""
+
+
+def sees_any_tensor(action: Action) -> bool:
+    """Whether it works on a tensor alone, of whatever shape: no list, no file, no arguments of a module."""
+    fits_all = not action.outside_values() and not any(
+        isinstance(value, tuple) and isinstance(value[0], float | tuple) for _, value in action
+    )
+    elsewhere = action.hook_types <= {APPLY, SAVED_TENSORS} or action.reads_arguments
+    return fits_all and not elsewhere
+
+
+def examples() -> dict[str, Action]:
+    """The examples under conf/hooks, which every action has."""
+    found = dict[str, Action]()
+    for file in sorted(FOLDER.glob("*.yaml")):
+        hooks, _ = parse_hooks(yaml.safe_load(file.read_text()))
+        found |= {f"{file.stem}: {hook.name}": hook.action for hook in hooks if sees_any_tensor(hook.action)}
+    return found
+
+
+ALL = examples() | FORMS
+EDITS = {name: action for name, action in ALL.items() if not action.observes}
+OBSERVERS = {name: action for name, action in ALL.items() if action.observes}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 TENSORS: dict[str, Callable[[], Tensor]] = {
     "matrix": lambda: torch.randn(4, 3),
@@ -52,8 +72,6 @@ TENSORS: dict[str, Callable[[], Tensor]] = {
 }
 each_edit = pytest.mark.parametrize("action", EDITS.values(), ids=EDITS)
 each_observer = pytest.mark.parametrize("action", OBSERVERS.values(), ids=OBSERVERS)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-each_tensor = pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
 
 
 def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
@@ -61,47 +79,52 @@ def edit(action: Action, function: Callable[[Any], Any], x: Tensor) -> Tensor:
     return function([x])[0] if action.scope == "together" else function(x)
 
 
+def each_tensor() -> Iterator[tuple[str, Tensor]]:
+    """Tensors of every kind and dtype, with what to call them in a failure."""
+    for (kind, make), dtype in product(TENSORS.items(), DTYPES):
+        yield f"{kind}, {dtype}", make().to(dtype)
+
+
 def test_these_are_all_actions_that_see_tensors() -> None:
-    covered = {action.action_name for action in (*EDITS.values(), *OBSERVERS.values())}
-    elsewhere = {"linear"} | {name for name, cls in A.items() if cls.hook_types <= {APPLY, SAVED_TENSORS}}
-    assert covered | elsewhere == set(A)
+    covered = {action.action_name for action in ALL.values()}
+    elsewhere = {
+        name for name, cls in A.items() if cls.hook_types <= {APPLY, SAVED_TENSORS} or cls.reads_arguments
+    }
+    assert covered | elsewhere == set(A), (
+        "give the action an example that works on any tensor, or a form above"
+    )
 
 
 @each_edit
-@each_dtype
-@each_tensor
-def test_an_edit_keeps_shape_and_dtype_and_leaves_the_tensor_alone(
-    action: Action, dtype: torch.dtype, make: Callable[[], Tensor], build: Build
-) -> None:
-    x = make().to(dtype)
-    before = x.clone()
-    new = edit(action, build(action), x)
-    assert (new.shape, new.dtype, new.device) == (x.shape, x.dtype, x.device)
-    assert_close(x, before, rtol=0, atol=0)
-    assert new.numel() == 0 or new.data_ptr() != x.data_ptr()
-
-
-@each_edit
-@each_dtype
-def test_an_edit_works_on_a_single_number(action: Action, dtype: torch.dtype, build: Build) -> None:
-    x = torch.tensor(0.25, dtype=dtype)
-    function = build(action)
-    if isinstance(next(iter(action.model_dump().values())), tuple):
-        with pytest.raises(ValueError, match="does not broadcast"):
-            edit(action, function, x)
-    else:
-        new = edit(action, function, x)
-        assert (new.shape, new.dtype) == (x.shape, dtype)
-
-
-@each_edit
-@each_dtype
-def test_an_edit_runs_on_fake_tensors(action: Action, dtype: torch.dtype, build: Build) -> None:
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        x = torch.empty(4, 3, dtype=dtype)
+def test_an_edit_keeps_shape_and_dtype_and_leaves_the_tensor_alone(action: Action, build: Build) -> None:
+    for kind, x in each_tensor():
+        before = x.clone()
         new = edit(action, build(action), x)
-    assert isinstance(new, FakeTensor)
-    assert (new.shape, new.dtype) == (x.shape, x.dtype)
+        assert (new.shape, new.dtype, new.device) == (x.shape, x.dtype, x.device), kind
+        assert_close(x, before, rtol=0, atol=0, msg=lambda text, kind=kind: f"{kind}: {text}")
+        assert new.numel() == 0 or new.data_ptr() != x.data_ptr(), kind
+
+
+@each_edit
+def test_an_edit_works_on_a_single_number(action: Action, build: Build) -> None:
+    for dtype in DTYPES:
+        x, function = torch.tensor(0.25, dtype=dtype), build(action)
+        if isinstance(next(iter(action.model_dump().values())), tuple):
+            with pytest.raises(ValueError, match="does not broadcast"):
+                edit(action, function, x)
+        else:
+            new = edit(action, function, x)
+            assert (new.shape, new.dtype) == (x.shape, dtype)
+
+
+@each_edit
+def test_an_edit_runs_on_fake_tensors(action: Action, build: Build) -> None:
+    for dtype in DTYPES:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            x = torch.empty(4, 3, dtype=dtype)
+            new = edit(action, build(action), x)
+        assert isinstance(new, FakeTensor)
+        assert (new.shape, new.dtype) == (x.shape, x.dtype)
 
 
 @each_edit
@@ -112,16 +135,12 @@ def test_an_edit_leaves_the_global_random_numbers_alone(action: Action, build: B
 
 
 @each_observer
-@each_dtype
-@each_tensor
-def test_an_observer_returns_nothing_and_leaves_the_tensor_alone(
-    action: Action, dtype: torch.dtype, make: Callable[[], Tensor], build: Build
-) -> None:
-    x = make().to(dtype)
-    before, state = x.clone(), torch.get_rng_state()
-    assert build(action)(x) is None
-    assert_close(x, before, rtol=0, atol=0)
-    assert torch.equal(torch.get_rng_state(), state)
+def test_an_observer_returns_nothing_and_leaves_the_tensor_alone(action: Action, build: Build) -> None:
+    for kind, x in each_tensor():
+        before, state = x.clone(), torch.get_rng_state()
+        assert build(action)(x) is None, kind
+        assert_close(x, before, rtol=0, atol=0, msg=lambda text, kind=kind: f"{kind}: {text}")
+        assert torch.equal(torch.get_rng_state(), state), kind
 
 
 @each_observer

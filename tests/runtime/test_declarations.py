@@ -1,0 +1,173 @@
+"""What an action does and has not declared is an error, never another result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+from hookrun.actions import Action
+from hookrun.actions.base import Site
+from hookrun.hook_types import HOOK_TYPES
+from hookrun.spec import HookSpec, Spec
+from hookrun.spec.hook import HookKeys
+
+X = torch.ones(2, 3)
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def spec_of(action: Action, hook: str = "forward", **keys: Any) -> Spec:
+    return Spec((HookSpec("h", HookKeys(select="0", hook=hook, **keys), action),))
+
+
+class Doubles(Action):
+    """Base of actions that do what `act` does."""
+
+    action_name = "doubles"
+    hook_types = frozenset(HOOK_TYPES.values())
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        return lambda x: self.act(site, x)
+
+    def act(self, site: Site, x: Any) -> Any:
+        return x * 2
+
+
+class Draws(Doubles):
+    def act(self, site: Site, x: Tensor) -> Tensor:
+        return x + torch.empty_like(x).normal_(generator=site.generator(x))
+
+
+class Reads(Doubles):
+    def act(self, site: Site, x: Tensor) -> Tensor:
+        return x + site.args[0]
+
+
+class Keeps(Doubles):
+    observes = True
+    scope = "value"
+
+    def build(self, site: Site) -> Callable[[Any], Any]:
+        return site.keep()
+
+
+class Returns(Doubles):
+    observes = True
+
+
+class ReturnsAll(Returns):
+    scope = "value"
+
+
+class Reshapes(Doubles):
+    def act(self, site: Site, x: Tensor) -> Tensor:
+        return x.sum(0)
+
+
+class Widens(Doubles):
+    def act(self, site: Site, x: Tensor) -> Tensor:
+        return x.double()
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (Draws(), "declare `draws = True`"),
+        (Reads(), "declare `reads_arguments = True`"),
+        (Keeps(), "declare `captures = True`"),
+        (Returns(), "declares `observes = True` and returns a value"),
+        (ReturnsAll(), "declares `observes = True` and returns a value"),
+        (Reshapes(), r"changes the shape from \[2, 3\] to \[3\]"),
+        (Widens(), "changes the dtype from torch.float32 to torch.float64"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_undeclared_deed_is_an_error_of_the_hook(action: Action, says: str) -> None:
+    model = net()
+    with pytest.raises(hookrun.HookError, match=says), hookrun.compile(spec_of(action), model).install(model):
+        model(X)
+
+
+@pytest.mark.parametrize(
+    "action", [Draws(), Reads(), Returns(), Reshapes(), Widens()], ids=lambda a: type(a).__name__
+)
+def test_an_example_shows_it_before_the_run(action: Action) -> None:
+    with pytest.raises(hookrun.CompileError, match=r"hooks\.h: on 0"):
+        hookrun.compile(spec_of(action), net(), example=((X,), {}))
+
+
+def test_a_part_is_not_filled_by_broadcasting() -> None:
+    """`index` writes the result back into the part: one of another shape would be broadcast in silence."""
+    model, plan = net(), hookrun.compile(spec_of(Reshapes(), index="0:2"), net())
+    with pytest.raises(hookrun.HookError, match="changes the shape"), plan.install(model):
+        model(X)
+
+
+def test_declared_draws_are_repeated_under_activation_checkpointing() -> None:
+    class Declared(Draws):
+        draws = True
+
+    def gradient(checkpointed: bool) -> Tensor:
+        model, x = net(), X.clone().requires_grad_()
+        with hookrun.compile(spec_of(Declared()), model).install(model):
+            out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+            out.square().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+class Freezes(Doubles):
+    scope = "module"
+
+    def act(self, site: Site, x: Any) -> None:
+        x.requires_grad_(False)
+
+
+class Adds(Doubles):
+    scope = "module"
+
+    def act(self, site: Site, x: Any) -> None:
+        x.register_parameter("extra", nn.Parameter(torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    ("action", "says"),
+    [
+        (Freezes(), "does not declare `freezes = True`"),
+        (Adds(), "adds 'extra', which its `adds` does not name"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_apply_does_to_parameters_is_declared(action: Action, says: str) -> None:
+    model = net()
+    with (
+        pytest.raises(hookrun.HookError, match=says),
+        hookrun.compile(spec_of(action, hook="apply"), model).install(model),
+    ):
+        pass
+
+
+def test_declared_freezing_and_adding_pass() -> None:
+    class Declared(Freezes):
+        freezes = True
+
+    class Named(Adds):
+        def adds(self, hook_name: str) -> str:
+            return "extra"
+
+    model = net()
+    with hookrun.compile(spec_of(Declared(), hook="apply"), model).install(model):
+        assert not model[0].weight.requires_grad
+    with hookrun.compile(spec_of(Named(), hook="apply"), model).install(model):
+        assert "0.extra" in dict(model.named_parameters())
