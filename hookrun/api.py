@@ -102,9 +102,10 @@ def hooked(
     *,
     effects: bool = False,
     scaler: GradScaler | None = None,
+    strict: bool = False,
 ) -> Installation:
-    """Compile and install in one step: ``with hookrun.hooked(model, spec) as hooks: ...``."""
-    return compile(spec, model).install(model, effects=effects, scaler=scaler)
+    """Compile and install in one step: ``with hookrun.hooked(model, spec) as hooks: ...``; see `Plan.install`."""
+    return compile(spec, model).install(model, effects=effects, scaler=scaler, strict=strict)
 
 
 def open_run(path: str | Path) -> Run:

@@ -73,6 +73,10 @@ class CheckFailed(HookrunError):
     exit_code = 3
 
 
+class HookrunWarning(UserWarning):
+    """A hook did nothing: it never fired, or found nothing that its action could act on."""
+
+
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
     known = sorted(set(options))

@@ -41,17 +41,23 @@ class Plan(ResolvedPlan):
         return text(self)
 
     def install(
-        self, model: nn.Module, *, effects: bool = False, scaler: GradScaler | None = None
+        self,
+        model: nn.Module,
+        *,
+        effects: bool = False,
+        scaler: GradScaler | None = None,
+        strict: bool = False,
     ) -> Installation:
         """A context manager under which the hooks are installed on `model`.
 
         model:   the model that the plan was compiled for, or one with the same modules
         effects: count what edits change, at the cost of one reduction for each
         scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
+        strict:  leaving the block raises HookrunError where a hook did nothing; it warns (HookrunWarning) otherwise
 
         Raises CompileError if the plan does not fit `model`.
         """
-        return Installation(self, model, effects=effects, scaler=scaler)
+        return Installation(self, model, effects=effects, scaler=scaler, standalone=True, strict=strict)
 
 
 def compile_plan(

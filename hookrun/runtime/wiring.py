@@ -22,6 +22,7 @@ from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, Regist
 from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
+from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.unscaled import unscaled
 
@@ -179,7 +180,9 @@ class Wiring:
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
             self._handles.append(registered.register(parameters[path]))
         if on_steps:
-            self._handles += self._made(OptimizerSteps, on_steps).register()
+            steps = self._made(OptimizerSteps, on_steps)
+            follow(steps)
+            self._shared.closing.callback(unfollow, steps)
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hookrun.errors import listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
+from hookrun.runtime.install import what_did_nothing
 from hookrun.runtime.site import PlacedHook
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
@@ -50,8 +51,5 @@ def hook_lines(running: Running) -> Iterator[str]:
 
 
 def inactive_lines(hooks: Installation) -> list[str]:
-    """Every (hook, module) that matched and did nothing, loudly."""
-    by_reason = defaultdict[tuple[str, str], list[str]](list)
-    for hook, path, why in hooks.inactive:
-        by_reason[hook, why].append(path or "(root)")
-    return [f"WARNING: {hook} {why} on {listed(paths, SHOWN)}" for (hook, why), paths in by_reason.items()]
+    """A line for each hook that matched and did nothing, loudly."""
+    return [f"WARNING: {line}" for line in what_did_nothing(hooks.inactive, SHOWN)]
