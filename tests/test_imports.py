@@ -19,6 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # that may not import each other, but for the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "version", "hook_types"),
+    ("arguments",),
     ("actions",),
     ("spec",),
     ("containers",),
@@ -125,7 +126,7 @@ def wrong_directions(tree: ast.Module, file: str) -> list[str]:
 
 def early_torch(tree: ast.Module, file: str) -> list[str]:
     """An experiment is validated, and ``--help`` printed, before torch is imported."""
-    may_inside_function = {"actions": True, "spec": False}.get(stage_of(file))
+    may_inside_function = {"actions": True, "spec": False, "arguments": False}.get(stage_of(file))
     if may_inside_function is None:
         return []
     return [
@@ -214,7 +215,7 @@ def test_importing_every_spec_and_action_leaves_torch_unimported() -> None:
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in FILES
         if stage_of(path.relative_to(PACKAGE).as_posix())
-        in {"errors", "actions", "spec", "__init__", "__main__", "cli"}
+        in {"errors", "arguments", "actions", "spec", "__init__", "__main__", "cli"}
     ]
     program = (
         "import importlib, sys\n"

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hookrun.data.args import parse
+from hookrun.arguments import parse
 from hookrun.data.info import InputsInfo, TensorInfo
 from hookrun.data.transforms import TRANSFORMS, Transform
 from hookrun.errors import Problem, SpecError, nearest

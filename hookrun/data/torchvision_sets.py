@@ -16,9 +16,9 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.datasets.utils import check_integrity
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Rows, Samples, Transformed, unit_float
+from hookrun.data.samples import Samples, TensorSamples, Transformed, unit_float
 from hookrun.data.source import Source, require_root
 from hookrun.errors import Problem, SpecError
 
@@ -90,7 +90,7 @@ class _TorchvisionSet(Source[DownloadArgs]):
         ) as error:  # no network or full disk; torchvision's own for wrong checksums
             where = "data.args.download" if args.download else "data.root"
             raise SpecError([Problem(where, self.failure(root, args, error), self.elsewhere)]) from error
-        return Transformed(Rows(*self.rows(dataset)), [unit_float])
+        return Transformed(TensorSamples(*self.rows(dataset)), [unit_float])
 
     def failure(self, root: Path | None, args: DownloadArgs, error: Exception) -> str:
         """What went wrong when torchvision opened the data set."""

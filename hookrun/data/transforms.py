@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args
 from hookrun.data.info import TensorInfo
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from hookrun.actions import HOOK_TYPES, ON_PARAMETERS, Action, actions
+from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
-from hookrun.spec.problems import join, problems_of, unknown_key
 from hookrun.spec.selector import Selector
 from hookrun.spec.target import Index, Target
 from hookrun.spec.when import Expect, When, parse_expect
