@@ -85,9 +85,8 @@ def make_transform(name: str, args: Mapping[str, Any], where: str) -> tuple[Tran
     given = {key: getattr(parsed, key) for key in parsed.model_fields_set}
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "error", UserWarning
-            )  # torchvision only warns of a range that ends before it starts
+            # torchvision only warns of a range that ends before it starts
+            warnings.simplefilter("error", UserWarning)
             return Transform(name, given, _class(name)(**given)), []
     except (TypeError, ValueError, UserWarning) as error:  # torchvision's own checks of the values
         return None, [Problem(where, str(error), "change its arguments")]
