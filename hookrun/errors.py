@@ -93,3 +93,9 @@ def listed(items: Iterable[str], limit: int) -> str:
     known = list(items)
     beyond = len(known) - limit
     return ", ".join(known[:limit]) + (f" and {beyond} more" if beyond > 0 else "")
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of its message."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

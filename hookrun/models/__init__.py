@@ -1,4 +1,4 @@
-"""Models by name: small ones of our own, torchvision's, and a user's own factory; importing this imports no torch."""
+"""Models by name: small ones of hookrun's own, torchvision's, and a user's factory. Imports no torch."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hookrun.arguments import problems_of
 from hookrun.errors import Problem, SpecError, nearest
 from hookrun.spec.experiment import Settings
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
-from hookrun.spec.problems import problems_of
 
 __all__ = ["Experiment", "HookSpec", "Settings", "Spec", "parse_experiment", "parse_spec"]
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from hookrun.actions import Action, actions
+from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
-from hookrun.spec.problems import join, problems_of, unknown_key
 from hookrun.spec.selector import Selector
 from hookrun.spec.target import Index, Target
 from hookrun.spec.when import Expect, When, parse_expect
