@@ -12,36 +12,18 @@ from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 from hookrun.actions import HOOK_TYPES, ON_PARAMETERS, Action, actions
 from hookrun.errors import Problem, nearest
 from hookrun.spec.problems import join, problems_of, unknown_key
-from hookrun.spec.selector import Selector
+from hookrun.spec.selector import AnySelector
 from hookrun.spec.target import Index, Target
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)
-_SELECT_SCHEMA = {
-    "description": "path, glob, re:PATTERN, type:CLASS, a list of these, or a mapping",
-    "anyOf": [
-        {"type": ["string", "integer"]},
-        {"type": "array", "items": {"type": ["string", "integer", "object"]}},
-        {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "path": {},
-                "type": {},
-                "leaf": {"type": "boolean"},
-                "exclude": {},
-                "min_params": {"type": "integer"},
-            },
-        },
-    ],
-}
 
 
 class HookKeys(BaseModel):
     """The keys that every hook may have beside `action` and the action's own parameters."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    select: Annotated[Selector, WithJsonSchema(_SELECT_SCHEMA)]
+    select: AnySelector
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
     target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
