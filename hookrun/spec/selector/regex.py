@@ -14,8 +14,8 @@ from hookrun.spec.selector.tree import Tree
 _PREFIX = "re:"
 _MAX_MEMORY = 8 << 20
 """Bytes for one expression, compiled, with the states that matching has visited; beyond, RE2 refuses or forgets."""
-_RANGE = 100
-"""Bytes of the limits of that range: longer prefixes are cut."""
+_RANGE_BYTES = 100
+"""Bytes of the least and the greatest name that an expression can match; longer ones are cut to this length."""
 _BEYOND_RE2 = re.compile(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]")
 
 
@@ -55,7 +55,7 @@ class RegexSelector(Selector):
         pattern = self.text.removeprefix(_PREFIX)
         fullmatch = _compile(pattern).fullmatch
         try:  # RE2 tells the range in which matches lie for an expression that begins with ^
-            least, most = _compile(f"^(?:{pattern})").possiblematchrange(_RANGE)
+            least, most = _compile(f"^(?:{pattern})").possiblematchrange(_RANGE_BYTES)
         except re2.error:  # a match may begin with anything
             return [path for path, name in tree.encoded.items() if fullmatch(name)]
         return [path for path, name in tree.encoded.items() if least <= name <= most and fullmatch(name)]
