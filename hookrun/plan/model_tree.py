@@ -57,6 +57,7 @@ class ModelNames:
             self._aliases[id(module)].append(path)
         self.added = defaultdict[str, list[str]](list)  # first module path -> names of parameters to come
         self.frozen = set[str]()
+        self._parameter_tree: Tree | None = None  # until a planned hook adds parameters
 
     @cached_property
     def tree(self) -> Tree:
@@ -87,6 +88,11 @@ class ModelNames:
 
     def parameter_tree(self) -> Tree:
         """The parameters, under every name, those that planned hooks will add included."""
+        if self._parameter_tree is None:
+            self._parameter_tree = self._build_parameter_tree()
+        return self._parameter_tree
+
+    def _build_parameter_tree(self) -> Tree:
         names = dict.fromkeys(self._parameters) | dict.fromkeys(self._added_names())
         nodes = {}
         numbered = defaultdict[str, list[str]](
@@ -158,6 +164,7 @@ class ModelNames:
         for match in matches:
             if name is not None and name not in self.added[match.path]:
                 self.added[match.path].append(name)
+                self._parameter_tree = None
             if spec.action.freezes:
                 frozen = {id(parameter) for parameter in self.modules[match.path].parameters()}
                 self.frozen |= {

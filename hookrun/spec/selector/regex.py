@@ -12,7 +12,7 @@ from hookrun.spec.selector.base import REGEX_PARTS, Parser, Selector, shown
 from hookrun.spec.selector.tree import Tree
 
 _PREFIX = "re:"
-_MAX_MEMORY = 8 << 20
+_MAX_MEMORY = 4 << 20
 """Bytes for one expression, compiled, with the states that matching has visited; beyond, RE2 refuses or forgets."""
 _RANGE_BYTES = 100
 """Bytes of the least and the greatest name that an expression can match; longer ones are cut to this length."""
