@@ -12,8 +12,12 @@ from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, UsedBy, read_value
 from hookrun.spec.hook import HookSpec, Spec
+from hookrun.spec.selector import Unmatched
 
 _SHOWN = 4
+
+_MOST_MEMBERS = 20
+"""Of the members of a list that match nothing, so many are reported."""
 
 
 def resolve(
@@ -49,7 +53,9 @@ def _resolve_hook(
 ) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths = names.select(spec)
-    if len(paths) not in spec.keys.expect:
+    unmatched = [] if 0 in spec.keys.expect else names.unmatched(spec)
+    problems += [_unmatched_problem(spec, each, names) for each in unmatched[:_MOST_MEMBERS]]
+    if len(paths) not in spec.keys.expect and (paths or not unmatched):
         problems.append(_count_problem(spec, paths, names))
     matches = tuple(names.match(path, spec.on_parameters) for path in paths)
     problems += _fitting(spec, matches, names)
@@ -99,10 +105,18 @@ def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Probl
     if not paths:
         where = f"{spec.where}.select"
         text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
-        return Problem(where, text, names.nearest(spec) + "; `task=modules` lists every path")
+        hint = names.nearest(spec.keys.select, spec.on_parameters) + "; `task=modules` lists every path"
+        return Problem(where, text, hint)
     shown = listed([path or "(root)" for path in paths], 8)
     text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"
     return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
+
+
+def _unmatched_problem(spec: HookSpec, member: Unmatched, names: ModelNames) -> Problem:
+    kind = "parameter" if spec.on_parameters else "module"
+    text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
+    hint = names.nearest(member.selector, spec.on_parameters)
+    return Problem(f"{spec.where}.select", text, f'{hint}; `expect: ">=0"` lets members match nothing')
 
 
 def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:

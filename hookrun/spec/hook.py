@@ -13,29 +13,11 @@ from hookrun.actions import Action, actions
 from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
-from hookrun.spec.selector import Selector
+from hookrun.spec.selector import AnySelector
 from hookrun.spec.target import Index, Target
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)
-_SELECT_SCHEMA = {
-    "description": "path, glob, re:PATTERN, type:CLASS, a list of these, or a mapping",
-    "anyOf": [
-        {"type": ["string", "integer"]},
-        {"type": "array", "items": {"type": ["string", "integer", "object"]}},
-        {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "path": {},
-                "type": {},
-                "leaf": {"type": "boolean"},
-                "exclude": {},
-                "min_params": {"type": "integer"},
-            },
-        },
-    ],
-}
 
 
 class HookKeys(BaseModel):
@@ -45,7 +27,7 @@ class HookKeys(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    select: Annotated[Selector, WithJsonSchema(_SELECT_SCHEMA)]
+    select: AnySelector
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
     target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
