@@ -1,6 +1,6 @@
 """A run or a sweep as one page of pictures and tables, made from its directory alone.
 
-Nothing at the top imports torch or matplotlib: what a page needs is imported when it is made.
+Nothing is imported at the top that imports torch: what a page needs is imported when it is made.
 """
 
 from __future__ import annotations
