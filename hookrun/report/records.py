@@ -10,30 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from hookrun.actions.base import RECORD_KEYS
+from hookrun.actions.check import verdict
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number, one_line
 from hookrun.report.facts import GRADIENT_HOOKS, Facts
-from hookrun.runtime.site import verdict
 
-CONTEXT = frozenset(
-    {
-        "hook",
-        "module",
-        "path",
-        "action",
-        "mode",
-        "epoch",
-        "step",
-        "call",
-        "ok",
-        "message",
-        "policy",
-        "least",
-        "largest",
-    }
-)
+CONTEXT = frozenset({*RECORD_KEYS, "ok", "message", "policy", "least", "largest"})
 MOST_CHARTS = 8
 MOST_ROWS = 200
 MOST_COLUMNS = 200

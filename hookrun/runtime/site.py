@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from hookrun import containers as tensors
 from hookrun.actions.base import IN_FORWARD, Keeper, add_parameter, was_added
+from hookrun.actions.check import verdict
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.rows import Rows
@@ -229,10 +229,3 @@ class Site:
             at = f" at {self.at}" if self.at else ""
             when = f"epoch {self.clock.epoch}, step {self.clock.step}"
             raise CheckFailed(f"{self.where}{at}, {when}: {verdict(record)}")
-
-
-def verdict(record: Mapping[str, Any]) -> str:
-    """What a check required and what it found: ``expected every element to be finite, found nan``."""
-    least, largest = float(record["least"]), float(record["largest"])
-    found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    return f"{record['message']}, found {found}"
