@@ -35,8 +35,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
-# Below it in the order, and yet not its business: the store keeps what it is handed, whoever made it.
-APART = {"store": {"runtime"}}
+# Below it in the order, and yet not its business: the store keeps what it is handed, whoever made it, and the report
+# reads what was written.
+APART = {"store": {"runtime"}, "report": {"runtime"}}
 
 # (file, stage that it imports) -> why it may.
 EXCEPTIONS = {
@@ -242,6 +243,7 @@ def test_configuration_names_no_code() -> None:
         ("actions/scale.py", "from hookrun.store import writer"),
         ("store/writer.py", "from hookrun.runtime import install"),
         ("store/writer.py", "from hookrun.tasks import train"),
+        ("report/records.py", "from hookrun.runtime.site import Site"),
         ("models/names.py", "from hookrun.data import names"),
         ("errors.py", "from .spec import hook"),
         ("spec/when.py", "import torch.nn"),

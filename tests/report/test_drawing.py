@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hookrun.report.captures import BINS, look
+from hookrun.report.captures import BINS, view_capture
 from hookrun.report.draw.axes import axis_of
 from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, bars, lines
 from hookrun.report.draw.palettes import palette
@@ -40,12 +40,13 @@ def captured(folder: Path, *batches: torch.Tensor, by_sample: bool = True) -> An
 
 
 def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: str = "forward") -> Any:
-    facts = Facts.__new__(Facts)
-    facts.plan, facts.model = (
-        {"hooks": [{"name": "h", "hook": hook}]},
-        {"modules": [{"path": "layer", "class": "Tanh"}]},
+    facts = Facts(
+        folder,
+        status={},
+        plan={"hooks": [{"name": "h", "hook": hook}]},
+        model={"modules": [{"path": "layer", "class": "Tanh"}]},
     )
-    return look(folder, captured(folder, *batches, by_sample=by_sample), facts)
+    return view_capture(folder, captured(folder, *batches, by_sample=by_sample), facts)
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -89,7 +89,7 @@ def heat(
 
 
 def _numbers(values: Array) -> Markup:
-    """The values of a heat map, each readable on its colour; nothing where there is no value."""
+    """The values of a heat map, each readable on its colour; cells without a value stay empty."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     is_light = np.abs(values) < max(-low, high) / 2 if low < 0 < high else values > (low + high) / 2
