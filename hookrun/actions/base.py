@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
     from hookrun.actions.keep import Keep
 
+RECORD_KEYS = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
+"""The keys that every record begins with: which hook, where and when. What the action recorded stands under the others.
+
+Two of the others have a meaning whatever the action: `ok`, the verdict of a check, and `spent`, a hook's `max_bytes`
+that are used up.
+"""
+
 Scope = Literal["tensor", "value", "together", "module"]
 
 

@@ -1,32 +1,31 @@
-"""The jobs of a sweep, each as its own directory tells it, whichever machine ran it and whether it is over or not."""
+"""The jobs of a sweep, each read from its own directory, whether it is over or not."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from hookrun.report.draw.text import seconds_between
-from hookrun.report.lines import sampled
+from hookrun.report.lines import numbers, sampled
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError, read_json
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
 from hookrun.store.run_dir import cut_off
 
 OVERRIDES = ".hydra/overrides.yaml"
-MULTIRUN = "multirun.yaml"
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One job.
 
-    name:      its directory, within that of the sweep
-    status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is no more
+    name:      its directory, within the sweep's
+    status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is gone
     overrides: key -> value, as they were given
     metrics:   ``split/name`` -> the latest value
     """
@@ -44,17 +43,17 @@ class Job:
 
     @property
     def link(self) -> str:
-        """The address of its page, from that of the sweep."""
+        """The address of its page, relative to the sweep's page."""
         return f"./{quote(self.name)}/{REPORT}"
 
 
-def find_jobs(folder: Path) -> list[Job]:
+def find_jobs(folder: Path) -> list[SweepJob]:
     """Every job below `folder`, by number."""
     return sorted((_job(folder, path) for path in _job_folders(folder)), key=lambda job: _by_number(job.name))
 
 
 def _job_folders(folder: Path) -> Iterator[Path]:
-    """Directories that hold a run, or where Hydra has begun one; what lies inside of them is not looked at."""
+    """Directories that hold a run, or where Hydra has begun one; their own folders are not searched."""
     for where, folders, files in os.walk(folder):
         path = Path(where)
         if path != folder and (STATUS in files or ".hydra" in folders):
@@ -63,7 +62,7 @@ def _job_folders(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def _job(folder: Path, path: Path) -> Job:
+def _job(folder: Path, path: Path) -> SweepJob:
     status = _json(path / STATUS)
     reason = _cut_off(status)
     if reason:
@@ -71,14 +70,9 @@ def _job(folder: Path, path: Path) -> Job:
     values = dict[str, float]()
     for line in sampled(path / METRICS, lambda line: b'"split": "train"' not in line, limit=_ENOUGH).records:
         split = line.get("split", "")
-        for name, value in line.items():
-            if (
-                name not in ("step", "epoch")
-                and isinstance(value, int | float)
-                and not isinstance(value, bool)
-            ):
-                values[f"{split}/{name}" if split else name] = value
-    return Job(
+        for name, value in numbers(line, without=("step", "epoch")).items():
+            values[f"{split}/{name}" if split else name] = value
+    return SweepJob(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
         reason=str(status.get("reason", "")),
@@ -97,7 +91,7 @@ def _cut_off(status: dict[str, Any]) -> str:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file, or no JSON in it."""
+    """Empty where there is no such file, or where it does not hold JSON."""
     try:
         content = read_json(path) if path.is_file() else {}
     except StoreError as error:
@@ -110,40 +104,6 @@ def _overrides(path: Path) -> dict[str, str]:
     texts = content if isinstance(content, list) else []
     pairs = (str(text).lstrip("+").partition("=") for text in texts)
     return {key: value for key, _, value in pairs}
-
-
-def swept_keys(jobs: Iterable[Job]) -> list[str]:
-    """The keys whose values differ from job to job."""
-    jobs = list(jobs)
-    every = dict.fromkeys(key for job in jobs for key in job.overrides)
-    return [key for key in every if len({job.overrides.get(key) for job in jobs}) > 1]
-
-
-def asked_for(folder: Path) -> dict[str, int]:
-    """Swept key -> how many values, as Hydra wrote it down when the sweep began; empty where that is not known."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    content = read_yaml(folder / MULTIRUN)
-    hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
-    try:
-        params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-        overrides = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
-        swept = [override for override in overrides if override.is_discrete_sweep()]
-        return {override.key_or_group: len(list(override.sweep_iterator())) for override in swept}
-    except (
-        HydraException,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # half written, or of a sweeper of its own kind
-        return {}
-
-
-def metric_names(jobs: Iterable[Job]) -> list[str]:
-    """The metrics that any job has: those of validation first."""
-    names = dict.fromkeys(name for job in jobs for name in job.metrics)
-    return sorted(names, key=lambda name: (name.startswith("train/"), "accuracy" not in name, name))
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

@@ -1,9 +1,9 @@
-"""Files of JSON lines, read in bounded memory: a long one is sampled."""
+"""Files of JSON lines, read in bounded memory: a long file is sampled."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -15,10 +15,11 @@ MOST_BYTES = 24 * 2**20
 
 
 @dataclass
-class Records:
-    """Records in the order of the file, and what to know of them.
+class SampledLines:
+    """The records of a file in its order.
 
-    is_sample: whether there are more in the file
+    notes:     what was left out, and why
+    is_sample: whether the file has more records
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -31,13 +32,13 @@ def sampled(
     always: Callable[[bytes], bool] = lambda line: False,
     limit: int = MOST_BYTES,
     keys: Mapping[str, type] = MappingProxyType({}),
-) -> Records:
-    """About `limit` bytes of a file, drawn line by line with a fixed seed; all of a file that is no longer.
+) -> SampledLines:
+    """The whole file up to `limit` bytes; of a longer one about so many, drawn line by line with a fixed seed.
 
     always: lines that are kept whatever the file's size
-    keys:   what each record must have, and of which type; others are left out
+    keys:   what each record must have, and of which type; other records are left out
     """
-    found = Records()
+    found = SampledLines()
     if not path.is_file():
         return found
     share = limit / max(path.stat().st_size, 1)
@@ -67,3 +68,13 @@ def sampled(
     if strange:
         found.notes.append(f"{path.name}: {strange:,} lines hold no such record and are left out")
     return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def numbers(record: Mapping[str, Any], without: Collection[str]) -> dict[str, float]:
+    """The numbers of a record, those under the keys in `without` left out."""
+    return {name: value for name, value in record.items() if name not in without and is_number(value)}

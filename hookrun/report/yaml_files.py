@@ -1,13 +1,15 @@
-"""What Hydra wrote into a directory, as far as it can be read."""
+"""The files that Hydra wrote into a directory, as far as they can be read."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+MULTIRUN = "multirun.yaml"
+
 
 def read_yaml(path: Path) -> Any:
-    """The content, interpolations left as they are; None where there is no such file, or no YAML in it yet."""
+    """The content, interpolations left as they are; None where the file is missing or does not hold YAML."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError

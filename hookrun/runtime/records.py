@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import Keeper
+from hookrun.actions.base import RECORD_KEYS, Keeper
+from hookrun.actions.check import verdict
 from hookrun.containers import snapshot, snapshot_of_tensor, tensors
 from hookrun.errors import HookError
-from hookrun.runtime.site import PlacedHook, verdict
+from hookrun.runtime.site import PlacedHook
 
 _lazy_clone = torch._lazy_clone
 DECIDED = torch.empty(0)
@@ -168,12 +169,8 @@ def read(record: dict[str, Any]) -> dict[str, Any]:
 def line(record: dict[str, Any]) -> str:
     """A record as one line for people: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
-    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in CONTEXT)
+    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in RECORD_KEYS)
     return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
-
-
-CONTEXT = frozenset({"hook", "module", "path", "action", "mode", "epoch", "step", "call"})
-"""The keys of a record that say where and when, beside what was seen."""
 
 
 def _short(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +11,7 @@ from torch import Generator, Tensor, nn
 
 from hookrun import containers
 from hookrun.actions.base import Keeper, add_parameter, was_added
+from hookrun.actions.check import verdict
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import Rows
@@ -242,10 +242,3 @@ class PlacedHook:
 
     def _undeclared(self, does: str, hint: str) -> HookError:
         return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
-
-
-def verdict(record: Mapping[str, Any]) -> str:
-    """What a check required and what it found: ``expected every element to be finite, found nan``."""
-    least, largest = float(record["least"]), float(record["largest"])
-    found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    return f"{record['message']}, found {found}"

@@ -1,4 +1,4 @@
-"""Metrics against what was swept: curves for one key, maps for two, one picture for each key of more."""
+"""The metrics of a sweep against its keys: curves for one key, a map for two, curves for each key of more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import counted
-from hookrun.report.jobs import Job
+from hookrun.report.jobs import SweepJob
+from hookrun.report.section import ReportSection
+from hookrun.report.sweep_facts import SweepFacts
 
 K = TypeVar("K")
 
@@ -21,30 +23,28 @@ MOST_METRICS = 6
 MOST_FIGURES = 18
 MOST_CELLS = 40
 REPEATS = "seed"
-"""A key whose values are repetitions of the same."""
+"""A key whose values repeat the same experiment."""
 
 
-def sweep_figures(jobs: Sequence[Job], keys: Sequence[str], metrics: Sequence[str]) -> list[Figure]:
-    """The pictures. Jobs that differ in their seed alone are one point with a band."""
-    shown = [name for name in metrics if not name.endswith("/samples")][:MOST_METRICS]
-    meant = [key for key in keys if key != REPEATS] or list(keys)
+def _figures(facts: SweepFacts) -> list[Figure] | None:
+    """Jobs that differ in their seed alone are one point with a band."""
+    jobs = facts.jobs
+    shown = [name for name in facts.metrics if not name.endswith("/samples")][:MOST_METRICS]
+    keys = [key for key in facts.varied if key != REPEATS] or facts.varied
     figures = list[Figure]()
     for name in shown:
-        have = [job for job in jobs if name in job.metrics]
-        if not have:
-            continue
-        if len(meant) == 2 and _are_few(jobs, meant):
-            figures.append(_map(jobs, meant[0], meant[1], name))
+        if len(keys) == 2 and _are_few(jobs, keys):
+            figures.append(_map(jobs, keys[0], keys[1], name))
         else:
-            figures += [_curve(have, key, name) for key in meant]
-    return figures[:MOST_FIGURES]
+            figures += [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
+    return figures[:MOST_FIGURES] or None
 
 
-def _are_few(jobs: Sequence[Job], keys: Sequence[str]) -> bool:
+def _are_few(jobs: Sequence[SweepJob], keys: Sequence[str]) -> bool:
     return all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
 
 
-def _curve(jobs: Sequence[Job], key: str, name: str) -> Figure:
+def _curve(jobs: Sequence[SweepJob], key: str, name: str) -> Figure:
     """The mean over the jobs with each value, and a band from the least to the largest."""
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
@@ -75,8 +75,8 @@ def _curve(jobs: Sequence[Job], key: str, name: str) -> Figure:
     )
 
 
-def _map(jobs: Sequence[Job], across: str, up: str, name: str) -> Figure:
-    """The mean over the jobs of each cell; a cell whose jobs have no such metric is there, and empty."""
+def _map(jobs: Sequence[SweepJob], across: str, up: str, name: str) -> Figure:
+    """The mean over the jobs of each cell; a cell whose jobs lack the metric stays empty."""
 
     def values(key: str) -> list[str]:
         return sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank)
@@ -127,3 +127,6 @@ def _rank(text: str) -> tuple[bool, float, str]:
     """Numbers by their size, before texts."""
     number = _number(text)
     return number is None, number or 0.0, text
+
+
+SECTION = ReportSection("figures", "Pictures", _figures, "swept.html")
