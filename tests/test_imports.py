@@ -30,7 +30,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run_values",),
     ("tasks",),
     ("report",),
-    ("__init__", "__main__", "api", "cli", "broken_yaml", "config_files", "schema", "verify"),
+    ("__init__", "__main__", "api", "cli", "yaml_files", "schema", "verify"),
 )
 SURFACE = LAYERS[-1]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -12,13 +12,13 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from hookrun.cli.compose import existing_folder, plain_run, unused_run_dir
-from hookrun.cli.errors import Asked, explained
-from hookrun.cli.hydra_core import argument_parser, conf_dir, opened
-from hookrun.cli.jobs import DONE, READ_ONLY, REFUSED, Run
+from hookrun.cli.check import Composition
+from hookrun.cli.compose import existing_folder, plain_run, planned, unused_run_dir
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import argument_parser, conf_dir, opened
+from hookrun.cli.jobs import DONE, READ_ONLY, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.overrides import take_trust
-from hookrun.cli.plans import planned
 from hookrun.errors import Problem, SpecError
 
 CONFIG_NAME = "config"
@@ -35,7 +35,7 @@ def execute(arguments: Sequence[str]) -> int:
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
     name = args.config_name or CONFIG_NAME
     with opened(main, *_config_dirs(args)) as app:
-        asked = Asked(app, name, overrides)
+        asked = Composition(app, name, overrides)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
                 return _inform(asked, args)
@@ -69,7 +69,7 @@ def _config_dirs(args: argparse.Namespace) -> list[Path]:
     return [] if folder is None else [existing_folder("--config-dir", folder)]
 
 
-def _inform(asked: Asked, args: argparse.Namespace) -> int:
+def _inform(asked: Composition, args: argparse.Namespace) -> int:
     app, name, overrides = asked.app, asked.config_name, asked.overrides
     if args.help:
         from hookrun.cli.help import help_text
@@ -93,13 +93,13 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
     return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
 
 
-def _run(asked: Asked, trust: frozenset[str], typed: RunMode | None) -> int:
+def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
     configured = app.configured_mode(name, asked.overrides)
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
-    asked = Asked(app, name, overrides, mode)
+    asked = Composition(app, name, overrides, mode)
     with explained(asked):
         cfg = app.compose_config(name, overrides, mode)
     if mode is RunMode.RUN:
@@ -110,7 +110,7 @@ def _run(asked: Asked, trust: frozenset[str], typed: RunMode | None) -> int:
         return sweep(app, cfg, trust)
 
 
-def _run_once(asked: Asked, cfg: DictConfig, trust: frozenset[str]) -> int:
+def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
     from hookrun.spec import parse_experiment
 
     experiment = parse_experiment(plain_run(cfg))
@@ -129,5 +129,5 @@ def _run_once(asked: Asked, cfg: DictConfig, trust: frozenset[str]) -> int:
         tasks.show(prepared)
         return DONE
     with explained(asked):
-        returned = asked.app.run_checked(cfg, Run(prepared))
+        returned = asked.app.run_checked(cfg, SingleRun(prepared))
     return int(returned.return_value)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hookrun.cli.hydra_core import App, argument_parser
+from hookrun.cli.hydra import App, argument_parser
 
 LINE = 110
 """The longest line."""

@@ -39,7 +39,7 @@ class JobFailed(HookrunError):
 
 
 @dataclass(frozen=True)
-class Run:
+class SingleRun:
     """A single run: everything was checked and built before its directory was made."""
 
     prepared: Prepared | Analysis
@@ -55,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
     trust:      the packages that were typed as trusted
