@@ -55,7 +55,7 @@ def plain_job(cfg: DictConfig) -> dict[str, Any]:
 
 def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     with explained():
-        # As Hydra does before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
+        # Hydra does this before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
         HydraConfig.instance().set_config(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
@@ -71,7 +71,7 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
 def unused_run_dir(cfg: DictConfig, where: str) -> Path:
     """The directory of a run or job whose configuration is plain by now.
 
-    Raises SpecError where it holds a run already: Hydra would write its `.hydra` over that run's.
+    Raises SpecError if it holds a run already: Hydra would overwrite the `.hydra` of that run.
     """
     run_dir = Path(cfg.hydra.runtime.output_dir)
     if (run_dir / STATUS).exists():

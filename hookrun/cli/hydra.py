@@ -1,8 +1,8 @@
-"""Hydra's own machinery, driven step by step: the only file that imports its private modules.
+"""The bridge to Hydra: the only file that imports its private modules.
 
 `hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
 and cannot say what the jobs of a sweep are before they run. hookrun stops in between: a refused configuration
-leaves nothing behind. So it calls the classes that `hydra.main` calls; they are alike in Hydra 1.1 to 1.4.
+leaves nothing behind. So it calls the classes that `hydra.main` calls; they are the same in Hydra 1.3 and 1.4.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's reader of config folders, with errors that name the file.
 
-    Hydra's registry, which launchers carry to other processes, refuses another reader unless it bears this name.
+    Hydra's registry, which launchers carry to other processes, refuses another reader unless it has this name.
     """
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -62,7 +62,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 
 class App(Hydra):
-    """Hydra, which runs the configuration that was checked instead of composing another one.
+    """Hydra, made to run the configuration that was checked instead of composing it again.
 
     A second composition could differ from the first, in `${now:…}` for one.
     """
@@ -70,7 +70,7 @@ class App(Hydra):
     _checked: DictConfig | None = None
 
     def compose_config(self, *args: Any, **options: Any) -> DictConfig:
-        """The configuration under way in `run_checked` and `sweep_checked`, else a new composition."""
+        """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
         if self._checked is None:
             with _warnings_are_errors():
                 return super().compose_config(*args, **options)
