@@ -39,9 +39,10 @@ class _Problems(HookrunError):
 
     def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = list(errors)
-        super().__init__(
-            self.errors
-        )  # the arguments that rebuild it: a failed job crosses processes by pickle
+        if not self.errors:
+            raise ValueError(f"a {type(self).__name__} needs at least one problem")
+        # Given to Exception as the arguments that rebuild it: a failed job crosses processes by pickle.
+        super().__init__(self.errors)
 
     def __str__(self) -> str:
         count = len(self.errors)

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from hookrun.actions.base import Keeper, Packed
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
-from hookrun.errors import CompileError, HookrunError, Problem, listed
+from hookrun.errors import CompileError, HookrunError, Problem, listed, reason
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
@@ -105,7 +105,7 @@ def prove(
                 args, kwargs = rebuild((tuple(args), dict(kwargs)), _faked_by(fakes))
                 fake(*args, **kwargs)
         except Exception as error:  # any failure of the bare model says only that it cannot be checked
-            return replace(plan, unchecked=_reason(error))
+            return replace(plan, unchecked=reason(error))
         with fakes:
             return _hooked(plan, fake, (args, kwargs))
 
@@ -193,7 +193,7 @@ def _hooked(
             if any(each.phase == "step" for each in types):
                 torch.optim.SGD(fake.parameters(), lr=0.0).step()
         except Exception as error:
-            unchecked = _reason(error)
+            unchecked = reason(error)
     if findings.problems:
         raise CompileError(_problems(findings))
     if unchecked is not None:
@@ -252,11 +252,6 @@ def _problems(findings: Findings) -> list[Problem]:
 
 def _faked_by(mode: FakeTensorMode) -> Callable[[Any], Any]:
     return lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @contextmanager

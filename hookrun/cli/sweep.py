@@ -1,4 +1,4 @@
-"""Sweeps: every job is composed and validated before the first runs, and a failed one leaves the others alone."""
+"""Sweeps: every job is composed and validated before the first runs; when one fails, the others still run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hookrun.cli.compose import plain_job, unused_run_dir
-from hookrun.cli.errors import Asked, explained
-from hookrun.cli.hydra_core import App, numbered
-from hookrun.cli.jobs import DONE, FAILED, READ_ONLY, Job, make_page, most_serious, release_memory
-from hookrun.cli.plans import planned
+from hookrun.cli.check import Composition
+from hookrun.cli.compose import plain_job, planned, unused_run_dir
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import App, numbered
+from hookrun.cli.jobs import DONE, FAILED, READ_ONLY, SweepJob, make_page, most_serious, release_memory
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment, parse_experiment
 
@@ -31,7 +31,7 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     its jobs as it goes cannot name them: there the configuration that they share is checked.
     """
     with explained(_asked(app, cfg, [])):
-        # The time in the directory's name is read here, once, and from here on the same for every job.
+        # The time in the directory's name is resolved here, once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
         sweep_dir = Path(str(cfg.hydra.sweep.dir)).absolute()
         jobs = app.jobs(cfg)
@@ -49,12 +49,12 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
             ]
         return _show(experiments, names, trust)
     del experiments
-    return _launch(app, cfg, sweep_dir, Job(trust, optimizing=jobs is None))
+    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
 
 
-def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Asked:
+def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
     shared: Any = OmegaConf.to_container(cfg.hydra.overrides.hydra)
-    return Asked(app, cfg.hydra.job.config_name, [*shared, *overrides])
+    return Composition(app, cfg.hydra.job.config_name, [*shared, *overrides])
 
 
 def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str]) -> list[Experiment]:
@@ -101,7 +101,7 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
     return DONE
 
 
-def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: Job) -> int:
+def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
     try:
         return _run_jobs(app, cfg, sweep_dir, job, before)
@@ -110,11 +110,11 @@ def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: Job) -> int:
             make_page(sweep_dir)
 
 
-def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: Job, before: dict[Path, int]) -> int:
+def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, before: dict[Path, int]) -> int:
     try:
         returned = app.sweep_checked(cfg, job)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
-        # Jobs keep their exceptions to themselves: this one is a sweeper's, a launcher's or a directory's.
+        # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
         with explained(_asked(app, cfg, [])):
             raise error
     codes = dict(_returned(returned)) if not job.optimizing else _written(sweep_dir, before)
@@ -132,7 +132,7 @@ def _returned(batches: list[list[JobReturn]]) -> Iterator[tuple[str, int]]:
 
 
 def _written(sweep_dir: Path, before: dict[Path, int]) -> dict[str, int]:
-    """The exit codes that this sweep's jobs left on disk: an optimizing sweeper keeps what they returned."""
+    """The exit codes that this sweep's jobs left on disk: an optimizing sweeper does not pass on what they returned."""
     changed = [path for path, time in _statuses(sweep_dir).items() if before.get(path) != time]
     codes = {path: json.loads(path.read_text(encoding="utf-8")).get("exit_code") for path in changed}
     return {str(path.parent): FAILED if code is None else int(code) for path, code in sorted(codes.items())}

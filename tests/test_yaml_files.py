@@ -1,4 +1,4 @@
-"""Reading config files: errors name the file, and no file can swell while it is read."""
+"""Reading YAML files: errors name the file, and aliases that multiply are refused."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from hookrun.config_files import MAX_VALUES, reading, refuse_bomb
 from hookrun.errors import SpecError
+from hookrun.yaml_files import MAX_VALUES, reading, refuse_bomb
 
 
 def layers(depth: int, width: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hydra.errors import HydraException
 
 from hookrun.cli import main
 
@@ -60,6 +61,15 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
             ["train.epochs: `+` adds a key, and this one is there already", "leave the `+` out"],
         ),
         (["train=3"], ["train: found '3', expected a name", "there are: default"]),
+        (["experiment=nan"], ["experiment: found 'nan', expected a name", "there are: add_bias, "]),
+        (["experiment={a: b}"], ["experiment: found '{a: b}', expected a name", "there are: add_bias, "]),
+        (["experiment=[clip_fc,ad_bias]"], ["experiment: there is no 'ad_bias'; did you mean 'add_bias'?"]),
+        (["experiment=clip_fx", "model=cn"], ["2 configuration errors", "'clip_fc'?", "'cnn'?"]),
+        (["+model=cnn"], ["model: `+` adds a config group, and this one is there already", "leave the `+`"]),
+        (["modle/x=cnn"], ["modle/x: there is no such config group", "did you mean 'model'"]),
+        (["=3"], ["=3: has no key before the `=`"]),
+        (["hydra.mode=BOTH"], ["hydra.mode: Invalid value 'BOTH', expected one of [RUN, MULTIRUN]"]),
+        (["xyzzy=3"], ["xyzzy: there is no such key", "the root holds ", "train, "]),
         (["epochs"], ["epochs: is not of the form key=value", "experiment=clip_fc"]),
         (["clip_fc"], ["did you mean experiment=clip_fc?"]),
         (
@@ -104,6 +114,49 @@ def test_an_override_that_needs_quotes_is_shown_with_them(typed: str, quoted: st
     assert f"put the value in quotes of its own: {quoted}\n" in said(typed)
 
 
+def test_quotes_are_not_put_into_a_mapping_inside_a_mapping(said) -> None:
+    printed = said("+hooks.c={select: fc, value: {run: a, capture: b[0]}}")
+    assert "check that they are closed" in printed
+
+
+def test_an_experiment_with_the_name_of_a_number_needs_quotes(conf: Conf, notes, capsys) -> None:
+    folder = conf(**{"experiment/nan": "# @package _global_\nseed: 7\n"})
+    assert main(["--config-dir", folder, "experiment=nan"]) == 2
+    assert "put the name in quotes of its own: \"experiment='nan'\"\n" in capsys.readouterr().err
+    assert main(["--config-dir", folder, "experiment='nan'"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("trian.epochs=3", "did you mean 'train.epochs'?"),
+        ("~trian", "did you mean 'train'?"),
+        ("+train.epochs=3", "leave the `+` out"),
+        ("model=resnet19", "did you mean 'resnet18'"),
+        ("train=3", "expected a name"),
+        ("seed=1,2", "put -m first"),
+        ("+hooks.c.select=h[-1]", "\"+hooks.c.select='h[-1]'\""),
+        ("hydra/launcher=jobblib", "must be installed first"),
+        ("hydra.searchpath=[file:///nowhere]", "there is no folder /nowhere"),
+    ],
+)
+def test_the_words_do_not_depend_on_those_of_hydra(typed: str, line: str, said, monkeypatch) -> None:
+    monkeypatch.setattr(HydraException, "__str__", lambda error: "reworded")
+    assert line in said(typed)
+
+
+def test_a_message_of_hydra_is_shown_as_it_is(said) -> None:
+    assert "\n  force-add of config groups is not supported: '++model=cnn'\n" in said("++model=cnn")
+
+
+def test_folders_of_the_search_path_are_known(conf: Conf, said) -> None:
+    folder = conf(**{"experiment/mine": "# @package _global_\nseed: 7\n"})
+    searched = f"hydra.searchpath=[file://{folder}]"
+    assert "did you mean 'mine'?" in said(searched, "experiment=mien")
+    printed = said(searched, "experiment=mine", "sede=3")
+    assert printed.startswith("1 configuration error\n  sede: there is no such key\n")
+
+
 def test_a_misspelt_folder_of_experiments(said) -> None:
     assert "did you mean 'tutorial/01_print_gradient'" in said("experiment=tutoral/01_print_gradient")
 
@@ -142,6 +195,10 @@ def test_a_key_that_only_a_swept_experiment_has_needs_two_plusses(capsys, notes)
     assert main(["-m", "experiment=choice(clip_fc)", "hooks.clip_fc.max=1"]) == 2
     assert "where only a swept experiment has it: ++hooks.clip_fc.max=1" in capsys.readouterr().err
     assert main(["-m", "experiment=choice(clip_fc)", "++hooks.clip_fc.max=1", "task=plan"]) == 0
+
+
+def test_a_sweep_over_values_has_no_other_keys(said) -> None:
+    assert "+" not in said("-m", "trian.epochs=3", "seed=1,2")
 
 
 def test_a_missing_folder_is_named_absolutely(cwd, said) -> None:
@@ -214,8 +271,9 @@ class TestFiles:
                 "model: there is no 'cn'; did you mean 'cnn'?",
             ),
             ("defaults: [override /model]\n", "CONF/experiment/mine.yaml: Could not load"),
+            ("defaults: {a: b}\n", "CONF/experiment/mine.yaml: Invalid defaults list in 'experiment/mine'"),
             ("defaults: {a: b}\n", "defaults must be a list"),
-            ("defaults: [{a: b, c: d}]\n", "Too many keys in default item"),
+            ("defaults: [{a: b, c: d}]\n", "CONF/experiment/mine.yaml: In experiment/mine: Too many keys"),
             (
                 "# @package _global_\nhydra: {swep: 1}\n",
                 "CONF/experiment/mine.yaml: Key 'swep' not in 'HydraConf'",

@@ -14,7 +14,7 @@ from hydra.core.singleton import Singleton
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from hookrun.cli.hydra_core import conf_dir, opened
+from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import SpecError
 
 Conf = Callable[..., str]

@@ -1,8 +1,8 @@
-"""Hydra's own machinery, driven step by step: the only file that imports its private modules.
+"""The bridge to Hydra: the only file that imports its private modules.
 
 `hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
 and cannot say what the jobs of a sweep are before they run. hookrun stops in between: a refused configuration
-leaves nothing behind. So it calls the classes that `hydra.main` calls; they are alike in Hydra 1.1 to 1.4.
+leaves nothing behind. So it calls the classes that `hydra.main` calls; they are the same in Hydra 1.3 and 1.4.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, cast
 
 import hydra
 from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository as IConfigRepository
 from hydra._internal.core_plugins import file_config_source
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
@@ -33,7 +35,8 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.config_files import reading
+from hookrun.errors import Problem, SpecError
+from hookrun.yaml_files import reading
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 
@@ -41,7 +44,7 @@ BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's reader of config folders, with errors that name the file.
 
-    Hydra's registry, which launchers carry to other processes, refuses another reader unless it bears this name.
+    Hydra's registry, which launchers carry to other processes, refuses another reader unless it has this name.
     """
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -50,9 +53,16 @@ class FileConfigSource(file_config_source.FileConfigSource):
         with reading(Path(self.path, self._normalize_file_name(config_path)).resolve()):
             return super().load_config(config_path)
 
+    def available(self) -> bool:
+        """Whether the folder is there. Raises SpecError where it is not: Hydra would warn and leave it out."""
+        if not super().available():
+            what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
+            raise SpecError([Problem("hydra.searchpath", what, hint)])
+        return True
+
 
 class App(Hydra):
-    """Hydra, which runs the configuration that was checked instead of composing another one.
+    """Hydra, made to run the configuration that was checked instead of composing it again.
 
     A second composition could differ from the first, in `${now:…}` for one.
     """
@@ -60,9 +70,9 @@ class App(Hydra):
     _checked: DictConfig | None = None
 
     def compose_config(self, *args: Any, **options: Any) -> DictConfig:
-        """The configuration under way in `run_checked` and `sweep_checked`, else a new composition."""
+        """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
         if self._checked is None:
-            with _missing_folder_is_an_error():
+            with _warnings_are_errors():
                 return super().compose_config(*args, **options)
         if options.get("with_log_configuration"):
             configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
@@ -108,15 +118,18 @@ class App(Hydra):
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
-        with _missing_folder_is_an_error():
+        with _warnings_are_errors():
             return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
     def options(self, group: str) -> list[str]:
         """The names in a config group, those of its subgroups included."""
-        names = list(self.config_loader.get_group_options(group, ObjectType.CONFIG))
-        for folder in self.config_loader.get_group_options(group, ObjectType.GROUP):
-            names += [f"{folder}/{name}" for name in self.options(f"{group}/{folder}")]
-        return names
+        return options(self.config_loader, group)
+
+    def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
+        """Where a composition with these overrides looks configs up: `hydra.searchpath` may add folders."""
+        with _warnings_are_errors():
+            loader = cast(ConfigLoaderImpl, self.config_loader)
+            return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
 
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
         """The completion of each shell, over whole groups."""
@@ -125,6 +138,14 @@ class App(Hydra):
     def folders(self) -> list[Path]:
         """The config folders on disk, in the order in which they are searched."""
         return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
+    """The names in a config group, those of its subgroups included."""
+    names = list(source.get_group_options(group, ObjectType.CONFIG))
+    for folder in source.get_group_options(group, ObjectType.GROUP):
+        names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
+    return names
 
 
 class _WholeGroups:
@@ -157,10 +178,10 @@ def numbered(cfg: DictConfig, number: int) -> DictConfig:
 
 
 @contextmanager
-def _missing_folder_is_an_error() -> Iterator[None]:
-    """Where a folder of `hydra.searchpath` is missing, Hydra only warns, and composes from the others."""
+def _warnings_are_errors() -> Iterator[None]:
+    """What Hydra's loader warns of, such as a package of `hydra.searchpath` that is missing, is an error here."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", r"provider=.*is not available", UserWarning)
+        warnings.filterwarnings("error", category=UserWarning, module=ConfigLoaderImpl.__module__)
         yield
 
 
