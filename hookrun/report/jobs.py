@@ -21,7 +21,7 @@ _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 
 
 @dataclass(frozen=True)
-class SweepJob:
+class JobFacts:
     """One job.
 
     name:      its directory, within the sweep's
@@ -47,7 +47,7 @@ class SweepJob:
         return f"./{quote(self.name)}/{REPORT}"
 
 
-def find_jobs(folder: Path) -> list[SweepJob]:
+def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
     return sorted((_job(folder, path) for path in _job_folders(folder)), key=lambda job: _by_number(job.name))
 
@@ -62,7 +62,7 @@ def _job_folders(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def _job(folder: Path, path: Path) -> SweepJob:
+def _job(folder: Path, path: Path) -> JobFacts:
     status = _json(path / STATUS)
     reason = _cut_off(status)
     if reason:
@@ -72,7 +72,7 @@ def _job(folder: Path, path: Path) -> SweepJob:
         split = line.get("split", "")
         for name, value in numbers(line, without=("step", "epoch")).items():
             values[f"{split}/{name}" if split else name] = value
-    return SweepJob(
+    return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
         reason=str(status.get("reason", "")),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from hookrun.report.jobs import SweepJob, find_jobs
+from hookrun.report.jobs import JobFacts, find_jobs
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
 from hookrun.store.files import StoreError
 
@@ -25,7 +25,7 @@ class SweepFacts:
     """
 
     folder: Path
-    jobs: Sequence[SweepJob]
+    jobs: Sequence[JobFacts]
     asked: dict[str, int]
 
     @cached_property
@@ -54,7 +54,7 @@ class SweepFacts:
         return {status: counts[status] for status in _ORDER if counts[status]}
 
     @cached_property
-    def failed(self) -> list[SweepJob]:
+    def failed(self) -> list[JobFacts]:
         """The jobs that did not end well, for whatever reason."""
         return [job for job in self.jobs if job.status in _NOT_WELL]
 
@@ -69,7 +69,7 @@ def read_sweep(folder: Path) -> SweepFacts:
     return SweepFacts(folder, jobs, _asked(folder))
 
 
-def swept_keys(jobs: Iterable[SweepJob]) -> list[str]:
+def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:
     """The keys whose values differ from job to job."""
     jobs = list(jobs)
     every = dict.fromkeys(key for job in jobs for key in job.overrides)

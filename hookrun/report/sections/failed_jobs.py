@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hookrun.report.jobs import SweepJob
+from hookrun.report.jobs import JobFacts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
 
 
-def _failed(facts: SweepFacts) -> list[SweepJob] | None:
+def _failed(facts: SweepFacts) -> list[JobFacts] | None:
     return facts.failed or None
 
 

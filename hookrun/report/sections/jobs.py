@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hookrun.report.jobs import SweepJob
+from hookrun.report.jobs import JobFacts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
 
 
-def _jobs(facts: SweepFacts) -> Sequence[SweepJob]:
+def _jobs(facts: SweepFacts) -> Sequence[JobFacts]:
     return facts.jobs
 
 

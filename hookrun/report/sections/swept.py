@@ -13,7 +13,7 @@ from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import counted
-from hookrun.report.jobs import SweepJob
+from hookrun.report.jobs import JobFacts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
 
@@ -40,11 +40,11 @@ def _figures(facts: SweepFacts) -> list[Figure] | None:
     return figures[:MOST_FIGURES] or None
 
 
-def _are_few(jobs: Sequence[SweepJob], keys: Sequence[str]) -> bool:
+def _are_few(jobs: Sequence[JobFacts], keys: Sequence[str]) -> bool:
     return all(len({job.overrides.get(key) for job in jobs}) <= MOST_CELLS for key in keys)
 
 
-def _curve(jobs: Sequence[SweepJob], key: str, name: str) -> Figure:
+def _curve(jobs: Sequence[JobFacts], key: str, name: str) -> Figure:
     """The mean over the jobs with each value, and a band from the least to the largest."""
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
@@ -75,7 +75,7 @@ def _curve(jobs: Sequence[SweepJob], key: str, name: str) -> Figure:
     )
 
 
-def _map(jobs: Sequence[SweepJob], across: str, up: str, name: str) -> Figure:
+def _map(jobs: Sequence[JobFacts], across: str, up: str, name: str) -> Figure:
     """The mean over the jobs of each cell; a cell whose jobs lack the metric stays empty."""
 
     def values(key: str) -> list[str]:

@@ -13,7 +13,7 @@ from hookrun.spec.selector.base import shown
 from hookrun.spec.selector.tree import Tree
 
 
-class Index(NamedTuple):
+class NumberedIndex(NamedTuple):
     """The arguments of a slice over the numbered children of a container."""
 
     start: int | None
@@ -22,7 +22,7 @@ class Index(NamedTuple):
 
 
 ANY_DEPTH = "**"
-Segment = str | Index
+Segment = str | NumberedIndex
 """What stands for one name of a path, or ``**`` for any number of names."""
 
 _SHAPE = re.compile(r"([^\[\]]*)((?:\[[^\[\]]*\])*)")
@@ -49,7 +49,7 @@ def parse_glob(glob: str) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _parse_index(index: str, text: str) -> Index:
+def _parse_index(index: str, text: str) -> NumberedIndex:
     try:
         numbers = [int(part) if part.strip() else None for part in index.split(":")]
     except ValueError:
@@ -59,9 +59,9 @@ def _parse_index(index: str, text: str) -> Index:
     if len(numbers) == 3 and numbers[2] == 0:
         raise ValueError(f"found {shown(text)}: the step of a slice is not 0")
     if len(numbers) > 1:
-        return Index(*numbers)
+        return NumberedIndex(*numbers)
     at = numbers[0] or 0
-    return Index(at, at + 1 or None)
+    return NumberedIndex(at, at + 1 or None)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class GlobSet:
     wildcards: tuple[tuple[re.Pattern[str], int], ...]
     any_name: int
     any_depth: int
-    indexes: tuple[tuple[Index, int], ...]
+    indexes: tuple[tuple[NumberedIndex, int], ...]
     start: int
     accept: int
 
@@ -164,7 +164,7 @@ def compile_globs(globs: Iterable[Sequence[Segment]]) -> GlobSet:
         tuple((re.compile(fnmatch.translate(name)), names[name]) for name in names if name in wild),
         any_name,
         any_depth,
-        tuple((segment, bits) for segment, bits in states.items() if isinstance(segment, Index)),
+        tuple((segment, bits) for segment, bits in states.items() if isinstance(segment, NumberedIndex)),
         start | (start & any_depth) << 1,
         _bits(ends, at),
     )
