@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -76,6 +77,23 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
         raise SpecError(problems)
     model.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
     return {name: tensor for name, tensor in found.items() if name not in own}
+
+
+def applied_hooks(config: Model) -> frozenset[str]:
+    """The identities of the hooks that had changed the model when hookrun wrote the file, as it says itself."""
+    if config.weights is None or not config.weights.endswith(".safetensors"):
+        return frozenset()
+    from safetensors import safe_open
+
+    with safe_open(_absolute(config.weights), framework="pt") as file:
+        said = (file.metadata() or {}).get("applied", "[]")
+    try:
+        names = json.loads(said)
+    except ValueError:
+        return frozenset()  # another program's key of that name
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+    )
 
 
 def _absolute(weights: str) -> Path:

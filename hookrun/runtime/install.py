@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,8 @@ class Installation:
     standalone: in a loop of the user's own, where nothing else counts steps and tells what hooks did: the step follows
                 the optimizer, and leaving the block warns of hooks that did nothing
     strict:     leaving the block raises HookrunError then
+    restored:   the identities of the hooks that had changed the model when its present state was saved; what they
+                would write again is put back
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Installation:
         scaler: GradScaler | None = None,
         standalone: bool = False,
         strict: bool = False,
+        restored: Collection[str] = (),
     ) -> None:
         self.plan = plan
         self._standalone = standalone
@@ -59,7 +62,7 @@ class Installation:
         self.clock = Clock(model, scaler, counting=effects)
         self.sink = sink if sink is not None else Memory()
         self._model = model
-        self._wiring = Wiring(plan, model, self.clock, self.sink)
+        self._wiring = Wiring(plan, model, self.clock, self.sink, restored)
 
     def __enter__(self) -> Installation:
         if self._wiring.sites:
@@ -80,13 +83,18 @@ class Installation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._remove()
-        if self._standalone and kind is None and (self._ran.ran or any(self.fired.values())):
+        if self._standalone and kind is None and self._model_ran():
             self._tell_inactive()
 
     def _remove(self) -> None:
         unfollow(self.clock)
         self._ran.forget()
         self._wiring.remove()
+
+    def _model_ran(self) -> bool:
+        """Whether the model, or a part of it that is hooked, has run in the block."""
+        later = (site for site in self.sites if site.hook_type.phase != "installation")
+        return self._ran.ran or any(self._fired(site) for site in later)
 
     def _tell_inactive(self) -> None:
         lines = what_did_nothing(self.inactive)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -34,15 +34,25 @@ class Wiring:
 
     sites:   one for each hook and module or parameter, in the order of installation
     tracing: what they do inside compiled graphs
+
+    restored: the identities of the hooks that had changed the model when its present state was saved
     """
 
-    def __init__(self, plan: ResolvedPlan, model: nn.Module, clock: Clock, sink: Sink) -> None:
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        model: nn.Module,
+        clock: Clock,
+        sink: Sink,
+        restored: Collection[str] = (),
+    ) -> None:
         self.plan = plan
         self.clock = clock
         self.sink = sink
         self.sites = list[PlacedHook]()
         self.tracing = Tracing(plan)
         self._model = model
+        self._restored = restored
         self._shared = Shared(model, clock)
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
@@ -112,7 +122,9 @@ class Wiring:
         for hook in self.plan.hooks:
             if hook.spec.hook_type.phase == "installation":
                 paths = {id(modules[match.path]): match.path for match in hook.matches}
-                AtInstallation.run(self._model, paths, partial(self._site, hook))
+                site_for = partial(self._site, hook)
+                restored = hook.spec.identity in self._restored
+                AtInstallation.run(self._model, paths, site_for, restored=restored)
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,6 +69,13 @@ class HookSpec:
     def where(self) -> str:
         """The key path."""
         return f"hooks.{self.name}"
+
+    @property
+    def identity(self) -> str:
+        """What a checkpoint knows the hook by: the same for the same name, modules, action and parameters."""
+        plain = self.to_dict()
+        what = [self.name, plain["select"], plain["action"], plain["params"]]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that says the same, ready for JSON."""

@@ -194,6 +194,10 @@ def test_neither_where_the_model_never_ran_nor_while_an_exception_passes() -> No
     model = Branching()
     with hookrun.hooked(model, watched("*"), strict=True):
         pass
+    filled = {"set": {"select": "one", "hook": "apply", "action": "fill", "value": 1}}
+    with hookrun.hooked(model, watched("*") | filled, strict=True) as hooks:
+        pass
+    assert hooks.fired["set", "one"] == 1, "at installation, which is not a run"
     with pytest.raises(ValueError, match="mine"), hookrun.hooked(model, watched("*"), strict=True):
         model(X)
         raise ValueError("mine")
