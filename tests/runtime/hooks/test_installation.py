@@ -60,6 +60,6 @@ def test_a_checkpoint_names_the_hooks_that_had_acted(tmp_path: Path) -> None:
     path = tmp_path / "last.safetensors"
     checkpoint.save(net(), path, applied=plan.applied())
     assert applied_hooks(Model(name="mlp", weights=str(path))) == {plan.hooks[0].spec.identity}
-    assert list(checkpoint.read(path)) == list(net().state_dict())
+    assert set(checkpoint.read(path)) == set(net().state_dict())
     checkpoint.save(net(), path)
     assert applied_hooks(Model(name="mlp", weights=str(path))) == frozenset()
