@@ -18,7 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # The stages of the pipeline: each may import what stands above it, and itself. Names on one line are siblings
 # that may not import each other, but for the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "hook_types"),
+    ("errors", "version", "hook_types", "discovery"),
     ("actions",),
     ("spec",),
     ("containers",),
@@ -123,11 +123,17 @@ def wrong_directions(tree: ast.Module, file: str) -> list[str]:
     return found
 
 
+def is_read_before_torch(file: str) -> bool:
+    """Whether a configuration cannot be validated without it; what tasks run lies in tasks/loop."""
+    is_task = stage_of(file) == "tasks" and not file.startswith("tasks/loop/")
+    return is_task or stage_of(file) in ("actions", "spec")
+
+
 def early_torch(tree: ast.Module, file: str) -> list[str]:
     """An experiment is validated, and ``--help`` printed, before torch is imported."""
-    may_inside_function = {"actions": True, "spec": False}.get(stage_of(file))
-    if may_inside_function is None:
+    if not is_read_before_torch(file):
         return []
+    may_inside_function = stage_of(file) != "spec"
     return [
         f"line {each.line}: imports {each.module}"
         for each in imports(tree, package_of(file))
@@ -181,7 +187,7 @@ def test_imports_run_from_later_stages_to_earlier_ones(file: str) -> None:
 
 
 @each_file
-def test_specs_and_actions_load_without_torch(file: str) -> None:
+def test_specs_actions_and_tasks_load_without_torch(file: str) -> None:
     assert early_torch(parse(PACKAGE / file), file) == []
 
 
@@ -208,13 +214,13 @@ def test_an_exception_to_the_directions_is_in_use_and_inside_a_function(file: st
     assert all(each.inside_function or each.typing_only for each in used)
 
 
-def test_importing_every_spec_and_action_leaves_torch_unimported() -> None:
+def test_importing_every_spec_action_and_task_leaves_torch_unimported() -> None:
     """The same promise as above, whatever the way in: through other packages too."""
     modules = [
         ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
         for path in FILES
-        if stage_of(path.relative_to(PACKAGE).as_posix())
-        in {"errors", "actions", "spec", "__init__", "__main__", "cli"}
+        if is_read_before_torch(file := path.relative_to(PACKAGE).as_posix())
+        or stage_of(file) in {"errors", "__init__", "__main__", "cli"}
     ]
     program = (
         "import importlib, sys\n"
@@ -247,6 +253,7 @@ def test_configuration_names_no_code() -> None:
         ("spec/when.py", "import torch.nn"),
         ("spec/when.py", "def f():\n    import torch"),
         ("actions/scale.py", "import torch"),
+        ("tasks/train.py", "import torch"),
         ("actions/scale.py", "class A:\n    from torch import nn"),
         ("store/reader.py", "import pickle"),
         ("store/reader.py", "torch.load(path)"),
@@ -270,9 +277,10 @@ def test_a_breach_is_found(file: str, source: str) -> None:
             "from hookrun.errors import SpecError\nfrom hookrun.spec import hook\nfrom . import hook",
         ),
         ("actions/scale.py", "def f():\n    import torch"),
+        ("tasks/train.py", "def f():\n    import torch"),
         ("actions/scale.py", "if TYPE_CHECKING:\n    import torch"),
         (
-            "tasks/train.py",
+            "tasks/loop/training.py",
             "import torch\nfrom hookrun.store import writer\nfrom hookrun.runtime import install",
         ),
         ("cli/__init__.py", "from hookrun import api, __main__"),

@@ -1,23 +1,23 @@
-"""`task=plan` takes the place of an experiment's own task: what that was, for its plan is what is asked for."""
+"""Recovers the experiment's own task where `task=plan` was typed in its place, so that its plan can be shown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hookrun.spec import Experiment, parse_experiment
-
-UNDER_HOOKS = frozenset({"train", "evaluate", "predict", "export"})
+from hookrun.spec import Experiment
+from hookrun.tasks import parse_experiment, task_of
 
 
 def planned(
     experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
 ) -> Experiment:
-    """The experiment to plan: with the task that it has without `task=plan`; any other experiment as it is.
+    """The experiment as it is without `task=plan`, where hooks are compiled for its own task; any other as it is.
 
     compose: overrides -> the configuration
     """
-    if experiment.settings.task.name != "plan":
+    task = task_of(experiment)
+    if not task.takes_place:
         return experiment
-    own = parse_experiment(compose([text for text in overrides if text != "task=plan"]))
-    return own if own.settings.task.name in UNDER_HOOKS else experiment
+    own = parse_experiment(compose([text for text in overrides if text != f"task={task.name}"]))
+    return own if task_of(own).has_plan else experiment

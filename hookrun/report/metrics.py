@@ -63,7 +63,7 @@ def latest(facts: Facts) -> list[Last]:
 
 def probes(facts: Facts) -> list[Line]:
     """The lines of task=probe, one for each module."""
-    return [line for line in facts.metrics.records if line.get("split") == "probe" and line.keys() >= _PROBE]
+    return [line for line in facts.metrics.records if line.keys() >= _PROBE]
 
 
 def probe_figure(found: list[Line]) -> Figure:
@@ -85,8 +85,7 @@ def similarity(facts: Facts) -> Figure | None:
 
     from hookrun.report.draw.pictures import heat
 
-    pairs = [line for line in facts.metrics.records if line.get("split") == "similarity"]
-    lines = [line for line in pairs if line.keys() >= {"module", "other", "cka"}]
+    lines = [line for line in facts.metrics.records if line.keys() >= {"module", "other", "cka"}]
     if not lines:
         return None
     names = list(dict.fromkeys(str(line["module"]) for line in lines))
@@ -102,11 +101,8 @@ def similarity(facts: Facts) -> Figure | None:
 
 
 def _measured(facts: Facts) -> list[Line]:
-    return [
-        line
-        for line in facts.metrics.records
-        if line.get("split") not in ("probe", "similarity") and isinstance(line.get("step"), int)
-    ]
+    """The lines that were measured at a step; those of analyses name a module instead."""
+    return [line for line in facts.metrics.records if isinstance(line.get("step"), int)]
 
 
 def _numbers(line: Line) -> dict[str, float]:

@@ -224,7 +224,7 @@ def test_a_shared_module_is_hooked_once_and_fires_at_each_call() -> None:
     assert hooks.fired["h", "0"] == 3
     assert hooks.fired["h", "1.0"] == 3, "found under its other names"
     assert hooks.captures["h"]["1.0"] is hooks.captures["h"]["0"]
-    with pytest.raises(KeyError, match="no module .nowhere. in the captures of"):
+    with pytest.raises(KeyError, match=r"no module .nowhere. in the captures of"):
         hooks.captures["h"]["nowhere"]
 
 
