@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.proving import Example, Plan, compile_plan
 from hookrun.runtime import Installation
-from hookrun.spec import Spec, parse_experiment, parse_spec
+from hookrun.spec import Spec, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
+from hookrun.tasks import parse_experiment
 from hookrun.yaml_files import reading
 
 if TYPE_CHECKING:

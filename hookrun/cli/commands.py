@@ -12,11 +12,12 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from hookrun import tasks
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import existing_folder, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import argument_parser, conf_dir, opened
-from hookrun.cli.jobs import DONE, READ_ONLY, REFUSED, SingleRun
+from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.overrides import take_trust
 from hookrun.errors import Problem, SpecError
@@ -113,21 +114,17 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
 
 
 def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
-    from hookrun.spec import parse_experiment
-
-    experiment = parse_experiment(plain_run(cfg))
-    read_only = experiment.settings.task.name in READ_ONLY
-    if not read_only:
+    experiment = tasks.parse_experiment(plain_run(cfg))
+    shows = tasks.task_of(experiment).shows
+    if not shows:
         unused_run_dir(cfg, "hydra.run.dir")
-
-    from hookrun import tasks  # imported after the checks that need no torch: it takes seconds
 
     def composed(overrides: list[str]) -> dict[str, Any]:
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
     prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
-    if read_only:
+    if shows:
         tasks.show(prepared)
         return DONE
     with explained(asked):

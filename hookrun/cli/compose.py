@@ -16,8 +16,9 @@ from hookrun.cli.check import Composition, experiment_file, lost_keys
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
-from hookrun.spec import Experiment, parse_experiment
+from hookrun.spec import Experiment
 from hookrun.store.format import STATUS
+from hookrun.tasks import parse_experiment, task_of
 
 
 def compose_dict(
@@ -100,17 +101,15 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
         raise SpecError([Problem(experiment_file(cfg), what, hint)])
 
 
-UNDER_HOOKS = frozenset({"train", "evaluate", "predict", "export"})
-
-
 def planned(
     experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
 ) -> Experiment:
-    """The experiment whose plan is shown: with its own task where `task=plan` replaced that.
+    """The experiment as it is without `task=plan`, where hooks are compiled for its own task; any other as it is.
 
     compose: overrides -> the configuration
     """
-    if experiment.settings.task.name != "plan":
+    task = task_of(experiment)
+    if not task.takes_place:
         return experiment
-    own = parse_experiment(compose([text for text in overrides if text != "task=plan"]))
-    return own if own.settings.task.name in UNDER_HOOKS else experiment
+    own = parse_experiment(compose([text for text in overrides if text != f"task={task.name}"]))
+    return own if task_of(own).has_plan else experiment

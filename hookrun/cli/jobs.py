@@ -20,11 +20,9 @@ from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
 from hookrun.store.format import STATUS
 
 if TYPE_CHECKING:
-    from hookrun.tasks import Analysis, Prepared
+    from hookrun.tasks import Ready
 
 DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
-READ_ONLY = frozenset({"plan", "modules"})
-"""Tasks that show something and leave nothing behind."""
 
 
 class JobFailed(HookrunError):
@@ -42,7 +40,7 @@ class JobFailed(HookrunError):
 class SingleRun:
     """A single run: everything was checked and built before its directory was made."""
 
-    prepared: Prepared | Analysis
+    prepared: Ready
 
     def __call__(self, _: DictConfig) -> int:
         from hookrun import tasks
@@ -82,10 +80,9 @@ class SweepJob:
 
     def _run(self, cfg: DictConfig, run_dir: Path) -> int:
         from hookrun import tasks
-        from hookrun.spec import parse_experiment
 
         try:
-            prepared = tasks.prepare(parse_experiment(plain(cfg)), trust=self.trust)
+            prepared = tasks.prepare(tasks.parse_experiment(plain(cfg)), trust=self.trust)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
 

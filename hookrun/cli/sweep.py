@@ -19,9 +19,10 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
-from hookrun.cli.jobs import DONE, FAILED, READ_ONLY, SweepJob, make_page, most_serious, release_memory
+from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
 from hookrun.errors import Problem, SpecError
-from hookrun.spec import Experiment, parse_experiment
+from hookrun.spec import Experiment
+from hookrun.tasks import parse_experiment, task_of
 
 
 def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
@@ -41,7 +42,7 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     else:
         names = [" ".join(filter_overrides(overrides)) for overrides in jobs]
         experiments = _validated(app, cfg, jobs, names)
-    if all(experiment.settings.task.name in READ_ONLY for experiment in experiments):
+    if all(task_of(experiment).shows for experiment in experiments):
         if jobs is not None:
             experiments = [
                 planned(experiment, overrides, partial(_job_config, app, cfg, number))
@@ -66,7 +67,7 @@ def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str
             with explained(_asked(app, cfg, overrides)):
                 job = app.job_config(cfg, overrides, number)
             experiment = parse_experiment(plain_job(job))
-            if experiment.settings.task.name not in READ_ONLY:
+            if not task_of(experiment).shows:
                 run_dir = unused_run_dir(job, "hydra.sweep.dir")
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
         except SpecError as error:

@@ -121,7 +121,7 @@ class Run:
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
 
-        split: of the data; the one that the task was about unless given
+        split: of the data; unless given, the one that the run's rows are of, which is train where they are of both
 
         HookrunError where the run does not say which data that was, SpecError where the data is not there.
         """
@@ -130,10 +130,18 @@ class Run:
 
         if not self.config:
             raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
-        task = self.config["task"]
-        split = split or ("train" if task["name"] == "train" else task["split"])
-        samples = data.load(Data.model_validate(self.config["data"]), split, seed=self.config["seed"])
+        config = Data.model_validate(self.config["data"])
+        samples = data.load(config, split or self._split(), seed=self.config["seed"])
         return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
+
+    def _split(self) -> Split:
+        """The first split that any captured or predicted row is of; where no row says one, `task.split`, else train."""
+        leaves = [leaf for modules in self.captures.values() for leaf in modules.values()]
+        leaves += [] if self.predictions is None else [self.predictions]
+        rows = [each for leaf in leaves for each in ([leaf] if isinstance(leaf, Capture) else leaf.values())]
+        parts = {part for each in rows for part in each.splits.unique().tolist() if part >= 0}
+        configured: Split = self.config.get("task", {}).get("split", SPLITS[0])
+        return SPLITS[min(parts)] if parts else configured
 
     def labels_of(self, capture: Capture) -> Tensor:
         """[rows, ...]: the label of each row's sample. HookrunError where a row is of no sample."""

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hookrun.cli.compose import compose_dict
 from hookrun.cli.hydra import conf_dir
 from hookrun.errors import SpecError
-from hookrun.spec import parse_experiment
+from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
 

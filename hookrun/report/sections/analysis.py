@@ -29,15 +29,15 @@ class AnalysisResult:
 
 
 def _analysis(facts: Facts) -> AnalysisResult | None:
-    probes = _lines(facts, "probe", _PROBE)
-    similarities = _lines(facts, "similarity", _SIMILARITY)
+    probes = _lines(facts, _PROBE)
+    similarities = _lines(facts, _SIMILARITY)
     figures = [_bars(probes)] if probes else []
     figures += [_matrix(similarities)] if similarities else []
     return AnalysisResult("Probes" if probes else "Similarity", probes, figures) if figures else None
 
 
-def _lines(facts: Facts, split: str, keys: set[str]) -> list[Line]:
-    return [line for line in facts.metrics.records if line.get("split") == split and line.keys() >= keys]
+def _lines(facts: Facts, keys: set[str]) -> list[Line]:
+    return [line for line in facts.metrics.records if line.keys() >= keys]
 
 
 def _bars(probes: list[Line]) -> Figure:

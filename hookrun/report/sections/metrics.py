@@ -14,7 +14,6 @@ from hookrun.report.section import ReportSection
 _ABOUT = frozenset({"split", "epoch", "step", "module", "other", "score"})
 """Keys of a line that say what it is about."""
 
-_ANALYSES = ("probe", "similarity")
 _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 
 
@@ -59,9 +58,9 @@ def latest(facts: Facts) -> list[LatestValue]:
 
 
 def _measured(facts: Facts) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """Split, step and metrics of each line; not the lines of the tasks that analyse captures."""
+    """Split, step and metrics of the lines that were measured at a step; those of analyses name a module instead."""
     for line in facts.metrics.records:
-        if line.get("split") not in _ANALYSES and isinstance(line.get("step"), int):
+        if isinstance(line.get("step"), int):
             yield str(line.get("split", "")), line["step"], numbers(line, without=_ABOUT)
 
 
