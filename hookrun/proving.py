@@ -67,8 +67,11 @@ def compile_plan(
     used_by: UsedBy | None = None,
     example: Example | None = None,
     training: bool | None = None,
+    backward: bool = True,
 ) -> Plan:
     """Resolve, then prove with the example, if there is one.
+
+    backward: a backward pass follows the forward
 
     Raises CompileError with what both found wrong: hooks that do not resolve keep none of the others from being
     checked.
@@ -76,7 +79,7 @@ def compile_plan(
     plan, problems = resolve(spec, model, used_by)
     if example is not None:
         try:
-            plan = prove(plan, model, example, training=training)
+            plan = prove(plan, model, example, training=training, backward=backward)
         except CompileError as error:
             problems += error.errors
     if problems:
@@ -85,12 +88,18 @@ def compile_plan(
 
 
 def prove(
-    plan: ResolvedPlan, model: nn.Module, example: Example, *, training: bool | None = None
+    plan: ResolvedPlan,
+    model: nn.Module,
+    example: Example,
+    *,
+    training: bool | None = None,
+    backward: bool = True,
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they could not be checked. `model` is not changed.
 
     example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
     training: check in this mode; None: in the model's own
+    backward: run a backward pass and an optimizer step where hooks need them
 
     Raises CompileError with the failure of every hook that does not fit.
     """
@@ -107,7 +116,7 @@ def prove(
         except Exception as error:  # any failure of the bare model says only that it cannot be checked
             return replace(plan, unchecked=reason(error))
         with fakes:
-            return _hooked(plan, fake, (args, kwargs))
+            return _hooked(plan, fake, (args, kwargs), backward)
 
 
 class Findings:
@@ -179,7 +188,10 @@ def _changed_form(old: Any, new: Any) -> str | None:
 
 
 def _hooked(
-    plan: ResolvedPlan, fake: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]
+    plan: ResolvedPlan,
+    fake: nn.Module,
+    example: tuple[tuple[Any, ...], dict[str, Any]],
+    backward: bool,
 ) -> ResolvedPlan:
     args, kwargs = example
     findings, shapes, unchecked = Findings(), dict[str, str](), None
@@ -187,7 +199,7 @@ def _hooked(
         _watch_shapes(plan, fake, shapes)
         try:
             output = fake(*args, **kwargs)
-            types = {hook.spec.hook_type for hook in plan.hooks}
+            types = {hook.spec.hook_type for hook in plan.hooks} if backward else set()
             if any(each.needs_backward for each in types):
                 _backward(output)
             if any(each.phase == "step" for each in types):

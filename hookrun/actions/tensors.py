@@ -51,6 +51,15 @@ def nearest_finite(bound: float) -> Mapping[dtype, float]:
     return {dtype: max(-top, min(bound, top)) for dtype, top in tops.items()}
 
 
+def require_whole(x: Tensor) -> None:
+    """ValueError for a DTensor: what this rank holds of it says nothing of the whole."""
+    if type(x).__name__ == "DTensor":
+        raise ValueError(
+            "the tensor is sharded over several ranks (DTensor): take its own part, x.to_local(), or the whole, "
+            "x.full_tensor(), in a module that can be hooked"
+        )
+
+
 def holds_data(x: Tensor) -> bool:
     """Whether there are elements to read: a fake or meta tensor has a shape and a dtype only."""
     from torch._subclasses import FakeTensor

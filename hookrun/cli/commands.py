@@ -117,6 +117,7 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
     experiment = tasks.parse_experiment(plain_run(cfg))
     shows = tasks.task_of(experiment).shows
     if not shows:
+        tasks.refuse_ranks()
         unused_run_dir(cfg, "hydra.run.dir")
 
     def composed(overrides: list[str]) -> dict[str, Any]:

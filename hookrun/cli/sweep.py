@@ -22,7 +22,7 @@ from hookrun.cli.hydra import App, numbered
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
-from hookrun.tasks import parse_experiment, task_of
+from hookrun.tasks import parse_experiment, refuse_ranks, task_of
 
 
 def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
@@ -49,6 +49,7 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
                 for number, (experiment, overrides) in enumerate(zip(experiments, jobs, strict=True))
             ]
         return _show(experiments, names, trust)
+    refuse_ranks()
     del experiments
     return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
 

@@ -5,6 +5,7 @@ Importing this package imports no torch: a configuration is validated without it
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -13,7 +14,7 @@ from typing import Any
 
 from hookrun import spec
 from hookrun.discovery import discovered
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec import Experiment
 from hookrun.tasks.base import Ready, Task, task_of
 
@@ -39,6 +40,15 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
     Raises SpecError and CompileError.
     """
     return task_of(experiment).prepare(experiment, trust=trust)
+
+
+def refuse_ranks() -> None:
+    """SpecError where the process is one of several, as torchrun starts them: each would do a whole run of its own."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks.isdecimal() and int(ranks) > 1:
+        what = f"found {ranks} processes (WORLD_SIZE), and a run uses one"
+        hint = "start it without torchrun; hooks in a distributed loop of your own: `with hookrun.hooked(model, spec)`"
+        raise SpecError([Problem("compute", what, hint)])
 
 
 def show(ready: Ready) -> None:

@@ -72,7 +72,8 @@ class TaskUnderHooks(Task):
         built = build(settings, split, trust, lambda info: self._problems(settings, info))
         if self.trains and (refused := check_arguments(settings.train, built.model)):
             raise SpecError(refused)
-        prepared = compiled(experiment, experiment.hooks, built, split, training=self.trains)
+        hooks, notes = experiment.hooks, self._idle_hooks(experiment)
+        prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
         check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
@@ -80,8 +81,23 @@ class TaskUnderHooks(Task):
             raise CompileError(misfits)
         return replace(prepared, plan=replace(plan, samples=self.samples_in_all(settings, sizes)))
 
+    def _idle_hooks(self, experiment: Experiment) -> list[str]:
+        """A note on each hook that the task never runs, for want of a backward pass; SpecError under `strict`."""
+        if self.trains:
+            return []
+        idle = [
+            hook for hook in experiment.hooks.hooks if hook.keys.enabled and hook.hook_type.needs_backward
+        ]
+        what = f"needs a backward pass, which task={self.name} does not run"
+        if idle and experiment.settings.strict:
+            hint = "use task=train, or leave the hook out"
+            raise SpecError(
+                [Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook in idle]
+            )
+        return [f"{hook.name}: {hook.hook_type} {what}: it will never fire" for hook in idle]
+
     def show(self, prepared: Prepared) -> None:
-        """Print the plan, and what to know beside it."""
+        """Print the whole plan, and what to know beside it."""
         from hookrun.tasks.loop.progress import Screen
         from hookrun.tasks.loop.under_hooks import show_plan
 

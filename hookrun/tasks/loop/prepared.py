@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,12 +29,14 @@ class Built:
     """What the settings name.
 
     leftover: tensors of the weights file that the model does not have: parameters that hooks will add
+    applied:  the identities of the hooks that had changed the model when the weights file was written
     """
 
     data: DataInfo
     model: nn.Module
     device: torch.device
     leftover: Mapping[str, Tensor]
+    applied: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ def build(
         problems = [each for each in problems if not each.where.startswith("model.args.")]
     if problems or model is None or info is None or device is None:
         raise SpecError(problems)
-    return Built(info, model, device, models.load_weights(model, settings.model))
+    leftover = models.load_weights(model, settings.model)
+    return Built(info, model, device, leftover, models.applied_hooks(settings.model))
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -92,11 +95,20 @@ def _model(settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> 
     )
 
 
-def compiled(experiment: Experiment, hooks: Spec, built: Built, split: Split, *, training: bool) -> Prepared:
+def compiled(
+    experiment: Experiment,
+    hooks: Spec,
+    built: Built,
+    split: Split,
+    *,
+    training: bool,
+    notes: Sequence[str] = (),
+) -> Prepared:
     """Compile the hooks against the model, and prove them with an example of a sample.
 
     split:    whose samples the hooks meet first
-    training: the mode of the model in the proof
+    training: whether the model trains; in evaluation mode no backward pass follows the forward
+    notes:    what else to know beside the plan
 
     Raises CompileError.
     """
@@ -107,9 +119,10 @@ def compiled(experiment: Experiment, hooks: Spec, built: Built, split: Split, *,
         used_by=UsedBy(settings, split),
         example=as_call(built.data.example(EXAMPLE_BATCH)),
         training=training,
+        backward=training,
     )
-    notes = (*experiment.notes, *differences(hooks, settings))
-    return Prepared(built.data, built.model, built.device, built.leftover, experiment, plan, notes)
+    notes = (*experiment.notes, *notes, *differences(hooks, settings))
+    return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
 
 def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -50,7 +51,11 @@ def train(running: Running) -> None:
         if _over(loop):
             break
         _after_epoch(loop, _train_epoch(loop, epoch))
-    checkpoint.save(running.model, running.run_dir.checkpoints / "last.safetensors")
+    _save(running, running.run_dir.checkpoints / "last.safetensors")
+
+
+def _save(running: Running, path: Path) -> None:
+    checkpoint.save(running.model, path, applied=running.prepared.plan.applied())
 
 
 def _over(loop: Loop) -> bool:
@@ -122,7 +127,7 @@ def _after_epoch(loop: Loop, values: dict[str, float]) -> None:
     score = values.get("accuracy", -values["loss"])
     if loop.best is None or score > loop.best or math.isnan(loop.best):
         loop.best = score
-        checkpoint.save(running.model, running.run_dir.checkpoints / "best.safetensors")
+        _save(running, running.run_dir.checkpoints / "best.safetensors")
     schedule = running.settings.train.scheduler
     if loop.scheduler is not None and schedule is not None and schedule.interval == "epoch":
         if isinstance(loop.scheduler, ReduceLROnPlateau):

@@ -22,9 +22,9 @@ from hookrun.tasks.loop.sink import RunSink
 from hookrun.tasks.loop.summary import inactive_lines, summary
 
 
-def show_plan(prepared: Prepared, screen: Screen) -> None:
-    """Print the plan, and what to know beside it."""
-    table.show(prepared.plan, screen.console)
+def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
+    """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
+    table.show(prepared.plan, screen.console, limit)
     screen.note(prepared.notes)
 
 
@@ -40,7 +40,7 @@ def run_under_hooks(
     run_dir.write_model(model_facts(prepared.model))
     settings = prepared.settings
     screen = Screen()
-    show_plan(prepared, screen)
+    show_plan(prepared, screen, table.SHOWN)
     board = Board(run_dir.path) if tensorboard else None
     sink = RunSink(run_dir, screen.say, board)
     model = prepared.model.to(prepared.device)
@@ -48,7 +48,7 @@ def run_under_hooks(
     with (
         closing(board) if board is not None else nullcontext(),
         session(settings.compute, settings.seed),
-        Installation(prepared.plan, model, sink=sink, scaler=scaler) as hooks,
+        Installation(prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied) as hooks,
     ):
         _load_leftover(prepared, hooks)
         running = Running(prepared, hooks, sink, run_dir, screen, scaler)
