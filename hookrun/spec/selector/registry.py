@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Annotated, Any
@@ -12,23 +11,19 @@ from typing import Annotated, Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
+from hookrun.discovery import own_subclasses
 from hookrun.spec.selector.base import Parser, Selector
 
 
 @cache
 def forms() -> tuple[type[Selector], ...]:
     """Every form of a selector, in the order of the reference table."""
-    found = list[type[Selector]]()
-    package = importlib.import_module(__name__.rpartition(".")[0])
-    for info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        for _, item in inspect.getmembers(module, inspect.isclass):
-            if (
-                issubclass(item, Selector)
-                and not inspect.isabstract(item)
-                and item.__module__ == module.__name__
-            ):
-                found.append(item)
+    package = sys.modules[__name__.rpartition(".")[0]]
+    found = [
+        item
+        for item in own_subclasses(package, Selector)  # type: ignore[type-abstract]
+        if not inspect.isabstract(item)
+    ]
     return tuple(sorted(found, key=lambda form: (form.position, form.__name__)))
 
 
