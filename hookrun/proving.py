@@ -22,6 +22,7 @@ from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.site import PlacedHook
+from hookrun.snapshot import held
 from hookrun.spec import Spec
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Findings:
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
             # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
-            seen = [tensor.detach() for tensor in tensors(value)]
+            seen = [tensor.detach() for tensor in held(value)]
             self.captured.setdefault((site.hook_name, site.path), seen)
 
         return keep

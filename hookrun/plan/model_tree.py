@@ -155,6 +155,11 @@ class ModelNames:
         parameter = self._parameters.get(name)
         return name not in self.frozen and (parameter is None or parameter.requires_grad)
 
+    def lazy(self, name: str) -> bool:
+        """Whether the parameter gets its shape at the first call of its module."""
+        parameter = self._parameters.get(name)
+        return parameter is not None and is_lazy(parameter)
+
     def parameter_names(self, path: str) -> list[str]:
         """The module's own parameters, those that planned hooks will add included."""
         own = [name for name, parameter in self.modules[path]._parameters.items() if parameter is not None]

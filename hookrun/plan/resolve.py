@@ -15,6 +15,7 @@ from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 
 _SHOWN = 4
+_LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
 
 _MOST_MEMBERS = 20
 """Of the members of a list that match nothing, so many are reported."""
@@ -125,8 +126,11 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
         if spec.on_parameters:
-            if spec.hook_type.phase == "backward" and not names.trains(match.path):
-                reasons["carries no gradient: it does not require one"].append(match.path)
+            if spec.hook_type.phase == "backward":
+                if not names.trains(match.path):
+                    reasons["carries no gradient: it does not require one"].append(match.path)
+                elif names.lazy(match.path):
+                    reasons[_LAZY].append(match.path)
             continue
         module = names.modules[match.path]
         if id(module) in names.unhookable and spec.hook_type.phase != "installation":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +223,33 @@ def read_index(folder: Path) -> tuple[list[Shard], str]:
     return shards, note
 
 
+class _Shards:
+    """Opens the shards of a folder by name and keeps some open; a copy or a pickle of it opens its own.
+
+    sizes: name -> bytes, as the index has them
+    """
+
+    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
+        self._given = folder, sizes
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_shard, folder, sizes))
+
+    def __call__(self, name: str) -> Any:
+        return self._opened(name)
+
+    def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, int]]]:
+        return type(self), self._given
+
+
+def _open_shard(folder: Path, sizes: Mapping[str, int], name: str) -> Any:
+    path = folder / name
+    if path.is_file() and path.stat().st_size != sizes[name]:
+        raise StoreError(
+            f"{path} has {path.stat().st_size} bytes where its index says {sizes[name]}: "
+            "it was changed or cut off"
+        )
+    return open_tensors(path)
+
+
 def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str]) -> Lookup[Lookup[Leaf]]:
     """Hook -> module -> what was captured there. No shard is opened before a row is asked for."""
     found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
@@ -231,17 +258,7 @@ def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, s
             paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
             paths.setdefault(entry.path, []).append(_Part(shard, entry))
 
-    sizes = {shard.file: shard.bytes for shard in shards}
-
-    @lru_cache(maxsize=_OPEN_SHARDS)
-    def open_shard(name: str) -> Any:
-        path = folder / name
-        if path.is_file() and path.stat().st_size != sizes[name]:
-            raise StoreError(
-                f"{path} has {path.stat().st_size} bytes where its index says {sizes[name]}: "
-                "it was changed or cut off"
-            )
-        return open_tensors(path)
+    open_shard = _Shards(folder, {shard.file: shard.bytes for shard in shards})
 
     def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
         label = f"{hook} at {module!r}"
