@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.actions.base import RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
-from hookrun.errors import HookError
+from hookrun.errors import HookError, reason
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied, held, in_reach, snapshot
 from hookrun.tensor_copies import held_bytes, lazy_clone, owned, readable
@@ -127,15 +127,29 @@ class RecordSink(ABC):
         raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
-        """Read the tensors of the pending records; a check that passed leaves none."""
+        """Read the tensors of the pending records; a check that passed leaves none.
+
+        HookError for a record that cannot be read; those after it stay pending.
+        """
         pending, self._pending = self._pending, []
-        for record in pending:
-            if record.get("ok"):
-                continue
-            record = read(record)
-            self.store(record)
-            if record.get("policy") == "stop" and self.stop is None:
-                self.stop = f"hook {record['hook']!r} on {record['module'] or '(root)'}: {verdict(record)}"
+        for number, record in enumerate(pending):
+            try:
+                self._settle(record)
+            except BaseException:
+                self._pending = [*pending[number + 1 :], *self._pending]
+                raise
+
+    def _settle(self, record: dict[str, Any]) -> None:
+        place = f"hook {record['hook']!r} on {record['module'] or '(root)'}"
+        if record.get("ok"):
+            return
+        try:
+            plain = read(record)
+        except RuntimeError as error:  # of a kind of tensor that torch does not read
+            raise HookError(f"{place}: what it recorded cannot be read: {reason(error)}") from error
+        self.store(plain)
+        if plain.get("policy") == "stop" and self.stop is None:
+            self.stop = f"{place}: {verdict(plain)}"
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""
