@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import local
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
-from hookrun.containers import children, replaced, tensors
+from hookrun.containers import tensors
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import graph_task
 from hookrun.runtime.compiled import tracing
@@ -25,8 +25,16 @@ from hookrun.runtime.module_calls import frames_of
 
 GradientHook = Callable[[Tensor], Tensor]
 
-Views = list[tuple["Watched", Tensor, Node | None, int]]
-"""Views that may yet be written in place: what watches each, the view, its memory's node and version at that time."""
+
+class Follower(Protocol):
+    """Wants to know how a tensor that a module returned was written in place afterwards."""
+
+    def follow(self, view: Tensor, before: Node | None, version: int) -> None:
+        """The model's forward has ended."""
+
+
+Views = list[tuple[Follower, Tensor, Node | None, int]]
+"""Tensors that may yet be written in place: who follows each, the tensor, its memory's node and version before."""
 
 preserved_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
@@ -207,7 +215,7 @@ class EndOfForward(RegisteredHook):
         if tracing():
             return
         views, self._pending.views = self._pending.views, []
-        for watched, view, before, version in views:
+        for watched, view, before, version in reversed(views):  # the outermost module's hooks fire first
             watched.follow(view, before, version)
 
 
@@ -232,23 +240,3 @@ def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: It
     if mine is None:
         return any(each is tensor for each in tensors(arguments))
     return mine in {storage(each) for each in tensors(arguments)} | {storage(each) for each in others}
-
-
-def exchange(value: Any, news: dict[int, Any]) -> Any:
-    """The value with other members, by the identity of the old ones; dicts, lists and dataclasses are written to.
-
-    They may be the caller's own, so they have to stay the same objects.
-    """
-    if (new := news.get(id(value))) is not None:
-        return new
-    changed = {key: new for key, member in children(value) if (new := exchange(member, news)) is not member}
-    if not changed:
-        return value
-    if isinstance(value, tuple):
-        return replaced(value, changed)
-    for key, new in changed.items():
-        if isinstance(value, dict | list):
-            value[key] = new  # type: ignore[index]
-        else:
-            object.__setattr__(value, str(key), new)
-    return value

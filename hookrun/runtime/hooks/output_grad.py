@@ -13,7 +13,8 @@ from hookrun.containers import get, leaves, rebuild, tensors
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, exchange, versions_of
+from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, versions_of
+from hookrun.runtime.hooks.places import exchange
 from hookrun.runtime.module_calls import call_frame
 
 

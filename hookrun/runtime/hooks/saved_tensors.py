@@ -80,7 +80,7 @@ class Scope:
     ) -> None:
         self.hook = hook
         self.idle = idle
-        self.frame = frame
+        self.frame: FrameType | None = frame
         self.call = hook.firings[0].site.call
         self._parent = parent
         self._parameters = parameters
@@ -94,6 +94,11 @@ class Scope:
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)
         self._context.__enter__()
 
+    @property
+    def ended(self) -> bool:
+        """Whether the call has ended; without the scope being closed where an exception interrupted it."""
+        return self.frame is None or finished(self.frame)
+
     def close(self) -> None:
         """Take the hooks off torch's stack.
 
@@ -106,12 +111,15 @@ class Scope:
         ):
             self._context.__exit__()
         del self.pack, self._context
+        self.frame = self._parent = (
+            None  # autograd keeps this object with what was saved, the frame would keep that
+        )
 
     def _around(self) -> list[Scope]:
         """This scope and those around it whose calls are under way, the outermost first."""
         found, scope = list[Scope](), cast("Scope | None", self)
         while scope is not None:
-            if not scope.idle and not finished(scope.frame):
+            if not scope.idle and not scope.ended:
                 found.append(scope)
             scope = scope._parent
         return found[::-1]
@@ -140,7 +148,7 @@ class Scope:
             return PackedTensor(tensor, undos, saved._version if tensor is whole else None)
         pack, unpack = self.outer
         if tensor is None:  # activation checkpointing counts what it is given
-            return PackedTensor(pack(torch.empty(0)), [_dropped, *undos], None, unpack)
+            return PackedTensor(pack(torch.empty(0)), [*undos, _dropped], None, unpack)
         return PackedTensor(pack(saved if tensor is whole else tensor), undos, None, unpack)
 
 
@@ -150,8 +158,7 @@ def _top() -> Outer | None:
 
 
 def _of_checkpoint(hooks: Outer) -> bool:
-    code = getattr(hooks[0], "__code__", None)
-    return code is not None and code.co_filename == checkpoint.__file__
+    return getattr(hooks[0], "__module__", None) == checkpoint.__name__
 
 
 class Parameters:
@@ -193,9 +200,7 @@ class Scopes:
     def open(self, hook: SavedTensors, idle: bool) -> None:
         """A hooked module's forward begins."""
         scopes = _open.scopes
-        while scopes and finished(
-            scopes[-1].frame
-        ):  # interrupted by an exception that torch runs no hook for
+        while scopes and scopes[-1].ended:  # interrupted by an exception that torch runs no hook for
             scopes.pop().close()
         scopes.append(Scope(hook, idle, call_frame(), scopes[-1] if scopes else None, self._parameters))
 
@@ -208,7 +213,7 @@ class Scopes:
     def close_all(self) -> None:
         """Close what an interruption left open."""
         scopes = _open.scopes
-        while scopes and (not scopes[-1].hook.firings or finished(scopes[-1].frame)):
+        while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
             scopes.pop().close()
 
 
