@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import count
+from threading import local
 from typing import TYPE_CHECKING
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -11,10 +14,17 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
+from hookrun.runtime.module_calls import call_frame, frames_of
 from hookrun.spec.when import When
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
+
+
+class _Forward(local):
+    """The number of the root module's forward that is under way in a thread, from 1."""
+
+    number = 0
 
 
 class Clock:
@@ -22,7 +32,7 @@ class Clock:
 
     step:         optimizer steps in training, batches otherwise; counts from 0
     epoch:        counts from 0
-    forwards:     how many times the root module has been called
+    forward:      the forward of the root module that is under way in this thread
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
@@ -40,7 +50,7 @@ class Clock:
         "_step",
         "accumulating",
         "counting",
-        "forwards",
+        "forward",
         "model",
         "on_change",
         "population",
@@ -56,7 +66,7 @@ class Clock:
         self._epoch = 0
         self._counted_by_hand = False
         self._optimizer: ReferenceType[Optimizer] | None = None
-        self.forwards = 0
+        self.forward = _Forward()
         self.accumulating = False
         self.samples: Tensor | None = None
         self.population: int | None = None
@@ -122,40 +132,93 @@ class Clock:
         return None if self.scaler is None else self.scaler._scale
 
 
-class Calls:
-    """Numbers the calls of one module.
+class _Numbers(local):
+    """How far the calls of one module are numbered in one thread.
 
-    now:  the call under way or the last one; where activation checkpointing repeats a call, that call
-    runs: how often the module has run, repetitions included
+    forward: the forward of the root module that the last call was in
+    number:  of the last call within that forward
+    latest:  the last call
     """
 
-    __slots__ = ("_forward", "_last", "_logs", "clock", "now", "runs")
+    forward = -1
+    number = -1
+
+    def __init__(self) -> None:
+        self.latest = Run(Call(0, 0))
+
+
+class Run:
+    """One run of a module.
+
+    call:  which call it is; where activation checkpointing repeats a call, that call
+    drawn: how many random draws were made in it, by the seed of who drew
+    """
+
+    __slots__ = ("call", "drawn")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.drawn = Counter[int]()
+
+
+class Calls:
+    """Numbers the calls of one module, in each thread for itself."""
+
+    __slots__ = ("_here", "_logs", "_module", "_runs", "_totals", "clock")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.now = Call(0, 0)
-        self.runs = 0
-        self._last = Call(-1, -1)
-        self._forward = -1
+        self._module: Module | None = None
+        self._here = _Numbers()
+        self._totals = count()
+        self._runs = dict[
+            int, Run
+        ]()  # by the identity of the frame; a finished frame's is given to another call
         self._logs = WeakKeyDictionary[object, Log]()
 
-    def count(self) -> None:
-        """The module is called once more."""
-        self.runs += 1
+    @property
+    def run(self) -> Run:
+        """The run under way around this line, or the last one in this thread."""
+        if self._module is not None:
+            for frame in frames_of(self._module):
+                if (found := self._runs.get(id(frame))) is not None:
+                    return found
+        return self._here.latest
+
+    @property
+    def now(self) -> Call:
+        """The call under way around this line, or the last one in this thread."""
+        return self.run.call
+
+    def count(self, module: Module) -> None:
+        """The module is called once more; from a hook of that call."""
+        self._module = module
+        call = self._call()
+        key, self._here.latest = id(call_frame()), Run(call)
+        self._runs.pop(key, None)
+        self._runs[key] = self._here.latest
+        if len(self._runs) > _MOST_RUNS:
+            self._runs.pop(next(iter(self._runs)), None)
+
+    def _call(self) -> Call:
         if not may_be_checkpointed():
-            self.now = self._next()
-            return
+            return self._next()
         around = regions()
         log = self._logs.get(around.repeated) if around.repeated is not None else None
-        self.now = (log.repeat() if log is not None else None) or self._next()
+        call = (log.repeat() if log is not None else None) or self._next()
         for region in around.first:
-            self._logs.setdefault(region, Log()).append(self.now)
+            self._logs.setdefault(region, Log()).append(call)
+        return call
 
     def _next(self) -> Call:
-        again = self._forward == self.clock.forwards
-        self._forward = self.clock.forwards
-        self._last = Call(self._last.number + 1 if again else 0, self._last.total + 1)
-        return self._last
+        here, forward = self._here, self.clock.forward.number
+        here.number = here.number + 1 if here.forward == forward else 0
+        here.forward = forward
+        return Call(here.number, next(self._totals))
+
+
+_MOST_RUNS = 1024
+"""Runs that are remembered for each module: more than can be under way at once."""
 
 
 def gate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from threading import get_ident
 
 import torch
 from torch import Generator
@@ -27,14 +28,14 @@ class Draws:
         self.seed = seed
         self.calls: Calls | None = None
         self._count = 0
-        self._run = 0
         self._chances = 0
-        self._generators = dict[torch.device, Generator]()
+        self._generators = dict[tuple[int, torch.device], Generator]()
 
     def generator(self, device: torch.device) -> Generator:
-        """A generator seeded for this draw alone."""
-        if (found := self._generators.get(device)) is None:
-            found = self._generators[device] = Generator(device)
+        """A generator seeded for this draw alone; each thread has its own."""
+        key = get_ident(), device
+        if (found := self._generators.get(key)) is None:
+            found = self._generators[key] = Generator(device)
         found.manual_seed(derived_seed(self.seed, *self._next()))
         return found
 
@@ -49,9 +50,9 @@ class Draws:
 
     def _next(self) -> tuple[int, ...]:
         """Which draw it is: the n-th of a call of the module, or the n-th of all."""
-        self._count += 1
         if self.calls is None:
+            self._count += 1
             return (self._count,)
-        if self._run != self.calls.runs:
-            self._run, self._count = self.calls.runs, 0
-        return self.calls.now.total, self._count
+        run = self.calls.run
+        run.drawn[self.seed] += 1
+        return run.call.total, run.drawn[self.seed]

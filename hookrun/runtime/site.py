@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
+from threading import local
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -54,6 +55,15 @@ class Sink(Protocol):
         """Read what is pending."""
 
 
+class _Firing(local):
+    """What belongs to the firing under way in one thread; see `PlacedHook`."""
+
+    within = ""
+    at = ""
+    of_call: int | None = None
+    args: tuple[Any, ...] = ()
+
+
 class PlacedHook:
     """Implements `hookrun.actions.base.Site`; made anew at each installation.
 
@@ -62,7 +72,9 @@ class PlacedHook:
     at:      path of the tensor that the action is given, within that
     idle:    firings in which it found nothing to act on
     changed: elements that its edits changed, out of `total`, while the clock was counting
-    of_call: the call that a gradient belongs to; None: the call under way
+    of_call: the call that a gradient or a saved tensor belongs to; None: the call under way
+
+    What belongs to one firing (`within`, `at`, `of_call`, `args`) is kept apart for each thread.
     """
 
     def __init__(
@@ -75,10 +87,7 @@ class PlacedHook:
         self.module = module
         self.clock = clock
         self.sink = sink
-        self.within = ""
-        self.at = ""
         self.calls: Calls | None = None
-        self.of_call: int | None = None
         self.fired = 0
         self.idle = 0
         self.changed: Tensor | int = 0
@@ -88,8 +97,35 @@ class PlacedHook:
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = hook.values
-        self._args: tuple[Any, ...] = ()
+        self._firing = _Firing()
         self._draws = Draws(self.seed)
+
+    @property
+    def within(self) -> str:
+        """Path of the tensor that the hook is attached to."""
+        return self._firing.within
+
+    @within.setter
+    def within(self, path: str) -> None:
+        self._firing.within = path
+
+    @property
+    def at(self) -> str:
+        """Path of the tensor that the action is given."""
+        return self._firing.at
+
+    @at.setter
+    def at(self, path: str) -> None:
+        self._firing.at = path
+
+    @property
+    def of_call(self) -> int | None:
+        """The call that a gradient or a saved tensor belongs to."""
+        return self._firing.of_call
+
+    @of_call.setter
+    def of_call(self, number: int | None) -> None:
+        self._firing.of_call = number
 
     @property
     def where(self) -> str:
@@ -100,8 +136,9 @@ class PlacedHook:
     @property
     def call(self) -> int:
         """The number of the module's call within the forward, from 0; a gradient belongs to the call that it is of."""
-        if self.of_call is not None:
-            return self.of_call
+        of_call = self._firing.of_call
+        if of_call is not None:
+            return of_call
         return 0 if self.calls is None else self.calls.now.number
 
     def number_calls(self, calls: Calls | None) -> None:
@@ -174,11 +211,11 @@ class PlacedHook:
         """The arguments of the module call under way."""
         if not self.spec.action.reads_arguments:
             raise self._undeclared("reads the module's arguments", "declare `reads_arguments = True`")
-        return self._args
+        return self._firing.args
 
     @args.setter
     def args(self, args: tuple[Any, ...]) -> None:
-        self._args = args
+        self._firing.args = args
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None, with its path."""

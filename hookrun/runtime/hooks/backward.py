@@ -1,36 +1,42 @@
 """`backward_pre` and `backward`: autograd nodes around a module's call.
 
 torch's full backward hooks raise where the output is written in place, and see neither dict outputs nor keyword
-inputs. These nodes hand copy-on-write clones on instead of views, so in-place operations on either side are allowed,
-and take every tensor of the arguments and the output, wherever it sits.
+inputs. These nodes take every tensor of the arguments and the output, wherever it sits. The module is given aliases of
+its arguments, in the caller's own containers; what it writes in place is the caller's, with its history, when it ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import arguments, call_with, members, rebuild
+from hookrun.errors import HookError
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph, no_gradient
-from hookrun.tensor_copies import clone, functorch_level
+from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
+from hookrun.runtime.hooks.places import Placed, exchange, place, put_back
+from hookrun.runtime.module_calls import call_frame, finished
+from hookrun.tensor_copies import functorch_level
 
 Grads = Sequence[Tensor | None]
 
 
 class _Inputs(torch.autograd.Function):
-    """The identity on a module's inputs; its backward is the end of the module's own."""
+    """Aliases of a module's inputs; its backward is the end of the module's own."""
 
     @staticmethod
     def forward(ctx: Any, call: BackwardCall, *inputs: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return tuple(map(clone, inputs))
+        return tuple(map(_alias, inputs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -38,17 +44,41 @@ class _Inputs(torch.autograd.Function):
 
 
 class _Outputs(torch.autograd.Function):
-    """The identity on a module's outputs; its backward is the beginning of the module's own."""
+    """Aliases of a module's outputs; its backward is the beginning of the module's own."""
 
     @staticmethod
     def forward(ctx: Any, call: BackwardCall, *outputs: Tensor) -> tuple[Tensor, ...]:
         ctx.call = call
         ctx.set_materialize_grads(False)
-        return tuple(map(clone, outputs))
+        return tuple(map(_alias, outputs))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         return (None, *ctx.call.begin(grads))
+
+
+class _Becomes(torch.autograd.Function):
+    """Gives a tensor the history of an alias of it, as if it had been written with it in place."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, alias: Tensor) -> Tensor:  # what is written comes first, for views
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(tensor)
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        return None, grad
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    """The same memory and version. What torch lets nobody write in place stays so: it becomes a view."""
+    return tensor.detach() if takes_nodes(tensor) else tensor.view_as(tensor)
+
+
+def _becomes(tensor: Tensor, alias: Tensor) -> None:
+    with preserved_version(tensor):
+        _Becomes.apply(tensor, alias)
 
 
 class BackwardCall:
@@ -62,10 +92,14 @@ class BackwardCall:
         self.has_inputs = False
         self.grad_output: Any = None
         self.begun = False
-        self.entered: Sequence[tuple[Tensor, Tensor, int]] = ()
+        self.entered: Sequence[tuple[Tensor, Tensor]] = ()
+        self.placed: Sequence[Placed] = ()
+        self.handed_on: Sequence[HandedOn] = ()
 
     def begin(self, grads: Grads) -> Grads:
         """The gradients of the outputs are known: `backward_pre`."""
+        for each in self.handed_on:
+            each.require_one_use(grads)
         value = _filled(self.outputs, grads)
         new = self._run(self.hook.pre_firings, value)
         self.grad_output, self.begun = new, True
@@ -79,6 +113,12 @@ class BackwardCall:
         A gradient that reached the inputs past the outputs is not the module's: in a double backward it comes from
         what the first one made of the inputs.
         """
+        new = self._finished(grads)
+        for each in self.handed_on:
+            each.returned = new[each.number] if each.number < len(new) else None
+        return new
+
+    def _finished(self, grads: Grads) -> Grads:
         if not self.begun:
             return grads
         self.begun = False
@@ -91,12 +131,71 @@ class BackwardCall:
         for firing in firings:
             site = firing.site
             site.of_call = self.number
-            if site.hook_type is BACKWARD and site.spec.action.observes:
-                firing.op({"grad_input": value, "grad_output": grad_output})
-            else:
-                value = firing.op(value)
-            site.of_call = None
+            try:
+                if site.hook_type is BACKWARD and site.spec.action.observes:
+                    firing.op({"grad_input": value, "grad_output": grad_output})
+                else:
+                    value = firing.op(value)
+            finally:
+                site.of_call = None
         return value
+
+
+class HandedOn:
+    """An output that shares its memory with an argument (Identity, Flatten) or with another output.
+
+    Where it is written in place, what shares its memory has the new values, but not their history: torch was not told.
+    Whoever uses that then would get another gradient than without the hook, so the backward pass refuses to go on.
+
+    number:   of the input that it shares the memory with
+    outputs:  the numbers of the outputs that share it
+    returned: the gradient that the call returned for that input
+    """
+
+    def __init__(self, where: str, seen: Tensor, number: int, outputs: Sequence[int]) -> None:
+        self.where = where
+        self.number = number
+        self.outputs = outputs
+        self.returned: Tensor | None = None
+        self._version = seen._version
+        self._followed: int | None = None  # the version up to which all was written through the output itself
+        self._counter = seen.detach()
+        self._counter.data = self._counter.new_empty(0)  # shares the version, not the memory
+
+    def require_one_use(self, grads: Grads) -> None:
+        """Of the outputs with this memory, one alone is used where it has been written, and was written itself."""
+        used = sum(grads[each] is not None for each in self.outputs)
+        if self._written and used and (used > 1 or self._followed != self._counter._version):
+            self._refuse()
+
+    def follow(self, view: Tensor, before: Node | None, version: int) -> None:
+        """The model's forward has ended: was the memory written through this output?"""
+        if view._version != version and view.grad_fn is not before:
+            self._followed = view._version
+
+    def watch(self, argument: Tensor) -> None:
+        """The argument is used for nothing else where the memory has been written."""
+        if argument.grad_fn is None:
+            return
+        argument.register_hook(self._require_nothing_else)
+        base = argument._base
+        if base is not None and base.grad_fn is not None:
+            base.register_hook(self._require_nothing_else)
+
+    def _require_nothing_else(self, grad: Tensor) -> None:
+        mine = self.returned
+        if self._written and (mine is None or (grad is not mine and grad.data_ptr() != mine.data_ptr())):
+            self._refuse()
+
+    @property
+    def _written(self) -> bool:
+        return self._counter._version != self._version
+
+    def _refuse(self) -> NoReturn:
+        raise HookError(
+            f"{self.where}: its output shares memory with its input or another output, and was written in place while "
+            "both are used; use output_grad, or write to a clone"
+        )
 
 
 def _numbered(value: Any) -> tuple[list[Tensor], Any]:
@@ -110,6 +209,20 @@ def _numbered(value: Any) -> tuple[list[Tensor], Any]:
         return len(found) - 1
 
     return found, rebuild(value, number)
+
+
+def _distinct(value: Any) -> tuple[list[Tensor], Any]:
+    """As `_numbered`, each tensor once: at its first place."""
+    found = dict[int, Tensor]()
+
+    def number(leaf: Any) -> int | None:
+        if not isinstance(leaf, Tensor) or not leaf.requires_grad or id(leaf) in found:
+            return None
+        found[id(leaf)] = leaf
+        return len(found) - 1
+
+    numbers = rebuild(value, number)
+    return list(found.values()), numbers
 
 
 def _filled(numbers: Any, grads: Grads) -> Any:
@@ -129,7 +242,7 @@ class Backward(ModuleHook):
 
     pre_firings:  of `backward_pre`, when the gradients of the outputs are known
     full_firings: of `backward`, when those of the inputs are
-    open: the calls under way
+    open: the calls under way, by their frames
     """
 
     hook_types = (BACKWARD_PRE, BACKWARD)
@@ -139,7 +252,8 @@ class Backward(ModuleHook):
         super().__init__(firings)
         self.pre_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD_PRE)
         self.full_firings = tuple(firing for firing in firings if firing.site.hook_type is BACKWARD)
-        self.open = list[BackwardCall]()
+        self._end = shared.once(EndOfForward) if shared is not None else None
+        self.open = dict[FrameType, BackwardCall]()
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """With keyword arguments, whose gradients count too."""
@@ -161,9 +275,10 @@ class Backward(ModuleHook):
             return None
         if tracing():
             return in_graph(self.firings, None)  # refused
-        call = BackwardCall(self, self.firings[0].site.call)
-        self.open.append(call)
-        if not self.full_firings or not torch.is_grad_enabled():
+        for frame in [each for each in tuple(self.open) if finished(each)]:
+            put_back(self.open.pop(frame).placed)  # interrupted by an exception that torch runs no hook for
+        self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site.call)
+        if not torch.is_grad_enabled():
             return None
         self._refuse_func()
         value = arguments(args, kwargs)
@@ -171,9 +286,12 @@ class Backward(ModuleHook):
         call.has_inputs = bool(inputs)
         if not inputs:
             return None
-        news = _Inputs.apply(call, *inputs)
-        call.entered = [(old, new, new._version) for old, new in zip(inputs, news, strict=True)]
-        return call_with(_exchanged(value, news))
+        aliases = _Inputs.apply(call, *inputs)
+        call.entered = list(zip(inputs, aliases, strict=True))
+        placed = list[Placed]()
+        value = place(value, iter(aliases), placed)
+        call.placed = placed
+        return call_with(value)
 
     def _refuse_func(self) -> None:
         """A transform of `torch.func` computes gradients without autograd's nodes, which these hooks are."""
@@ -185,27 +303,69 @@ class Backward(ModuleHook):
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
-        if not self.open:
+        call = self.open.pop(call_frame(), None)
+        if call is None:
             return None
-        call = self.open.pop()
-        entered, call.entered = call.entered, ()
+        put_back(call.placed)
+        entered, call.entered, call.placed = call.entered, (), ()
+        self._take_over_writes(entered)
+        originals = {id(alias): tensor for tensor, alias in entered}
+        output = exchange(output, originals)
         if not torch.is_grad_enabled() or output is None:
-            return None
+            return output
         self._refuse_func()
-        outputs, call.outputs = _numbered(output)
+        outputs, call.outputs = _distinct(output)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))
-            return None
-        news = _Outputs.apply(call, *outputs)
-        left = {id(old): new for old, new in zip(outputs, news, strict=True)}
-        for argument, inside, version in entered:
-            if inside._version != version:  # written in place: the caller's tensor has to hold that too
-                argument.copy_(left.get(id(inside), inside))
-        return _exchanged(output, news)
+            return output
+        return exchange(output, self._exits(module, call, entered, outputs))
+
+    def _take_over_writes(self, entered: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """What the module wrote in place has the history of the writing also for the caller."""
+        for number, (tensor, alias) in enumerate(entered):
+            if not _written(alias):
+                continue
+            mine = storage(alias)
+            others = [each for each in range(len(entered)) if each != number]
+            if any(mine is not None and storage(entered[each][1]) == mine for each in others):
+                what = "it writes an argument in place that shares its memory with another argument"
+                self.firings[0].site.fail(f"{what}; give it a clone, or use output_grad")
+            _becomes(tensor, alias)
+
+    def _exits(
+        self,
+        module: nn.Module,
+        call: BackwardCall,
+        entered: Sequence[tuple[Tensor, Tensor]],
+        outputs: Sequence[Tensor],
+    ) -> dict[int, Tensor]:
+        """The outputs that the caller is given others for, by identity."""
+        inside = {id(tensor): alias for tensor, alias in entered if not _written(alias)}
+        aliases = _Outputs.apply(call, *(inside.get(id(tensor), tensor) for tensor in outputs))
+        stores, news, handed_on = [storage(each) for each in outputs], dict[int, Tensor](), list[HandedOn]()
+        of_inputs = [storage(tensor) for tensor, _ in entered]
+        for number, (tensor, alias) in enumerate(zip(outputs, aliases, strict=True)):
+            mine = stores[number]
+            same = [each for each, store in enumerate(stores) if store == mine and mine is not None]
+            inputs = [each for each, store in enumerate(of_inputs) if store == mine and mine is not None]
+            itself = any(tensor is argument for argument, _ in entered)
+            made = not inputs or (itself and id(tensor) not in inside)
+            if made and len(same) == 1 and takes_nodes(tensor) and not tensor.retains_grad:
+                _becomes(tensor, alias)
+                continue
+            news[id(tensor)] = alias
+            if not takes_nodes(tensor):
+                continue  # torch allows no in-place operation on it
+            each = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
+            handed_on.append(each)
+            if self._end is not None:
+                self._end.views(module).append((each, alias, alias.grad_fn, alias._version))
+            for number_of_input in inputs:
+                each.watch(entered[number_of_input][0])
+        call.handed_on = handed_on
+        return news
 
 
-def _exchanged(value: Any, news: Sequence[Tensor]) -> Any:
-    left = iter(news)
-    return rebuild(
-        value, lambda leaf: next(left) if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
-    )
+def _written(alias: Tensor) -> bool:
+    """Whether an alias that `_Inputs` made has been written in place since."""
+    return alias.grad_fn is not None and not isinstance(alias.grad_fn, _Inputs._backward_cls)

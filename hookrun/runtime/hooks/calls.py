@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 from torch import nn
@@ -10,6 +11,7 @@ from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.module_calls import frames_of
 
 
 class ForwardCounter(RegisteredHook):
@@ -20,9 +22,11 @@ class ForwardCounter(RegisteredHook):
         self.clock = clock
 
     def count(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook on the root module."""
-        if self.clock is not None and not tracing() and repeating() is None:
-            self.clock.forwards += 1
+        """torch's forward pre-hook on the root module; where that calls itself, the outermost call is the forward."""
+        if self.clock is None or tracing() or repeating() is not None:
+            return
+        if sum(1 for _ in islice(frames_of(module), 2)) == 1:
+            self.clock.forward.number += 1
 
 
 class CallCounter(RegisteredHook):
@@ -35,4 +39,4 @@ class CallCounter(RegisteredHook):
     def count(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
         if self.calls is not None and not tracing():
-            self.calls.count()
+            self.calls.count(module)

@@ -1,8 +1,8 @@
-"""`output_grad`: tensor hooks on what a module returns."""
+"""`output_grad`: the gradient of what one call of a module returns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,10 @@ from torch.utils.hooks import RemovableHandle
 from hookrun.containers import get, leaves, rebuild, tensors
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, no_gradient
+from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Shared, no_gradient
+from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, versions_of
+from hookrun.runtime.hooks.places import exchange
+from hookrun.runtime.module_calls import call_frame
 
 
 class OutputGrad(ModuleHook):
@@ -22,52 +25,103 @@ class OutputGrad(ModuleHook):
     finds_target = True
     depth = 0
 
-    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+    def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
+        super().__init__(firings)
+        self._end = shared.once(EndOfForward) if shared is not None else None
+        self._entered = dict[
+            int, dict[int, int]
+        ]()  # by the identity of the call's frame, which writes it anew
+
+    def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """With keyword arguments, one of which may be what the module returns."""
+        yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
+
+    def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
+        """With keyword arguments too."""
         yield module.register_forward_hook(self.attach, with_kwargs=True)
+
+    def clear(self) -> None:
+        """Run nothing from now on."""
+        super().clear()
+        self._entered.clear()
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """torch's forward pre-hook: remember the arguments' versions, to see which of them the module writes."""
+        if self.firings and not tracing() and torch.is_grad_enabled():
+            if len(self._entered) > _MOST_CALLS:  # of calls that raised
+                self._entered.clear()
+            self._entered[id(call_frame())] = versions_of((args, kwargs))
 
     def attach(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """torch's forward hook, registered with kwargs."""
         if not self.firings or not torch.is_grad_enabled():
             return None
-        output = _view_if_input((args, kwargs) if kwargs else args, output)
+        if tracing():
+            return self._traced((args, kwargs), output)
+        found = dict[int, tuple[Tensor, list[_Gradient]]]()
         for firing in self.firings:
-            self._attach(firing, output)
+            for path, tensor in _carrying(firing, output):
+                _, hooks = found.setdefault(id(tensor), (tensor, []))
+                hooks.append(_Gradient(self, firing, path))
+        if not found or self._end is None:
+            return None
+        versions = self._entered.pop(id(call_frame()), {})
+        distinct = {id(each): each for each in tensors(output)}
+        news, views = dict[int, Tensor](), self._end.views
+        for key, (tensor, hooks) in found.items():
+            others = (each for other, each in distinct.items() if other != key)
+            shared = aliased(tensor, versions, (args, kwargs), others)
+            watched = Watched(hooks[0].firing.site.where, hooks)
+            news[key] = watched.attach(tensor, views(module) if shared else None)
+        return exchange(output, {key: new for key, new in news.items() if new is not found[key][0]})
+
+    def _traced(self, arguments: Any, output: Any) -> Any:
+        output = _view_if_input(arguments, output)
+        for firing in self.firings:
+            for _, tensor in _carrying(firing, output):
+                firing.traced.watch(tensor)
         return output
 
-    def _attach(self, firing: Firing, output: Any) -> None:
-        site = firing.site
-        target = site.spec.keys.target
-        found = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
-        watched = [(path, leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
-        if not watched:
-            site.fail(no_gradient(output))
-        for path, tensor in watched:
-            if tracing():
-                firing.traced.watch(tensor)
-            else:
-                tensor.register_hook(_Gradient(self, firing, path, site.call))
+
+_MOST_CALLS = 1024
+
+
+def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:
+    """The tensors that the hook is for and that carry a gradient, each once, with the paths."""
+    site = firing.site
+    target = site.spec.keys.target
+    found = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
+    watched = [(path, leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not watched:
+        site.fail(no_gradient(output))
+    once: list[tuple[str, Tensor]] = []  # torch.compile reads this too
+    for path, tensor in watched:
+        if all(tensor is not other for _, other in once):
+            once.append((path, tensor))
+    return once
 
 
 class _Gradient:
-    """A tensor hook of one call of a module."""
+    """What one hook does to the gradient of one tensor of one call."""
 
     __slots__ = ("call", "firing", "path", "registered")
 
-    def __init__(self, registered: RegisteredHook, firing: Firing, path: str, call: int) -> None:
+    def __init__(self, registered: RegisteredHook, firing: Firing, path: str) -> None:
         self.registered = registered
         self.firing = firing
         self.path = path
-        self.call = call
+        self.call = firing.site.call
 
-    def __call__(self, grad: Tensor) -> Tensor | None:
+    def __call__(self, grad: Tensor) -> Tensor:
         if not self.registered.ops:
-            return None
+            return grad
         site = self.firing.site
         site.within, site.of_call = self.path, self.call
-        new: Tensor = self.firing.op(grad)
-        site.of_call = None
-        return None if new is grad else new
+        try:
+            new: Tensor = self.firing.op(grad)
+        finally:
+            site.of_call = None
+        return new
 
 
 def _view_if_input(args: Any, output: Any) -> Any:

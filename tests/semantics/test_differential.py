@@ -1,0 +1,387 @@
+"""Random models under random hooks give what hand-registered PyTorch hooks give.
+
+`python tests/semantics/test_differential.py 100000` tries so many models, from seed 0 or from the second argument on.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+
+WIDTH = 3
+MODELS = 1000
+
+
+# ---- random models ---------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.body(x)
+
+
+class Pair(nn.Module):
+    """Returns a tuple, which `Join` adds up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.left(x), self.right(x) * 2
+
+
+class Named(nn.Module):
+    """Returns a dict, with an entry that carries no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"h": self.inner(x), "count": torch.tensor(len(x))}
+
+
+class Join(nn.Module):
+    def __init__(self, source: nn.Module) -> None:
+        super().__init__()
+        self.source = source
+
+    def forward(self, x: Tensor) -> Tensor:
+        value = self.source(x)
+        tensors = value if isinstance(value, tuple) else [value["h"]]
+        total = tensors[0]
+        for tensor in tensors[1:]:
+            total = total + tensor
+        return total
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, body: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.body = body
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.body, x, use_reentrant=self.reentrant)
+
+
+class InPlace(nn.Module):
+    """Writes into what the module before it returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.act = nn.LeakyReLU(0.1, inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.linear(x).mul_(1.5))
+
+
+class Reused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.shared(torch.tanh(self.shared(x)))
+
+
+class Keyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scaled()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, factor=x.detach().mean())
+
+
+class Scaled(nn.Module):
+    def forward(self, x: Tensor, *, factor: Tensor) -> Tensor:
+        return x * (factor + 2)
+
+
+def block(rng: random.Random, depth: int) -> nn.Module:
+    makers: list[Callable[[], nn.Module]] = [
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=rng.random() < 0.5)),
+        nn.Tanh,
+        nn.Identity,
+        lambda: nn.Dropout(0.0),
+        lambda: nn.LayerNorm(WIDTH),
+        InPlace,
+        Reused,
+        Keyword,
+        lambda: Join(Pair()),
+        lambda: Join(Named()),
+    ]
+    if depth:
+        makers += [
+            lambda: Residual(block(rng, depth - 1)),
+            lambda: nn.Sequential(*(block(rng, depth - 1) for _ in range(rng.randint(1, 3)))),
+            lambda: Checkpointed(block(rng, depth - 1), reentrant=False),
+        ]
+    return rng.choice(makers)()
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    blocks = [block(rng, 2) for _ in range(rng.randint(1, 4))]
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks).double()
+
+
+# ---- random hooks, and the same by hand ------------------------------------------------------------------------
+
+EDITS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    "scale": ({"factor": 1.5}, lambda x: x * 1.5),
+    "clamp": ({"min": -0.5, "max": 0.7}, lambda x: x.clamp(-0.5, 0.7)),
+    "add_bias": ({"value": [0.1, 0.0, -0.2]}, lambda x: x + torch.tensor([0.1, 0.0, -0.2], dtype=x.dtype)),
+    "replace": ({"value": 0.25}, lambda x: torch.full_like(x, 0.25)),
+}
+
+
+def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, tuple):
+        return tuple(each_tensor(member, change) for member in value)
+    if isinstance(value, dict):
+        return {key: each_tensor(member, change) for key, member in value.items()}
+    return change(value) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+class EditGradient(torch.autograd.Function):
+    """The identity, whose gradient is edited: what `output_grad` means, with a copy instead of an alias."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, edit: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.edit = edit
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return ctx.edit(grad), None
+
+
+class ByHand:
+    """Hooks registered by hand, in the same order."""
+
+    def __init__(self, model: nn.Module, spec: dict[str, dict[str, Any]]) -> None:
+        self.seen = dict[tuple[str, str], list[Any]]()
+        self.in_backward = False
+        self.handles: list[Any] = []
+        self.modules = dict(model.named_modules())
+        self.parameters = dict(model.named_parameters())
+        self.at_step: list[tuple[nn.Parameter, Callable[[Tensor], Tensor]]] = []
+        self.accumulated: list[tuple[nn.Parameter, Callable[[Tensor], Tensor]]] = []
+        for kind in ("forward_pre", "forward"):  # edits first, then what watches the final output
+            for name, hook in spec.items():
+                if hook["hook"] == kind:
+                    self.on_module(name, hook)
+        for name, hook in reversed(spec.items()):  # the outermost node meets the gradient first
+            if hook["hook"] == "output_grad":
+                self.on_module(name, hook)
+        for name, hook in spec.items():
+            if hook["select"] in self.parameters:
+                self.on_parameter(name, hook)
+
+    def see(self, name: str, path: str, value: Any) -> None:
+        if not self.in_backward:
+            self.seen.setdefault((name, path), []).append(each_tensor(value, lambda x: x.detach().clone()))
+
+    def on_module(self, name: str, hook: dict[str, Any]) -> None:
+        path, module = hook["select"], self.modules[hook["select"]]
+        edit = EDITS[hook["action"]][1] if hook["action"] != "capture" else None
+
+        def pre(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if edit is None:
+                shown = {**dict(enumerate(args)), **kwargs} if kwargs else args[0] if len(args) == 1 else args
+                self.see(name, path, shown)
+                return None
+            return each_tensor(args, edit), each_tensor(kwargs, edit)
+
+        def forward(module: nn.Module, args: Any, output: Any) -> Any:
+            if edit is None:
+                self.see(name, path, output)
+                return None
+            return each_tensor(output, edit)
+
+        def output_grad(module: nn.Module, args: Any, output: Any) -> Any:
+            def look(grad: Tensor) -> Tensor:
+                if edit is None:
+                    self.seen.setdefault((name, path), []).append(grad.detach().clone())
+                    return grad
+                return edit(grad)
+
+            return each_tensor(output, lambda x: EditGradient.apply(x, look) if x.requires_grad else x)  # type: ignore[no-any-return]
+
+        if hook["hook"] == "forward_pre":
+            self.handles.append(module.register_forward_pre_hook(pre, with_kwargs=True))
+        else:
+            chosen = forward if hook["hook"] == "forward" else output_grad
+            self.handles.append(module.register_forward_hook(chosen))
+
+    def on_parameter(self, name: str, hook: dict[str, Any]) -> None:
+        path, parameter = hook["select"], self.parameters[hook["select"]]
+
+        def act(grad: Tensor) -> Tensor:
+            if hook["action"] == "capture":
+                self.seen.setdefault((name, path), []).append(grad.detach().clone())
+                return grad
+            return EDITS[hook["action"]][1](grad)
+
+        if hook["hook"] == "grad":
+            self.handles.append(parameter.register_hook(act))
+        elif hook["hook"] == "post_accumulate_grad":
+            self.accumulated.append((parameter, act))
+        else:
+            self.at_step.append((parameter, act))
+
+    def after_accumulation(self) -> None:
+        """What hookrun does in the last micro-batch's backward and before the optimizer's step."""
+        with torch.no_grad():
+            for parameter, act in (*self.accumulated, *self.at_step):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(act(parameter.grad))
+
+    def remove(self) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+
+def spec_of(seed: int, model: nn.Module) -> dict[str, dict[str, Any]]:
+    rng = random.Random(seed + 1)
+    modules = [name for name, _ in model.named_modules()]
+    parameters = [name for name, _ in model.named_parameters()]
+    inside_checkpoint = {
+        f"{path}.{name}" if name else path
+        for path, module in model.named_modules()
+        if isinstance(module, Checkpointed)
+        for name, _ in module.body.named_modules(prefix="body")
+    }
+    spec = dict[str, dict[str, Any]]()
+    for number in range(rng.randint(1, 5)):
+        on_module = rng.random() < 0.75
+        kind = rng.choice(
+            ["forward_pre", "forward", "output_grad"]
+            if on_module
+            else ["grad", "post_accumulate_grad", "optimizer_step_pre"]
+        )
+        select = rng.choice(modules if on_module else parameters)
+        if select in inside_checkpoint and kind == "output_grad":
+            continue  # by hand it is seen at the recomputation; tests/semantics/test_activation_checkpointing.py
+        action = rng.choice(["capture", *EDITS])
+        keys = EDITS[action][0] if action in EDITS else {}
+        if action == "add_bias" and not on_module:
+            action, keys = "scale", EDITS["scale"][0]
+        if action == "add_bias" and kind == "forward_pre" and "inner" in select:
+            action, keys = "scale", EDITS["scale"][0]  # a keyword argument of no dimensions
+        spec[f"h{number}"] = {"select": select, "hook": kind, "action": action, **keys}
+    return spec
+
+
+# ---- a run of both ---------------------------------------------------------------------------------------------
+
+
+def trained(
+    model: nn.Module, hooks: Any, by_hand: ByHand | None, steps: int = 2, micro: int = 2
+) -> list[Tensor]:
+    torch.manual_seed(7)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        for number in range(micro):
+            if hooks is not None:
+                hooks.accumulating = number + 1 < micro
+            x = torch.randn(2, WIDTH, dtype=torch.float64, requires_grad=True)
+            loss = model(x).square().sum()
+            losses.append(loss.detach())
+            if not loss.requires_grad:
+                continue
+            if by_hand is not None:
+                by_hand.in_backward = True
+            loss.backward()
+            if by_hand is not None:
+                by_hand.in_backward = False
+            losses.append(torch.zeros(()) if x.grad is None else x.grad)
+        if by_hand is not None:
+            by_hand.after_accumulation()
+        optimizer.step()
+    return [*losses, *(parameter.detach() for parameter in model.parameters())]
+
+
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif value is not None:
+        for member in value.values() if isinstance(value, dict) else value:
+            yield from tensors_of(member)
+
+
+def difference(seed: int) -> str | None:
+    """How hookrun and hooks by hand differ on the model of that seed, or None."""
+    spec = spec_of(seed, model_of(seed))
+    one, other = model_of(seed), model_of(seed)
+    by_hand = ByHand(one, spec)
+    expected = trained(one, None, by_hand)
+    by_hand.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hookrun.HookrunWarning)  # an edit may cut a gradient off
+        try:
+            with hookrun.hooked(other, spec) as hooks:
+                found = trained(other, hooks, None)
+        except hookrun.HookError as error:  # another hook has replaced all values by constants
+            return None if "carries no gradient" in str(error) else str(error)
+    if len(found) != len(expected):
+        return f"{len(found)} results for {len(expected)}"
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if mine.shape != theirs.shape or not torch.allclose(
+            mine, theirs, rtol=1e-9, atol=1e-11, equal_nan=True
+        ):
+            return f"result {number}: {mine} for {theirs}"
+    for name, hook in spec.items():
+        if hook["action"] != "capture":
+            continue
+        mine = [*tensors_of(hooks.captures[name].get(hook["select"], []))]
+        theirs = [*tensors_of(by_hand.seen.get((name, hook["select"]), []))]
+        if len(mine) != len(theirs):
+            return f"{name}: {len(mine)} captured tensors for {len(theirs)}"
+        if not all(
+            torch.allclose(a.double(), b.double(), rtol=1e-9, atol=1e-11)
+            for a, b in zip(mine, theirs, strict=True)
+        ):
+            return f"{name}: captures differ"
+    return None
+
+
+def failures(seeds: range) -> Iterator[str]:
+    for seed in seeds:
+        if (what := difference(seed)) is not None:
+            yield f"seed {seed}: {what}\n  {spec_of(seed, model_of(seed))}"
+
+
+def test_a_thousand_models_give_what_hooks_by_hand_give() -> None:
+    assert list(failures(range(MODELS))) == []
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    count = 0
+    for text in failures(range(first, first + int(sys.argv[1]))):
+        count += 1
+        print(text, flush=True)
+    print(f"{count} differences")

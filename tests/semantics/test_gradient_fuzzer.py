@@ -1,0 +1,260 @@
+"""Random small models: what gradient hooks see and do, against the same model with an identity written into it.
+
+The reference puts a node around each call of the hooked module by hand: an identity on the inputs and one on the
+outputs, out of place, in a model in which nothing is written in place. The other model is the one that people write:
+in-place modules and functions, residuals, reused modules, dicts, modules that hand on their input.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import hookrun
+
+MODELS = 300  # a thousand take 25 seconds
+WIDTH = 4
+
+
+class Double(nn.Module):
+    """A module that writes its input in place, with a parameter."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH))
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(self.weight) if self.in_place else x * self.weight
+
+
+class Pair(nn.Module):
+    """Two outputs, one of which is used inside for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        first = self.layer(x)
+        return {"first": first, "second": first.sigmoid() * 2}
+
+
+class State(nn.Module):
+    """Changes and returns the caller's dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        state["x"] = self.layer(state["x"])
+        return state
+
+
+class Prompt(nn.Module):
+    """Returns its own parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.prompt = nn.Parameter(torch.linspace(-1, 1, WIDTH))
+
+    def forward(self) -> Tensor:
+        return self.prompt
+
+
+class Cut(nn.Module):
+    """Returns a view of what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, 2 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)[:, :WIDTH]
+
+
+MODULES: dict[str, Callable[[bool], nn.Module]] = {
+    "linear": lambda _: nn.Linear(WIDTH, WIDTH),
+    "relu": nn.ReLU,
+    "hardswish": nn.Hardswish,
+    "times": Double,
+    "identity": lambda _: nn.Identity(),
+    "dropout": lambda in_place: nn.Dropout(0.5, in_place).eval(),
+    "flatten": lambda _: nn.Flatten(),
+    "cut": lambda _: Cut(),
+    "pair": lambda _: Pair(),
+    "state": lambda _: State(),
+    "prompt": lambda _: Prompt(),
+    "block": lambda in_place: nn.Sequential(
+        nn.Linear(WIDTH, WIDTH), nn.ReLU(in_place), nn.Linear(WIDTH, WIDTH)
+    ),
+}
+BETWEEN = ["nothing", "residual", "iadd", "relu_", "scaled"]
+
+
+class Model(nn.Module):
+    """Steps of one module each; `in_place=False` is the same function with nothing written in place.
+
+    around: what is done to the call of a module: (its name, the call, the value) -> output
+    """
+
+    def __init__(self, plan: list[tuple[str, str]], in_place: bool) -> None:
+        super().__init__()
+        self.plan, self.in_place = plan, in_place
+        for name, _ in plan:
+            if not hasattr(self, name):
+                self.add_module(name, MODULES[name](in_place))
+        self.start = nn.Linear(WIDTH, WIDTH)
+        self.around: Callable[[str, Callable[[Any], Any], Any], Any] = lambda _name, call, value: call(value)
+
+    def called(self, name: str, value: Any) -> Any:
+        module = getattr(self, name)
+        if name == "prompt":
+            return self.around(name, lambda _: module(), ())
+        return self.around(name, module, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        for name, between in self.plan:
+            kept = x.clone()
+            match name:
+                case "pair":
+                    out = self.called(name, x)
+                    y = out["first"] + 3 * out["second"]
+                case "state":
+                    state = {"x": x, "kept": kept}
+                    out = self.called(name, state)
+                    assert out is state or not self.in_place
+                    y = out["x"] + out["kept"]
+                case "prompt":
+                    y = x + self.called(name, ())
+                case _:
+                    y = self.called(name, x)
+            x = self.after(between, y, kept)
+        return x
+
+    def after(self, between: str, y: Tensor, kept: Tensor) -> Tensor:
+        match between:
+            case "residual":
+                return y + kept
+            case "iadd":
+                return y.add_(kept) if self.in_place else y + kept
+            case "relu_":
+                return y.relu_() if self.in_place else y.relu()
+            case "scaled":
+                return y * 0.7
+        return y
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A new container with other tensors."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: mapped(member, change) for key, member in value.items()}
+    return value
+
+
+def by_hand(model: Model, hooked: str, kind: str, factor: float, seen: list[Tensor]) -> None:
+    """Put identities around each call of the hooked module; `seen` are the gradients that they meet."""
+
+    def watched(tensor: Tensor) -> Tensor:
+        copy = tensor * 1.0
+
+        def hook(grad: Tensor) -> Tensor:
+            seen.append(grad.clone())
+            return grad * factor
+
+        copy.register_hook(hook)
+        return copy
+
+    def around(name: str, call: Callable[[Any], Any], value: Any) -> Any:
+        if name != hooked:
+            return call(value)
+        if kind == "backward":
+            return call(mapped(value, watched))
+        return mapped(call(value), watched)
+
+    model.around = around
+
+
+def captured(hooks: Any, hooked: str) -> list[Tensor]:
+    found = list[Tensor]()
+    for value in hooks.captures["h"][hooked]:
+        value = value["grad_input"] if isinstance(value, dict) and "grad_input" in value else value
+        members = value.values() if isinstance(value, dict) else [value]
+        found += [member for member in members if member is not None]
+    return found
+
+
+def ran(model: nn.Module, x: Tensor) -> list[Tensor]:
+    """The output and all gradients."""
+    x = x.clone().requires_grad_()
+    output = model(x)
+    (output * torch.arange(1.0, output.numel() + 1).reshape(output.shape)).sum().backward()
+    return [output.detach(), x.grad, *(p.grad for p in model.parameters() if p.grad is not None)]  # type: ignore[list-item]
+
+
+def in_order(tensors: list[Tensor]) -> list[list[float]]:
+    return sorted(tensor.flatten().tolist() for tensor in tensors)
+
+
+def valid_steps(draw: random.Random) -> list[tuple[str, str]]:
+    """Steps of a model that runs without hooks: torch refuses to write what an earlier step needs for its backward."""
+    while True:
+        steps = [(draw.choice(list(MODULES)), draw.choice(BETWEEN)) for _ in range(draw.randint(2, 6))]
+        try:
+            ran(Model(steps, in_place=True), torch.ones(3, WIDTH))
+        except RuntimeError:
+            continue
+        return steps
+
+
+def compare(seed: int) -> str:
+    """One random model under one random hook: "same", or "refused"; AssertionError where they differ."""
+    draw = random.Random(seed)
+    steps = valid_steps(draw)
+    hooked, kind = draw.choice(steps)[0], draw.choice(["output_grad", "backward", "backward_pre"])
+    if hooked == "prompt" and kind == "backward":
+        kind = "backward_pre"  # it has no inputs
+    factor = draw.choice([1.0, 2.0])
+    torch.manual_seed(seed)
+    reference, model = Model(steps, in_place=False).double(), Model(steps, in_place=True).double()
+    model.load_state_dict(reference.state_dict())
+    x = torch.randn(3, WIDTH, dtype=torch.float64)
+    spec: dict[str, Any] = {"select": hooked, "hook": kind, "action": "capture"}
+    if factor != 1:
+        spec = {**spec, "action": "scale", "factor": factor}
+    plain = ran(model, x)
+    model.zero_grad()
+    seen = list[Tensor]()
+    by_hand(reference, hooked, kind, factor, seen)
+    expected = ran(reference, x)
+    assert_close(plain[0], expected[0])
+    try:
+        with hookrun.hooked(model, {"h": spec}) as hooks:
+            found = ran(model, x)
+    except hookrun.HookrunError as error:
+        assert f"({kind}, {spec['action']}) on {hooked}: " in str(error)
+        return "refused"
+    assert torch.equal(found[0], plain[0])
+    assert_close(found, expected)
+    if factor == 1:
+        if kind == "output_grad":
+            assert all(map(torch.equal, found, plain)), "an observer changes nothing"
+        # the gradients of a call's tensors come in another order there
+        assert_close(in_order(captured(hooks, hooked)), in_order(seen))
+    return "same"
+
+
+@pytest.mark.parametrize("start", range(0, MODELS, 50))
+def test_random_models_agree_with_identities_written_by_hand(start: int) -> None:
+    refused = sum(compare(seed) == "refused" for seed in range(start, start + 50))
+    assert refused <= 5, "what is refused is the exception"
