@@ -262,3 +262,26 @@ def test_views_and_parts_that_are_written_later(kind: str) -> None:
             weighted(model(y).mul_(2)).backward()
         assert_close(hooks.captures["h"][""][0], last[0])
         assert_close(y.grad, x.grad)
+
+
+@pytest.mark.parametrize(
+    "last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)], ids=["made", "input", "kept"]
+)
+@pytest.mark.parametrize("before", [False, True], ids=["as it is", "edited input"])
+def test_the_module_around_meets_the_gradient_first(last: nn.Module, before: bool) -> None:
+    """A Sequential returns what its last module returned: one tensor, two outputs."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), last))
+    edit = {"hook": "output_grad", "action": "add_bias", "value": 1.0}
+    spec: dict[str, Any] = {
+        "inner": {"select": "0.1", "hook": "output_grad", "action": "scale", "factor": 10.0},
+        "inner_seen": {"select": "0.1", "hook": "output_grad", "action": "capture"},
+        "outer": {"select": "0", **edit},
+        "outer_seen": {"select": "0", "hook": "output_grad", "action": "capture"},
+    }
+    if before:
+        spec["shift"] = {"select": "0.1", "hook": "forward_pre", "action": "add_bias", "value": 0.5}
+    with hookrun.hooked(model, spec) as hooks:
+        model(torch.ones(2, 3)).sum().backward()
+    (outer,), (inner,) = hooks.captures["outer_seen"]["0"], hooks.captures["inner_seen"]["0.1"]
+    assert torch.equal(outer, torch.full((2, 3), 2.0))
+    assert torch.equal(inner, torch.full((2, 3), 20.0))

@@ -103,7 +103,9 @@ class Watched:
             return seen
         if views is not None or not takes_nodes(tensor):
             return self._view(tensor, views)
-        if _hooked_by_others(tensor):  # they were registered before, and fire before
+        if tensor._backward_hooks and not hooked_inside(
+            tensor
+        ):  # others' fire before: they were registered before
             tensor.register_hook(self._run)
             return tensor
         inside = (
@@ -181,14 +183,13 @@ class Watched:
             )
 
 
-def _hooked_by_others(tensor: Tensor) -> bool:
-    """Whether hooks that are not ours are on the tensor.
+def hooked_inside(tensor: Tensor) -> bool:
+    """Whether the hooks on the tensor are those of a module inside, which returned it first.
 
-    Ours are those of a module inside that returned the tensor first: it meets the gradient after the module around it,
-    and so the outer module gets a node of its own.
+    That module meets the gradient after the one around it, which therefore gets an edge of its own.
     """
-    hooks = tensor._backward_hooks or {}
-    return not all(isinstance(getattr(hook, "__self__", None), Watched) for hook in hooks.values())
+    hooks = (tensor._backward_hooks or {}).values()
+    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Watched) for hook in hooks)
 
 
 def _base(view: Tensor) -> Tensor:

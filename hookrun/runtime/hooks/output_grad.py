@@ -13,7 +13,7 @@ from hookrun.containers import get, leaves, rebuild, tensors
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, versions_of
+from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.runtime.hooks.places import exchange
 from hookrun.runtime.module_calls import call_frame
 
@@ -70,7 +70,10 @@ class OutputGrad(ModuleHook):
         news, views = dict[int, Tensor](), self._end.views
         for key, (tensor, hooks) in found.items():
             others = (each for other, each in distinct.items() if other != key)
-            shared = aliased(tensor, versions, (args, kwargs), others)
+            # A write into a view would leave out the hooks that a module inside has on it.
+            shared = aliased(tensor, versions, (args, kwargs), others) or (
+                tensor._is_view() and hooked_inside(tensor)
+            )
             watched = Watched(hooks[0].firing.site.where, hooks)
             news[key] = watched.attach(tensor, views(module) if shared else None)
         return exchange(output, {key: new for key, new in news.items() if new is not found[key][0]})
