@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interpolations import guarded
+from hookrun.interpolations import guarded, resolved
 from hookrun.proving import Example, Plan, compile_plan
 from hookrun.runtime import Installation
 from hookrun.spec import Spec, parse_experiment, parse_spec
@@ -54,7 +54,7 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
 
     path = path.expanduser().absolute()
     with reading(path) as text, guarded():
-        content = OmegaConf.to_container(OmegaConf.load(StringIO(text)), resolve=True, throw_on_missing=True)
+        content = resolved(OmegaConf.load(StringIO(text)))
     if not isinstance(content, dict):
         raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
     return {str(key): value for key, value in content.items()}

@@ -13,9 +13,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import Container, DictConfig, ListConfig, Node
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import InterpolationResolutionError
+
+from hookrun.expansion import MAX_CHARACTERS, MAX_RESOLVED, MAX_VALUES, expanded
 
 RESOLVERS = frozenset(
     {
@@ -30,29 +32,26 @@ RESOLVERS = frozenset(
     }
 )
 """The resolvers that a configuration may use. An application's own could run anything."""
-MAX_RESOLVED = 1_000
-"""Interpolations resolved for one configuration."""
+BEYOND = 100
+"""Interpolations that may be resolved beyond twice those that the text shows: their names are made of others."""
 MAX_NESTED = 32
 """Interpolations that lead to one another."""
-MAX_VALUES = 100_000
-"""Values that interpolations stand for."""
-MAX_CHARACTERS = 1 << 20
-"""Characters of the texts that interpolations stand for."""
 
 
-class Refused(InterpolationResolutionError):
+class RefusedInterpolation(InterpolationResolutionError):
     """An interpolation asks for what a configuration may not have, or for too much."""
 
 
 @dataclass
 class _Budget:
+    limit: int = MAX_RESOLVED
     resolved: int = 0
     nested: int = 0
     values: int = 0
     characters: int = 0
 
     def weigh(self, value: Any) -> None:
-        """Count what an interpolation stands for. Raises Refused."""
+        """Count what an interpolation stands for. Raises RefusedInterpolation."""
         value = value._value() if isinstance(value, Node) and not isinstance(value, Container) else value
         if isinstance(value, str):
             self.characters += len(value)
@@ -61,7 +60,7 @@ class _Budget:
             self.values += 1
             pending += _inside(pending.pop())
         if self.values > MAX_VALUES or self.characters > MAX_CHARACTERS:
-            raise Refused("the interpolations of the configuration stand for too many values")
+            raise RefusedInterpolation("the interpolations of the configuration stand for too many values")
 
 
 def _inside(value: Any) -> list[Any]:
@@ -97,6 +96,19 @@ def guarded() -> Iterator[None]:
         _budget.reset(token)
 
 
+def resolved(config: Any) -> Any:
+    """A DictConfig or ListConfig as plain data, each interpolation resolved and no value left open.
+
+    Raises TooLarge or RefusedInterpolation, soon, for interpolations that stand for too much.
+    """
+    size = expanded(OmegaConf.to_container(config, resolve=False))
+    with unguarded(), guarded():
+        budget = _budget.get()
+        assert budget is not None  # of the block above
+        budget.limit = min(MAX_RESOLVED, 2 * size.resolved + BEYOND)
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
 @contextmanager
 def unguarded() -> Iterator[None]:
     """Code that a person trusts, such as their own model's, resolves what it likes."""
@@ -112,7 +124,7 @@ class _Table(dict[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in RESOLVERS and _budget.get() is not None:
-            raise Refused(_refusal(name))
+            raise RefusedInterpolation(_refusal(name))
         return super().__getitem__(name)
 
 
@@ -143,10 +155,10 @@ def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:
     if budget is None:
         return _resolve(self, *args, **kwargs)
     budget.resolved += 1
-    if budget.resolved > MAX_RESOLVED:
-        raise Refused(f"the configuration resolves more than {MAX_RESOLVED:,} interpolations")
+    if budget.resolved > budget.limit:
+        raise RefusedInterpolation(f"the configuration resolves more than {budget.limit:,} interpolations")
     if budget.nested >= MAX_NESTED:
-        raise Refused(f"more than {MAX_NESTED} interpolations lead to one another")
+        raise RefusedInterpolation(f"more than {MAX_NESTED} interpolations lead to one another")
     budget.nested += 1
     try:
         value = _resolve(self, *args, **kwargs)

@@ -17,7 +17,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.yaml_limits import MAX_BYTES, OutOfBounds, check_text
+from hookrun.expansion import expanded
+from hookrun.yaml_limits import FAST_LOADER, MAX_BYTES, OutOfBounds, check_text
 
 
 def load(path: Path) -> Any:
@@ -36,11 +37,25 @@ def reading(path: Path) -> Iterator[str]:
     try:
         text = _text(path)
         check_text(text)
+        _check_expansion(text)
         yield text
     except HookrunError:
         raise
     except Exception as error:
         raise SpecError([_problem(error, path, text)]) from error
+
+
+def _check_expansion(text: str) -> None:
+    """Raise TooLarge for interpolations that multiply; OmegaConf would parse each of them before it can be asked."""
+    if "${" in text:
+        loader = FAST_LOADER(text)
+        try:
+            plain = loader.get_single_data()
+        except (yaml.YAMLError, ValueError, TypeError):
+            return  # OmegaConf says what is wrong, with its own tags and numbers
+        finally:
+            loader.dispose()
+        expanded(plain)
 
 
 def _text(path: Path) -> str:

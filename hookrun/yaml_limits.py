@@ -21,7 +21,8 @@ MAX_INTERPOLATED = 2_000
 MAX_NESTED = 8
 """Interpolations inside one another, in one text."""
 
-_FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+FAST_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where PyYAML was built with it."""
 _NUMBER = re.compile(r"[-+]?\.?[0-9]")
 _BASE_60 = re.compile(r"[-+]?([1-9][0-9_]*(:[0-5]?[0-9])+|[0-9][0-9_]*(:[0-5]?[0-9])+\.[0-9_]*)")
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -45,9 +46,9 @@ def check_text(text: str) -> None:
     uses, since the two differ in details.
     """
     try:
-        _Count(text, _FAST).run()
+        _Count(text, FAST_LOADER).run()
     except yaml.YAMLError:
-        if _FAST is not yaml.SafeLoader:
+        if FAST_LOADER is not yaml.SafeLoader:
             _check_slowly(text)
 
 

@@ -16,6 +16,7 @@ from hookrun.cli.check import Composition, experiment_file, lost_keys
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
+from hookrun.interpolations import resolved
 from hookrun.spec import Experiment, parse_experiment
 from hookrun.store.format import STATUS
 
@@ -82,8 +83,7 @@ def unused_run_dir(cfg: DictConfig, where: str) -> Path:
 def plain(users: DictConfig) -> dict[str, Any]:
     """The user's part of a configuration, resolved; raises SpecError."""
     with explained():
-        resolved = OmegaConf.to_container(users, resolve=True, throw_on_missing=True)
-    return cast(dict[str, Any], resolved)
+        return cast(dict[str, Any], resolved(users))
 
 
 def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:

@@ -37,7 +37,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.cli.loader import HYDRAS_SOURCES, SOURCES, Loader
 from hookrun.cli.loader import conf_dir as conf_dir
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
@@ -69,6 +69,8 @@ class App(Hydra):
             cfg = self.compose_config(
                 config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
             )
+        except HookrunError:  # of a file, whatever the mode
+            raise
         except Exception:  # the composition in the mode that follows from it says what is wrong
             return None
         return cast(RunMode | None, cfg.hydra.mode)
