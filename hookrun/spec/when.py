@@ -59,7 +59,7 @@ def _counts(raw: Any) -> Any:
             raise ValueError("the list is empty: it never fires")
         for number in numbers:
             if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
-                raise ValueError(f"found {shown(number)}, expected a count from 0 to {MOST:,}")
+                raise ValueError(f"found {shown(number)}, expected a count from 0 on, at most {MOST:,}")
         return frozenset(numbers)
     if isinstance(raw, str):
         raise ValueError(f"found {shown(raw)}; a range is written {{start: 0, end: 100, every: 10}}")

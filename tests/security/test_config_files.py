@@ -108,6 +108,7 @@ ACTING = {
     "a batch script by a newline": own('{mode: MULTIRUN, launcher: {partition: "a\\ntouch PWNED"}}'),
     "additional parameters of a launcher": own("{mode: MULTIRUN, launcher: {additional_parameters: {wrap: 'touch PWNED'}}}"),
     "an expression of a launcher": own("{mode: MULTIRUN, launcher: {pre_dispatch: '__import__(\"os\").system(\"touch PWNED\")'}}"),
+    "Hydra's own root": {"hydra/config": f"callbacks: {{c: {CALLBACK}}}\n", "experiment/mine": GLOBAL + QUICK},
     # the search path
     "a search path in a package": own("{searchpath: ['pkg://evil_package']}"),
     "a search path of the root": {**root("hydra: {searchpath: ['pkg://evil_package']}")},
@@ -193,7 +194,6 @@ ACTING = {
 }  # fmt: skip
 UNREAD = {
     # Hydra's own folder comes before all others: a file of the same name is never read
-    "Hydra's own root": {"hydra/config": f"callbacks: {{c: {CALLBACK}}}\n", "experiment/mine": GLOBAL + QUICK},
     "an output group of an installed name": {"hydra/output/default": "run: {dir: ../elsewhere}\n", "experiment/mine": GLOBAL + QUICK},
 }  # fmt: skip
 
