@@ -62,6 +62,10 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
             cfg.hydra.runtime.output_dir = output_dir
         HydraConfig.instance().set_config(cfg)
+        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):  # what else Hydra writes by
+            written = OmegaConf.select(cfg.hydra, key)
+            if OmegaConf.is_config(written):
+                OmegaConf.to_container(written, resolve=True)
         users = copy.deepcopy(cfg)
         with read_write(users), open_dict(users):
             del users["hydra"]

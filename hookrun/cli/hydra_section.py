@@ -47,6 +47,7 @@ TEXTS = frozenset(
 MOST = 1_000_000
 """The greatest number among those settings."""
 MOST_PROCESSES = 1_024
+MOST_SWEPT_TEXT = 4_000
 NEVER_SWEPT = frozenset({"hydra", "trust", "resume", "resume_anyway", "fail_fast"})
 
 _ACTING_KEYS = frozenset({"_target_", "_recursive_", "_convert_", "_partial_", "_args_", "()"})
@@ -219,6 +220,9 @@ def wrong_params(params: Any, where: str, groups: Collection[str]) -> Iterator[P
             yield Problem(
                 f"{where}: {str(key)[:100]!r}", what, f"it begins with one of {listed(sorted(roots), 30)}"
             )
+        elif isinstance(value, str) and len(value) > MOST_SWEPT_TEXT:
+            what = f"found a text of {len(value):,} characters, expected at most {MOST_SWEPT_TEXT:,}"
+            yield Problem(f"{where}.{key}", what, "type it on the command line")
         elif isinstance(value, Mapping | Sequence) and not isinstance(value, str):
             yield Problem(
                 f"{where}.{key}", f"found {type(value).__name__}, expected a text", "quote it: '1,2,3'"

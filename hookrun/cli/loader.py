@@ -10,6 +10,7 @@ import posixpath
 from collections.abc import Collection
 from importlib import resources
 from io import StringIO
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,6 +32,8 @@ from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import guarded
 from hookrun.yaml_files import reading
 
+MAX_LOADS = 1_000
+"""Configs that one composition loads; an ordinary one loads about thirty."""
 HYDRAS_DIRS = {
     "run.dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}",
     "sweep.dir": "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}",
@@ -77,7 +80,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
     @property
     def is_ours(self) -> bool:
         """Whether it is the folder that comes with hookrun."""
-        return Path(self.path).resolve() == conf_dir()
+        return Path(self.path).resolve() == conf_dir().resolve()
 
     def load_config(self, config_path: str) -> ConfigResult:
         if not self.is_config(config_path):
@@ -190,6 +193,7 @@ class Loader(ConfigLoaderImpl):
         self, config_name: str | None, overrides: list[str]
     ) -> tuple[list[Override], CachingConfigRepository]:
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
+        _limit_loads(repo)
         repo.typed_groups = {each.key_or_group for each in parsed}  # type: ignore[attr-defined]
         return parsed, repo
 
@@ -234,6 +238,19 @@ class Loader(ConfigLoaderImpl):
         return loaded
 
 
+def _limit_loads(repo: CachingConfigRepository) -> None:
+    """Let the repository load MAX_LOADS configs: defaults lists that name one another twice would multiply."""
+    loads, load = count(1), repo.load_config
+
+    def counted(config_path: str) -> ConfigResult | None:
+        if next(loads) > MAX_LOADS:
+            what = f"the defaults lists name more than {MAX_LOADS:,} configs"
+            raise SpecError([Problem(config_path, what, "name each config once")])
+        return load(config_path)
+
+    repo.load_config = counted  # type: ignore[method-assign]
+
+
 def _wrong_place(default: ResultDefault, repo: IConfigRepository) -> list[Problem]:
     """The problem of a config of Hydra's groups that files may not choose, or that hides an installed one."""
     path = default.config_path
@@ -247,7 +264,8 @@ def _wrong_place(default: ResultDefault, repo: IConfigRepository) -> list[Proble
             return [Problem(_file(source, path), what, "give the file another name")]
     group, name = posixpath.split(posixpath.normpath(path))
     package = str(default.package or "").removesuffix("._global_")
-    if any(group == each or group.startswith(f"{each}/") for each in _typed_groups(repo)):
+    is_typed = any(group == each or group.startswith(f"{each}/") for each in _typed_groups(repo))
+    if is_typed and not hydra_section.is_open(group):
         return []
     if group in _HYDRAS_CHOICES:
         is_fine = default.parent == "hydra/config" and name in _HYDRAS_CHOICES[group]

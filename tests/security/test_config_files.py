@@ -169,6 +169,14 @@ ACTING = {
     "a list of params": own("{mode: MULTIRUN, sweeper: {params: [hydra.run.dir=../elsewhere]}}"),
     "a number as a param": own("{mode: MULTIRUN, sweeper: {params: {1: a}}}"),
     "too many jobs": params("seed", "range(1000000000)"),
+    "a long text of params": params("seed", "1," * 3_000),
+    "params nested in a text": params("model.args.x", "[" * 1_000 + "]" * 1_000),
+    "defaults that multiply": {
+        "experiment/mine": f"{GLOBAL}defaults: [/a/l0]\n{QUICK}",
+        **{f"a/l{n}": f"defaults: [/a/l{n + 1}@x, /a/l{n + 1}@y]\n" for n in range(30)},
+        "a/l30": "a: 1\n",
+    },
+    "defaults in a circle": {"experiment/mine": f"{GLOBAL}defaults: [/experiment/other]\n", "experiment/other": "defaults: [/experiment/mine]\n"},
     "too many jobs in all": own("{mode: MULTIRUN, sweeper: {params: {seed: 'range(9999)', train.epochs: 'range(9999)'}}}"),
     # the environment
     "a variable": {"experiment/mine": f"{GLOBAL}{QUICK}task: {{name: train, capture: '${{oc.env:CANARY}}'}}\n"},

@@ -128,6 +128,16 @@ class TestCommandLine:
         assert "no value of the environment enters a configuration" in capsys.readouterr().err
         assert not list(cwd.iterdir())
 
+    def test_a_value_of_a_file_does_not_lead_a_job_out_of_the_sweep(
+        self, tmp_path: Path, cwd: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        section = "hydra: {mode: MULTIRUN, sweeper: {params: {model.weights: '../../../elsewhere'}}}\n"
+        folder = write(tmp_path / "conf", **{"experiment/mine": GLOBAL + section})
+        typed = "hydra.sweep.subdir=${hydra.job.override_dirname}"
+        assert main(["--config-dir", folder, "experiment=mine", typed]) == 2
+        assert "outside the directory of the sweep" in capsys.readouterr().err
+        assert not (tmp_path / "elsewhere").exists()
+
 
 class TestOutput:
     """HOOKRUN_OUTPUT names the folder of all outputs."""
