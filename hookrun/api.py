@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.interpolations import guarded, resolved
 from hookrun.proving import Example, Plan, compile_plan
 from hookrun.runtime import Installation
 from hookrun.spec import Spec, parse_spec
@@ -52,8 +54,8 @@ def _read_yaml(path: Path) -> Mapping[str, Any]:
     from omegaconf import OmegaConf
 
     path = path.expanduser().absolute()
-    with reading(path):
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
+    with reading(path) as text, guarded():
+        content = resolved(OmegaConf.load(StringIO(text)))
     if not isinstance(content, dict):
         raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
     return {str(key): value for key, value in content.items()}

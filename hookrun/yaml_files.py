@@ -1,37 +1,88 @@
-"""YAML files: refuses those whose aliases multiply, and says where broken YAML is broken."""
+"""YAML files: each is checked as text before anything acts on it, and errors say where broken YAML is broken."""
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.expansion import expanded
+from hookrun.yaml_limits import FAST_LOADER, MAX_BYTES, OutOfBounds, check_text
 
-MAX_VALUES = 100_000
-"""More than any experiment holds. OmegaConf copies what an alias stands for, and copies of copies multiply."""
+
+def load(path: Path) -> Any:
+    """The content of a YAML file as a DictConfig or a ListConfig, interpolations unresolved. Raises SpecError."""
+    with reading(path) as text:
+        return OmegaConf.load(StringIO(text))
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise SpecError, with the path, for whatever goes wrong while the file is read."""
+def reading(path: Path) -> Iterator[str]:
+    """The text of a YAML file that keeps the limits of `hookrun.yaml_limits`.
+
+    Raises SpecError, with the path, for a file that does not keep them, and for whatever goes wrong inside the block.
+    """
+    text = ""
     try:
-        refuse_bomb(path.read_text(encoding="utf-8"))
-        yield
+        text = _text(path)
+        check_text(text)
+        _check_expansion(text)
+        yield text
     except HookrunError:
         raise
     except Exception as error:
-        raise SpecError([_problem(error, path)]) from error
+        raise SpecError([_problem(error, path, text)]) from error
 
 
-def _problem(error: Exception, path: Path) -> Problem:
+def _check_expansion(text: str) -> None:
+    """Raise TooLarge for interpolations that multiply; OmegaConf would parse each of them before it can be asked."""
+    if "${" in text:
+        loader = FAST_LOADER(text)
+        try:
+            plain = loader.get_single_data()
+        except (yaml.YAMLError, ValueError, TypeError):
+            return  # OmegaConf says what is wrong, with its own tags and numbers
+        finally:
+            loader.dispose()
+        expanded(plain)
+
+
+def _text(path: Path) -> str:
+    """The text of a regular file of at most MAX_BYTES; a pipe or a device is refused unread."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for its writer
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(mode):
+            raise OutOfBounds("is a pipe or a device, not a file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise OutOfBounds(
+            f"is larger than {MAX_BYTES >> 20} MiB",
+            "keep tensors in a file of their own: {file: x.safetensors}",
+        )
+    return content.decode("utf-8")
+
+
+def _problem(error: Exception, path: Path, text: str) -> Problem:
     match error:
+        case OutOfBounds():
+            where = str(path) if error.line is None else f"{path}:{error.line}"
+            return Problem(where, error.what, error.hint)
         case yaml.YAMLError():
-            return _broken(error, path)
+            return _broken(error, path, text)
         case FileNotFoundError():
             return Problem(str(path), "there is no such file")
         case OSError():
@@ -41,10 +92,12 @@ def _problem(error: Exception, path: Path) -> Problem:
             return Problem(str(path), what)
         case OmegaConfBaseException(full_key=str(key)) if key:
             return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0])
+        case RecursionError():
+            return Problem(str(path), "its values are nested too deeply")
     return Problem(str(path), str(error))
 
 
-def _broken(error: yaml.YAMLError, path: Path) -> Problem:
+def _broken(error: yaml.YAMLError, path: Path, text: str) -> Problem:
     """File, line and column, the line itself, and what usually helps."""
     if isinstance(error, ReaderError):
         return Problem(
@@ -53,7 +106,7 @@ def _broken(error: yaml.YAMLError, path: Path) -> Problem:
     if not isinstance(error, yaml.MarkedYAMLError) or error.problem_mark is None:
         return Problem(str(path), str(error))
     mark = error.problem_mark
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = text.splitlines()
     line = lines[mark.line] if mark.line < len(lines) else ""
     what = f"{error.problem}, in the line\n        {line.strip()}" if line else str(error.problem)
     return Problem(f"{path}:{mark.line + 1}:{mark.column + 1}", what, _hint(str(error.problem), line))
@@ -72,29 +125,3 @@ def _hint(problem: str, line: str) -> str:
     if "mapping values" in problem:
         return "a value that holds a colon and a space needs quotes"
     return "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"
-
-
-def refuse_bomb(text: str) -> None:
-    """Raise ValueError for YAML whose aliases stand for far more values than are written."""
-    if "&" in text and "*" in text:
-        try:
-            root = yaml.compose(text, yaml.SafeLoader)
-        except yaml.YAMLError:
-            return  # whoever reads the file next says where it is broken
-        if root is not None and _size(root, {}) > MAX_VALUES:
-            raise ValueError(
-                f"its aliases stand for more than {MAX_VALUES:,} values: write out what is needed"
-            )
-
-
-def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """How many values a node holds when each alias is written out; infinite for one that contains itself."""
-    if id(node) not in known:
-        known[id(node)] = float("inf")  # for an alias of this node that is found inside it
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.SequenceNode):
-            children = node.value
-        elif isinstance(node, yaml.MappingNode):
-            children = [value for _, value in node.value]
-        known[id(node)] = 1 + sum(_size(child, known) for child in children)
-    return known[id(node)]

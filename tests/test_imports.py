@@ -21,8 +21,8 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # The stages of the pipeline: each may import what stands above it, and itself. Names on one line are siblings that may
 # not import each other, but for the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("errors", "version", "hook_types", "discovery"),
-    ("arguments", "lookup", "yaml_files"),
+    ("errors", "version", "hook_types", "discovery", "yaml_limits", "expansion", "trust"),
+    ("arguments", "lookup", "yaml_files", "interpolations"),
     ("actions",),
     ("spec",),
     ("tensor_copies",),

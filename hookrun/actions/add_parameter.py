@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 
+_MOST_ELEMENTS = 2**28
+"""One GiB of float32."""
+_MOST_DIMENSIONS = 64
+
+
 def _identifier(name: str) -> str:
     if not name.isidentifier():
         raise ValueError(f"found {name!r}, expected a name: letters, digits and _, no digit first")
@@ -27,7 +33,15 @@ def _identifier(name: str) -> str:
 def _sizes(raw: Any) -> Any:
     if not isinstance(raw, list | tuple):
         raise ValueError(f"found {raw!r}, expected a list of sizes, such as [10]; [] is a single number")
+    if len(raw) > _MOST_DIMENSIONS:
+        raise ValueError(f"found {len(raw)} sizes, expected at most {_MOST_DIMENSIONS}")
     return raw
+
+
+def _not_too_large(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if math.prod(shape) > _MOST_ELEMENTS:
+        raise ValueError(f"the parameter would have more than {_MOST_ELEMENTS:,} elements")
+    return shape
 
 
 class AddParameter(Action):
@@ -45,7 +59,11 @@ class AddParameter(Action):
     hook_types = frozenset({APPLY})
     scope = "module"
     name: Annotated[str, AfterValidator(_identifier)]
-    shape: Annotated[tuple[Annotated[int, Field(strict=True, ge=0)], ...], BeforeValidator(_sizes)]
+    shape: Annotated[
+        tuple[Annotated[int, Field(strict=True, ge=0, le=_MOST_ELEMENTS)], ...],
+        BeforeValidator(_sizes),
+        AfterValidator(_not_too_large),
+    ]
     value: Value = 0.0
 
     @model_validator(mode="after")

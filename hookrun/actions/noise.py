@@ -29,7 +29,7 @@ class Noise(Action):
     draws = True
     std: Annotated[Finite, Field(ge=0)] = 0.1
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
-    seed: Annotated[int, Field(strict=True, ge=0)] | None = None
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
 
     def random_seed(self) -> int | None:
         """The hook's own `seed`."""

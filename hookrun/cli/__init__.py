@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hookrun.errors import HookrunError
+from hookrun.trust import read_once
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _named_hookrun(arguments), loggers_restored(), _terminable():
+        with read_once(), _named_hookrun(arguments), loggers_restored(), _terminable():
             code = execute(arguments)
         _flush()
         return code

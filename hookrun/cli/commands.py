@@ -21,6 +21,7 @@ from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.overrides import take_trust
 from hookrun.errors import Problem, SpecError
+from hookrun.trust import of_environment
 
 CONFIG_NAME = "config"
 
@@ -32,7 +33,8 @@ def execute(arguments: Sequence[str]) -> int:
     """
     args = argument_parser().parse_intermixed_args(list(arguments))
     _refuse_flags(args)
-    trust, overrides = take_trust(args.overrides)
+    typed, overrides = take_trust(args.overrides)
+    trust = typed | of_environment()
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
     name = args.config_name or CONFIG_NAME
     with opened(main, *_config_dirs(args)) as app:

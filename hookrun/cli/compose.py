@@ -16,6 +16,7 @@ from hookrun.cli.check import Composition, experiment_file, lost_keys
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
+from hookrun.interpolations import resolved
 from hookrun.spec import Experiment
 from hookrun.store.format import STATUS
 from hookrun.tasks import parse_experiment, task_of
@@ -62,6 +63,10 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
             cfg.hydra.runtime.output_dir = output_dir
         HydraConfig.instance().set_config(cfg)
+        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):  # what else Hydra writes by
+            written = OmegaConf.select(cfg.hydra, key)
+            if OmegaConf.is_config(written):
+                OmegaConf.to_container(written, resolve=True)
         users = copy.deepcopy(cfg)
         with read_write(users), open_dict(users):
             del users["hydra"]
@@ -83,8 +88,7 @@ def unused_run_dir(cfg: DictConfig, where: str) -> Path:
 def plain(users: DictConfig) -> dict[str, Any]:
     """The user's part of a configuration, resolved; raises SpecError."""
     with explained():
-        resolved = OmegaConf.to_container(users, resolve=True, throw_on_missing=True)
-    return cast(dict[str, Any], resolved)
+        return cast(dict[str, Any], resolved(users))
 
 
 def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:

@@ -10,7 +10,6 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import OmegaConf
 from omegaconf.errors import (
     GrammarParseError,
-    InterpolationResolutionError,
     MissingMandatoryValue,
     OmegaConfBaseException,
 )
@@ -18,6 +17,8 @@ from omegaconf.errors import (
 from hookrun.cli.check import Composition, no_such_config, without_header, wrong_overrides
 from hookrun.cli.overrides import INTERPOLATION
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.interpolations import guarded
+from hookrun.yaml_files import load
 
 
 @contextmanager
@@ -28,7 +29,8 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
     checked once Hydra has refused them, so that a command line without mistakes waits for no check.
     """
     try:
-        yield
+        with guarded():
+            yield
     except (HookrunError, BrokenPipeError):
         raise
     except Exception as error:
@@ -73,8 +75,6 @@ def _value(error: OmegaConfBaseException) -> Problem:
         return Problem(key, "has no value yet (???)", f"give it one: {key}=VALUE")
     if isinstance(error, GrammarParseError):
         hint = INTERPOLATION
-    elif isinstance(error, InterpolationResolutionError) and "${oc.env:" in str(error.child_node):
-        hint = "set it, or give a default after a comma: ${oc.env:NAME,default}"
     return Problem(key, what, hint)
 
 
@@ -108,7 +108,7 @@ def _has_header(file: str) -> bool:
 def _near_groups(file: str, asked: Composition) -> str:
     """The names nearest to a group that the file's defaults list overrides, and that is not there."""
     groups = asked.app.config_loader.list_groups("")
-    defaults = OmegaConf.select(OmegaConf.load(file), "defaults") or []
+    defaults = OmegaConf.select(load(Path(file)), "defaults") or []
     named = [
         str(key).split()[-1].partition("@")[0] for item in defaults if OmegaConf.is_dict(item) for key in item
     ]

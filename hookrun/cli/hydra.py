@@ -1,4 +1,4 @@
-"""The bridge to Hydra: the only file that imports its private modules.
+"""The bridge to Hydra: with `hookrun.cli.loader` the only file that imports its private modules.
 
 `hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
 and cannot say what the jobs of a sweep are before they run. hookrun stops in between: a refused configuration
@@ -8,9 +8,11 @@ leaves nothing behind. So it calls the classes that `hydra.main` calls; they are
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +20,6 @@ import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository as IConfigRepository
-from hydra._internal.core_plugins import file_config_source
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
@@ -31,34 +32,18 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
-from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.errors import Problem, SpecError
-from hookrun.yaml_files import reading
+from hookrun.cli.loader import HYDRAS_SOURCES, SOURCES, Loader
+from hookrun.cli.loader import conf_dir as conf_dir
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.interpolations import guarded
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
-
-
-class FileConfigSource(file_config_source.FileConfigSource):
-    """Hydra's reader of config folders, with errors that name the file.
-
-    Hydra's registry, which launchers carry to other processes, refuses another reader unless it has this name.
-    """
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        if not self.is_config(config_path):
-            return super().load_config(config_path)
-        with reading(Path(self.path, self._normalize_file_name(config_path)).resolve()):
-            return super().load_config(config_path)
-
-    def available(self) -> bool:
-        """Whether the folder is there. Raises SpecError where it is not: Hydra would warn and leave it out."""
-        if not super().available():
-            what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
-            raise SpecError([Problem("hydra.searchpath", what, hint)])
-        return True
+MAX_JOBS = 10_000
+OUTPUT = "HOOKRUN_OUTPUT"
+"""The environment variable that names the folder of all outputs."""
 
 
 class App(Hydra):
@@ -72,7 +57,7 @@ class App(Hydra):
     def compose_config(self, *args: Any, **options: Any) -> DictConfig:
         """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
         if self._checked is None:
-            with _warnings_are_errors():
+            with _warnings_are_errors(), guarded():
                 return super().compose_config(*args, **options)
         if options.get("with_log_configuration"):
             configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
@@ -84,6 +69,8 @@ class App(Hydra):
             cfg = self.compose_config(
                 config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
             )
+        except HookrunError:  # of a file, whatever the mode
+            raise
         except Exception:  # the composition in the mode that follows from it says what is wrong
             return None
         return cast(RunMode | None, cfg.hydra.mode)
@@ -113,12 +100,13 @@ class App(Hydra):
         swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
         lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
         overrides = OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
+        _refuse_too_many(overrides)
         (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
         return jobs
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
-        with _warnings_are_errors():
+        with _warnings_are_errors(), guarded():
             return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
     def options(self, group: str) -> list[str]:
@@ -127,7 +115,7 @@ class App(Hydra):
 
     def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
         """Where a composition with these overrides looks configs up: `hydra.searchpath` may add folders."""
-        with _warnings_are_errors():
+        with _warnings_are_errors(), guarded():
             loader = cast(ConfigLoaderImpl, self.config_loader)
             return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
 
@@ -146,6 +134,17 @@ def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
     for folder in source.get_group_options(group, ObjectType.GROUP):
         names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
     return names
+
+
+def _refuse_too_many(overrides: list[Override]) -> None:
+    """Raise SpecError for a sweep of more jobs than MAX_JOBS; a range of a billion is not written out to count it."""
+    jobs = 1
+    for override in overrides:
+        if override.is_sweep_override() and override.is_discrete_sweep():
+            jobs *= max(1, sum(1 for _ in islice(override.sweep_iterator(), MAX_JOBS + 1)))
+        if jobs > MAX_JOBS:
+            what = f"the sweep has more than {MAX_JOBS:,} jobs"
+            raise SpecError([Problem(override.key_or_group, what, "sweep over fewer values")])
 
 
 class _WholeGroups:
@@ -185,13 +184,6 @@ def _warnings_are_errors() -> Iterator[None]:
         yield
 
 
-def conf_dir() -> Path:
-    """The config folder that comes with hookrun: inside an installed package, beside it in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    shipped = package / "conf"
-    return shipped if shipped.is_dir() else package.parent / "conf"
-
-
 def argument_parser() -> argparse.ArgumentParser:
     """Hydra's flags."""
     parser = get_args_parser()
@@ -221,10 +213,23 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
         state[0].clear()
         if hydra.__version__.startswith("1.3"):  # later ones know no other behaviour than this
             version.setbase("1.3")
-        sources["file"] = FileConfigSource
-        yield cast(App, App.create_main_hydra2("hookrun", path))
+        for source in SOURCES:
+            sources[source.scheme()] = source
+        app = App(task_name="hookrun", config_loader=Loader(path, _output()))
+        state[0].initialize(app)
+        yield app
     finally:
         state[0].hydra, state[1].cfg = outer, outer_config
         state[2].conf["name"] = outer_name  # `set` would log it
         base.version_base = outer_base
-        sources["file"] = file_config_source.FileConfigSource
+        for source in HYDRAS_SOURCES:
+            sources[source.scheme()] = source
+
+
+def _output() -> str | None:
+    """The folder that HOOKRUN_OUTPUT names. Raises SpecError for one that could not be written into a configuration."""
+    folder = os.environ.get(OUTPUT) or None
+    if folder is not None and ("${" in folder or "\\" in folder):
+        what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot stand in a configuration"
+        raise SpecError([Problem(OUTPUT, what, "name another folder")])
+    return folder if folder is None else os.path.expanduser(folder)

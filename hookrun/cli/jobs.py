@@ -17,7 +17,9 @@ from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
 from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
+from hookrun.interpolations import unguarded
 from hookrun.store.format import STATUS
+from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from hookrun.tasks import Ready
@@ -49,14 +51,15 @@ class SingleRun:
         run_dir = _run_dir()
         if note := update_latest(run_dir):
             print(note)
-        return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
+        with unguarded():
+            return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
 
 
 @dataclass(frozen=True)
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-    trust:      the packages that were typed as trusted
+    trust:      the packages that were trusted when the command was entered, whatever the environment says by now
     optimizing: the sweeper wants the objective of each job, and an exception from a failed one
     """
 
@@ -67,7 +70,8 @@ class SweepJob:
         """The exit code, or the objective."""
         run_dir = _run_dir()
         try:
-            code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
+            with read_once(self.trust):
+                code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
         finally:
             release_memory()
         if not self.optimizing:

@@ -35,6 +35,9 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         # The time in the directory's name is resolved here, once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
         sweep_dir = Path(str(cfg.hydra.sweep.dir)).absolute()
+        # Installed sweepers and launchers resolve their settings themselves, where nothing is refused any more.
+        OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
+        OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         jobs = app.jobs(cfg)
     if jobs is None:
         experiments = [parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))]
@@ -70,6 +73,7 @@ def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str
             experiment = parse_experiment(plain_job(job))
             if not task_of(experiment).shows:
                 run_dir = unused_run_dir(job, "hydra.sweep.dir")
+                _refuse_outside(run_dir, job)
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
         except SpecError as error:
             raise _in_job(error, f"job #{number} ({names[number]})") from error
@@ -80,6 +84,14 @@ def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str
 def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
     with explained(_asked(app, cfg, overrides)):
         return plain_job(app.job_config(cfg, overrides, number))
+
+
+def _refuse_outside(run_dir: Path, job: DictConfig) -> None:
+    """Refuse a `subdir` that leaves the directory of the sweep by what a value in it says, such as ``../..``."""
+    typed = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
+    if "${" in typed and not run_dir.is_relative_to(Path(str(job.hydra.sweep.dir)).absolute()):
+        what = f"{typed} leads to {run_dir}, outside the directory of the sweep"
+        raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
 
 
 def _refuse_shared(run_dir: Path, first: int, number: int) -> None:

@@ -15,17 +15,17 @@ from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
 from hookrun.errors import Problem, SpecError
 
-Side = Annotated[int, Field(ge=1)]
+Side = Annotated[int, Field(ge=1, le=2**14)]
 
 
 class FakeImagesArgs(Args):
     """Sizes of the splits, shape [C, H, W] of an image, number of labels; seed null: the experiment's."""
 
-    train_size: int = Field(default=1000, ge=0)
-    val_size: int = Field(default=200, ge=0)
+    train_size: int = Field(default=1000, ge=0, le=10**9)
+    val_size: int = Field(default=200, ge=0, le=10**9)
     shape: list[Side] = Field(default=[3, 64, 64], min_length=3, max_length=3)
-    num_classes: int = Field(default=10, ge=1)
-    seed: int | None = Field(default=0, ge=0)
+    num_classes: int = Field(default=10, ge=1, le=2**20)
+    seed: int | None = Field(default=0, ge=0, lt=2**63)
 
     def size(self, split: Split) -> int:
         """The number of samples of a split."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 # A width or a number of channels, for the signatures of hookrun's own models.
-Size = Annotated[int, Field(ge=1, strict=True)]
+Size = Annotated[int, Field(ge=1, le=2**20, strict=True)]
 
 # Arguments that a data set can supply. In any model's section null stands for the data set's value, so that one
 # section serves many models.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import os
 import pkgutil
 import re
 import sys
@@ -22,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 from hookrun.arguments import missing_arguments, parameters, unknown_arguments
 from hookrun.errors import Problem, SpecError, nearest, reason
 from hookrun.models.arguments import ModelCall
+from hookrun.trust import VARIABLE, of_environment
 
 if TYPE_CHECKING:
     from hookrun.spec.experiment import Model
 
-VARIABLE = "HOOKRUN_TRUST"
 GROUP = "hookrun.models"
 _WHERE = "model.factory"
 _ARGS = "model.args"
@@ -41,7 +40,7 @@ def prepare(config: Model, trust: frozenset[str]) -> ModelCall:
         what = f"'{text}' is not of the form package.module:function"
         raise SpecError([Problem(_WHERE, what, "write it as mypkg.models:build")])
     package = match["package"]
-    by_hand = package in trust | _environment()
+    by_hand = package in trust | of_environment()
     if not by_hand and package not in _installed():
         what = f"the package '{package}' is not trusted, and a factory runs its code"
         hint = (
@@ -67,10 +66,6 @@ def prepare(config: Model, trust: frozenset[str]) -> ModelCall:
                 raise SpecError([Problem(_ARGS, what, "correct it, or its arguments")]) from error
 
     return ModelCall(call, config.args, tuple(problems))
-
-
-def _environment() -> set[str]:
-    return {name.strip() for name in os.environ.get(VARIABLE, "").split(",")}
 
 
 def _installed() -> set[str]:

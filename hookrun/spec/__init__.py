@@ -12,6 +12,8 @@ from hookrun.arguments import problems_of
 from hookrun.errors import Problem, SpecError, nearest
 from hookrun.spec.experiment import Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
+from hookrun.spec.limits import beyond_limits
+from hookrun.spec.selector.base import shown
 from hookrun.spec.task import parse_task
 
 __all__ = ["Experiment", "HookSpec", "Settings", "Spec", "TaskKeys", "parse_experiment", "parse_spec"]
@@ -36,6 +38,7 @@ def parse_experiment(config: Mapping[str, Any], tasks: Mapping[str, type[TaskKey
 
     Raises SpecError with every mistake in it.
     """
+    _refuse_beyond_limits(config)
     problems = [_unknown_root(key) for key in config if key not in ROOT_KEYS]
     task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
     problems += wrong_in_task
@@ -59,13 +62,19 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
     Raises SpecError with every mistake in it.
     """
     if not isinstance(config, Mapping):
-        raise SpecError([Problem("hooks", f"found {config!r}, expected a mapping from name to hook")])
+        raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
     wrapped = "hooks" in config and not _is_hook(config["hooks"])
+    _refuse_beyond_limits(config, "" if wrapped else "hooks")
     problems = [_unknown_root(key) for key in config if wrapped and key not in ROOT_KEYS]
     hooks, wrong = parse_hooks(config["hooks"] if wrapped else config)
     if problems or wrong:
         raise SpecError([*problems, *wrong])
     return Spec(tuple(hooks), seed=seed)
+
+
+def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:
+    if problem := beyond_limits(config, where):
+        raise SpecError([problem])
 
 
 def _is_hook(body: Any) -> bool:

@@ -6,7 +6,16 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Count = Field(default=None, ge=1)
+MOST = 10**12
+"""The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
+MOST_THREADS = 1024
+MOST_WORKERS = 256
+MOST_SAMPLES = 2**20
+"""Samples of one batch."""
+MOST_BUFFER = 2**20
+"""MiB of the capture buffer: one TiB."""
+
+Count = Field(default=None, ge=1, le=MOST)
 
 
 class Section(BaseModel):
@@ -58,8 +67,8 @@ class Data(Section):
     args: dict[str, Any] = {}
     transforms: dict[str, dict[str, Any] | None] = {}
     train_transforms: dict[str, dict[str, Any] | None] | None = None
-    batch_size: int = Field(default=64, ge=1)
-    workers: int = Field(default=0, ge=0)
+    batch_size: int = Field(default=64, ge=1, le=MOST_SAMPLES)
+    workers: int = Field(default=0, ge=0, le=MOST_WORKERS)
 
 
 class Named(Section):
@@ -83,14 +92,14 @@ class Scheduler(Named):
 class Train(Section):
     """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass."""
 
-    epochs: int = Field(default=1, ge=0)
+    epochs: int = Field(default=1, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
     loss: str = "cross_entropy"
     optimizer: Named = Named(name="AdamW")
     scheduler: Scheduler | None = None
-    accumulate: int = Field(default=1, ge=1)
-    log_every: int = Field(default=10, ge=1)
+    accumulate: int = Field(default=1, ge=1, le=MOST)
+    log_every: int = Field(default=10, ge=1, le=MOST)
     shuffle: bool = True
 
 
@@ -103,10 +112,10 @@ class Compute(Section):
 
     device: str = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    threads: int | None = Count
+    threads: int | None = Field(default=None, ge=1, le=MOST_THREADS)
     deterministic: bool = True
     compile: bool = False
-    capture_buffer: int = Field(default=192, strict=True, ge=1)
+    capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
 
 
 class Settings(Section):

@@ -9,17 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from hookrun.actions import Action, actions
 from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.spec.selector import AnySelector
+from hookrun.spec.selector.base import shown
 from hookrun.spec.target import Index, Target
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)
+MOST_PRIORITY = 10**9
 
 
 class HookKeys(BaseModel):
@@ -36,7 +38,7 @@ class HookKeys(BaseModel):
     when: When = When()
     expect: Annotated[Expect, WithJsonSchema({"type": ["integer", "string"]})] = parse_expect(">=1")
     enabled: bool = True
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
     parameters: bool = False
 
 
@@ -123,9 +125,11 @@ def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Pr
 
 def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     if not isinstance(name, str) or not re.fullmatch(r"[^\W\d][\w-]*", name):
-        return [Problem(where, f"found the name {name!r}, expected a letter, then letters, digits, _ or -")]
+        return [
+            Problem(where, f"found the name {shown(name)}, expected a letter, then letters, digits, _ or -")
+        ]
     if not isinstance(body, Mapping):
-        return [Problem(where, f"found {body!r}, expected a mapping with select, hook and action")]
+        return [Problem(where, f"found {shown(body)}, expected a mapping with select, hook and action")]
     given = dict(body)
     action_name = given.pop("action", None)
     action = actions().get(action_name) if isinstance(action_name, str) else None
@@ -159,7 +163,7 @@ def _unknown_action(name: Any, where: str) -> Problem:
     if name is None:
         return Problem(join(where, "action"), "is missing", "it is one of: " + ", ".join(actions()))
     return Problem(
-        join(where, "action"), f"found {name!r}, which is not an action", nearest(str(name), actions())
+        join(where, "action"), f"found {shown(name)}, which is not an action", nearest(str(name), actions())
     )
 
 

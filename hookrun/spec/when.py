@@ -17,14 +17,19 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from hookrun.spec.selector.base import shown
+
+MOST = 10**15
+"""The greatest count of steps, epochs, calls or modules."""
+
 
 class Range(BaseModel):
     """`start` included, `end` excluded, `every` counted from `start`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    start: int = Field(default=0, ge=0)
-    end: int | None = Field(default=None, ge=0)
-    every: int = Field(default=1, ge=1)
+    start: int = Field(default=0, ge=0, le=MOST)
+    end: int | None = Field(default=None, ge=0, le=MOST)
+    every: int = Field(default=1, ge=1, le=MOST)
 
     @model_validator(mode="after")
     def _not_empty(self) -> Range:
@@ -47,17 +52,17 @@ class Range(BaseModel):
 
 def _counts(raw: Any) -> Any:
     if isinstance(raw, bool):
-        raise ValueError(f"found {raw!r}, expected a number, a list of numbers, or start, end, every")
+        raise ValueError(f"found {shown(raw)}, expected a number, a list of numbers, or start, end, every")
     numbers = [raw] if isinstance(raw, int) else raw
     if isinstance(numbers, list | tuple):
         if not numbers:
             raise ValueError("the list is empty: it never fires")
         for number in numbers:
-            if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-                raise ValueError(f"found {number!r}, expected a count from 0 on")
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST:
+                raise ValueError(f"found {shown(number)}, expected a count from 0 on, at most {MOST:,}")
         return frozenset(numbers)
     if isinstance(raw, str):
-        raise ValueError(f"found {raw!r}; a range is written {{start: 0, end: 100, every: 10}}")
+        raise ValueError(f"found {shown(raw)}; a range is written {{start: 0, end: 100, every: 10}}")
     return Range.model_validate(raw)
 
 
@@ -85,7 +90,7 @@ class When(BaseModel):
     epoch: Counts | None = None
     call: Counts | None = None
     probability: float = Field(default=1.0, ge=0, le=1)
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
 
     @property
     def always(self) -> bool:
@@ -135,14 +140,24 @@ def parse_expect(raw: Any) -> Expect:
     """Parse ``3``, ``">=1"``, ``"<=4"`` or ``"0..2"``."""
     if isinstance(raw, Expect):
         return raw
-    text = str(raw).strip() if isinstance(raw, int | str) and not isinstance(raw, bool) else ""
-    if found := re.fullmatch(r"(>=|<=)?\s*(\d+)", text):
+    text = _count_text(raw)
+    if found := re.fullmatch(r"(>=|<=)?\s*(\d+)", text, re.ASCII):
         sign, number = found.group(1), int(found.group(2))
         least, most = {">=": (number, None), "<=": (0, number)}.get(sign, (number, number))
         return Expect(text, least, most)
-    if found := re.fullmatch(r"(\d+)\s*\.\.\s*(\d+)", text):
+    if found := re.fullmatch(r"(\d+)\s*\.\.\s*(\d+)", text, re.ASCII):
         least, most = int(found.group(1)), int(found.group(2))
         if least > most:
             raise ValueError(f"found {text!r}: {least} is more than {most}")
         return Expect(text, least, most)
-    raise ValueError(f'found {raw!r}, expected a count: 3, ">=1", "<=4" or "0..2"')
+    raise ValueError(f'found {shown(raw)}, expected a count: 3, ">=1", "<=4" or "0..2"')
+
+
+def _count_text(raw: Any) -> str:
+    """The text of a count; empty for one that is too long to be one, and for anything else."""
+    if isinstance(raw, bool) or not isinstance(raw, int | str):
+        return ""
+    if isinstance(raw, int) and not 0 <= raw <= MOST:
+        return ""
+    text = str(raw).strip()
+    return text if len(text) <= 40 else ""

@@ -61,8 +61,10 @@ class Run:
         """The configuration that the run was started with; empty where it was not kept."""
         from omegaconf import OmegaConf
 
+        from hookrun.yaml_files import load
+
         path = self.path / CONFIG
-        content = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        content = OmegaConf.to_container(load(path)) if path.is_file() else {}
         return content if isinstance(content, dict) else {}  # type: ignore[return-value]
 
     @cached_property

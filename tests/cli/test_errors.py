@@ -81,7 +81,7 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
         (["seed=${sed}"], ["seed: Interpolation key 'sed' not found"]),
         (
             ["seed=${oc.env:NOT_SET}"],
-            ["seed: ", "Environment variable 'NOT_SET' not found", "${oc.env:NAME,default}"],
+            ["seed: no value of the environment enters a configuration", "on the command line: key=$NAME"],
         ),
         (["seed=a${"], ["`${` begins an interpolation; for the characters themselves write \\${"]),
         (["--config-name", "confg"], ["--config-name: there is no 'confg'; did you mean 'config'?"]),

@@ -1,0 +1,314 @@
+"""Hydra's loader of config folders, which vets every file that is not hookrun's own before it acts on it.
+
+With `hookrun.cli.hydra` the only files that import Hydra's private modules.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from collections.abc import Collection
+from importlib import resources
+from io import StringIO
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.default_element import ResultDefault
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.cli import hydra_section
+from hookrun.errors import Problem, SpecError
+from hookrun.interpolations import guarded
+from hookrun.yaml_files import reading
+
+MAX_LOADS = 1_000
+"""Configs that one composition loads; an ordinary one loads about thirty."""
+HYDRAS_DIRS = {
+    "run.dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}",
+    "sweep.dir": "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}",
+}
+"""What Hydra would use: two runs of one second would share a directory."""
+
+
+def conf_dir() -> Path:
+    """The config folder that comes with hookrun: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+def _is_inside(config_path: str) -> bool:
+    """Whether the path stays in the folder: ``../x`` and ``//x`` in a defaults list would leave it."""
+    return config_path in ("", posixpath.normpath(config_path)) and not config_path.startswith(("/", "../"))
+
+
+def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig:
+    """The content of a config file; raises SpecError for what a file that is not hookrun's own may not hold."""
+    content = OmegaConf.load(StringIO(text))
+    if is_ours:
+        return cast(DictConfig, content)
+    plain: Any = OmegaConf.to_container(content, resolve=False)
+    group = posixpath.dirname(config_path)
+    inner = plain
+    if hydra_section.is_open(group) and isinstance(plain, dict):  # `_target_` there is checked where it lands
+        inner = {key: value for key, value in plain.items() if key != "_target_"}
+    problems = hydra_section.acting_keys(inner, file)
+    if isinstance(plain, dict):
+        problems += hydra_section.wrong_choices(plain.get("defaults"), group, file)
+    if problems:
+        raise SpecError(problems)
+    return cast(DictConfig, content)
+
+
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's reader of config folders, with errors that name the file.
+
+    Hydra's registry, which launchers carry to other processes, refuses another reader unless it has this name.
+    """
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is the folder that comes with hookrun."""
+        return Path(self.path).resolve() == conf_dir().resolve()
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if not self.is_config(config_path):
+            return super().load_config(config_path)
+        file = Path(self.path, self._normalize_file_name(config_path)).resolve()
+        if not file.is_relative_to(Path(self.path).resolve()):
+            what = f"is a link that leads out of the folder {self.path}, to {file}"
+            hint = "copy the file, or name its folder as well: hydra.searchpath=[file:///folder] on the command line"
+            raise SpecError([Problem(str(Path(self.path, config_path)), what, hint)])
+        with reading(file) as text:
+            header = ConfigSource._get_header_dict(text[:512])
+            content = _vetted(text, str(file), config_path, self.is_ours)
+            return ConfigResult(
+                config=content, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
+            )
+
+    def is_config(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_config(config_path)
+
+    def is_group(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_group(config_path)
+
+    def available(self) -> bool:
+        """Whether the folder is there. Raises SpecError where it is not: Hydra would warn and leave it out."""
+        if not super().available():
+            what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
+            raise SpecError([Problem("hydra.searchpath", what, hint)])
+        return True
+
+
+class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
+    """Hydra's reader of config folders in packages: its own, those of plugins, and those of a typed search path."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether Hydra or an installed plugin brought it."""
+        return not self.provider.startswith(("hydra.searchpath", "command-line", "main"))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if self.is_ours or not self.is_config(config_path):
+            return super().load_config(config_path)
+        resource = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
+        with resources.as_file(resource) as file, reading(file) as text:
+            header = ConfigSource._get_header_dict(text[:512])
+            content = _vetted(text, str(file), config_path, is_ours=False)
+            return ConfigResult(
+                config=content, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
+            )
+
+    def is_config(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_config(config_path)
+
+    def is_group(self, config_path: str) -> bool:
+        return _is_inside(config_path) and super().is_group(config_path)
+
+
+SOURCES: tuple[type[ConfigSource], ...] = (FileConfigSource, ImportlibResourcesConfigSource)
+HYDRAS_SOURCES: tuple[type[ConfigSource], ...] = (
+    file_config_source.FileConfigSource,
+    importlib_resources_config_source.ImportlibResourcesConfigSource,
+)
+
+
+def _is_ours(source: ConfigSource) -> bool:
+    """Whether its configs come with hookrun, Hydra or an installed plugin; those of ConfigStore are set by code."""
+    return bool(getattr(source, "is_ours", source.scheme() == "structured"))
+
+
+def _source(repo: IConfigRepository, config_path: str) -> ConfigSource | None:
+    return next((source for source in repo.get_sources() if source.is_config(config_path)), None)
+
+
+class Loader(ConfigLoaderImpl):
+    """Hydra's loader, for a process of hookrun and those of its launchers.
+
+    output: the folder of all outputs whose place was not typed; None: the current directory
+    """
+
+    def __init__(self, config_search_path: ConfigSearchPath, output: str | None = None) -> None:
+        super().__init__(config_search_path)
+        self._output = output
+
+    def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        with guarded():  # a launcher calls it in another process
+            return super().load_sweep_config(master_config, sweep_overrides)
+
+    def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
+        cfg = super()._load_configuration_impl(*args, **options)
+        if cfg.hydra.job.env_copy:
+            what = "would copy values of the environment into files; jobs inherit the environment without it"
+            raise SpecError([Problem("hydra.job.env_copy", what, "leave it out")])
+        self._place(cfg)
+        return cfg
+
+    def _place(self, cfg: DictConfig) -> None:
+        """Give outputs the place of hookrun instead of Hydra's, within `output`, where nothing else was typed."""
+        typed = [str(text).lstrip("+") for text in cfg.hydra.overrides.hydra]
+        for key, ours in hydra_section.SHIPPED_DIRS.items():
+            section, name = key.split(".")
+            node = cfg.hydra[section]
+            set_now = node._get_node(name)._value()
+            if name != "dir" or set_now not in (ours, HYDRAS_DIRS[key]):
+                continue
+            if any(text.startswith(f"hydra.{key}=") for text in typed):
+                continue
+            with read_write(node), open_dict(node):
+                node[name] = ours if self._output is None else os.path.join(self._output, ours)
+
+    def _parse_overrides_and_create_caching_repo(
+        self, config_name: str | None, overrides: list[str]
+    ) -> tuple[list[Override], CachingConfigRepository]:
+        parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
+        _limit_loads(repo)
+        repo.typed_groups = {each.key_or_group for each in parsed}  # type: ignore[attr-defined]
+        return parsed, repo
+
+    def _process_config_searchpath(
+        self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository
+    ) -> None:
+        source = None if config_name is None else _source(repo, config_name)
+        if config_name is not None and source is not None and not _is_ours(source):
+            loaded = repo.load_config(config_name)
+            plain = None if loaded is None else OmegaConf.to_container(loaded.config, resolve=False)
+            section = plain.get("hydra") if isinstance(plain, dict) else None
+            if isinstance(section, str) or (isinstance(section, dict) and "searchpath" in section):
+                where = f"{_file(source, config_name)}: hydra.searchpath"
+                hint = "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER"
+                raise SpecError(
+                    [Problem(where, "is not for a file to set: it would read other folders", hint)]
+                )
+        super()._process_config_searchpath(config_name, parsed_overrides, repo)
+
+    def _compose_config_from_defaults_list(
+        self, defaults: list[ResultDefault], repo: IConfigRepository
+    ) -> DictConfig:
+        problems = [problem for each in defaults for problem in _wrong_place(each, repo)]
+        if problems:
+            raise SpecError(problems)
+        return super()._compose_config_from_defaults_list(defaults, repo)
+
+    def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
+        loaded = super()._load_single_config(default, repo)
+        path = str(default.config_path)
+        source = _source(repo, path)
+        if source is None or (_is_ours(source) and (_of_hydra(path) or default.primary)):
+            return loaded
+        plain: Any = OmegaConf.to_container(loaded.config, resolve=False)
+        if isinstance(plain, dict) and "hydra" in plain:
+            groups = [name for name in repo.get_group_options("", ObjectType.GROUP) if name != "hydra"]
+            plugins = _installed() if posixpath.dirname(path) in _typed_groups(repo) else ()
+            problems = hydra_section.wrong_settings(plain["hydra"], groups, plugins)
+            if problems:
+                file = _file(source, path)
+                raise SpecError([Problem(f"{file}: {each.where}", each.what, each.hint) for each in problems])
+        return loaded
+
+
+def _limit_loads(repo: CachingConfigRepository) -> None:
+    """Let the repository load MAX_LOADS configs: defaults lists that name one another twice would multiply."""
+    loads, load = count(1), repo.load_config
+
+    def counted(config_path: str) -> ConfigResult | None:
+        if next(loads) > MAX_LOADS:
+            what = f"the defaults lists name more than {MAX_LOADS:,} configs"
+            raise SpecError([Problem(config_path, what, "name each config once")])
+        return load(config_path)
+
+    repo.load_config = counted  # type: ignore[method-assign]
+
+
+def _wrong_place(default: ResultDefault, repo: IConfigRepository) -> list[Problem]:
+    """The problem of a config of Hydra's groups that files may not choose, or that hides an installed one."""
+    path = default.config_path
+    if path is None or not _of_hydra(path):
+        return []
+    source = _source(repo, path)
+    if source is not None and not _is_ours(source):
+        theirs = [each for each in repo.get_sources() if _is_ours(each) and each.is_config(path)]
+        if theirs:
+            what = f"has the name of the config {path!r} that is installed"
+            return [Problem(_file(source, path), what, "give the file another name")]
+    group, name = posixpath.split(posixpath.normpath(path))
+    package = str(default.package or "").removesuffix("._global_")
+    is_typed = any(group == each or group.startswith(f"{each}/") for each in _typed_groups(repo))
+    if is_typed and not hydra_section.is_open(group):
+        return []
+    if group in _HYDRAS_CHOICES:
+        is_fine = default.parent == "hydra/config" and name in _HYDRAS_CHOICES[group]
+    elif path == "hydra/config":
+        is_fine = package in ("", "hydra")
+    else:
+        is_fine = hydra_section.is_open(group) and package == group.replace("/", ".")
+    if is_fine:
+        return []
+    what = f"the config {path!r} was chosen for {package or 'the root'!r} by {default.parent!r}"
+    return [Problem(group, what, "only the command line chooses it")]
+
+
+_HYDRAS_CHOICES = {
+    "hydra/env": {"default"},
+    "hydra/help": {"default", "hookrun"},
+    "hydra/hydra_help": {"default"},
+    "hydra/hydra_logging": {"default", "none"},
+    "hydra/job_logging": {"default", "none"},
+    "hydra/output": {"default"},
+}
+"""What Hydra and hookrun choose themselves."""
+
+
+def _of_hydra(path: str) -> bool:
+    return posixpath.normpath(path).lstrip("/").startswith("hydra/")
+
+
+def _typed_groups(repo: IConfigRepository) -> Collection[str]:
+    """The groups of Hydra from which the command line chooses."""
+    typed = getattr(repo, "typed_groups", ())
+    return {group for group in typed if group.startswith("hydra/")}
+
+
+def _file(source: ConfigSource, config_path: str) -> str:
+    return (
+        str(Path(source.path, f"{config_path}.yaml"))
+        if source.scheme() == "file"
+        else f"{source}/{config_path}"
+    )
+
+
+def _installed() -> list[str]:
+    """The classes of the launchers and sweepers that are installed."""
+    known = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
+    return [f"{each.__module__}.{each.__name__}" for each in known]

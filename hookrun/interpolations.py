@@ -1,0 +1,168 @@
+"""Resolving interpolations safely: few resolvers, no value of the environment, and a budget that no bomb gets past.
+
+A scan of the text cannot tell what `${oc.${x}:SECRET}` asks for, nor how large `${a}${a}` becomes: both are decided
+here, where OmegaConf resolves them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import Container, DictConfig, ListConfig, Node, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+from omegaconf.errors import InterpolationResolutionError
+
+from hookrun.expansion import MAX_CHARACTERS, MAX_RESOLVED, MAX_VALUES, expanded
+
+RESOLVERS = frozenset(
+    {
+        "hydra",
+        "now",
+        "oc.create",
+        "oc.decode",
+        "oc.deprecated",
+        "oc.dict.keys",
+        "oc.dict.values",
+        "oc.select",
+    }
+)
+"""The resolvers that a configuration may use. An application's own could run anything."""
+BEYOND = 100
+"""Interpolations that may be resolved beyond twice those that the text shows: their names are made of others."""
+MAX_NESTED = 32
+"""Interpolations that lead to one another."""
+
+
+class RefusedInterpolation(InterpolationResolutionError):
+    """An interpolation asks for what a configuration may not have, or for too much."""
+
+
+@dataclass
+class _Budget:
+    limit: int = MAX_RESOLVED
+    resolved: int = 0
+    nested: int = 0
+    values: int = 0
+    characters: int = 0
+
+    def weigh(self, value: Any) -> None:
+        """Count what an interpolation stands for. Raises RefusedInterpolation."""
+        value = value._value() if isinstance(value, Node) and not isinstance(value, Container) else value
+        if isinstance(value, str):
+            self.characters += len(value)
+        pending = [value]
+        while pending and self.values <= MAX_VALUES:
+            self.values += 1
+            pending += _inside(pending.pop())
+        if self.values > MAX_VALUES or self.characters > MAX_CHARACTERS:
+            raise RefusedInterpolation("the interpolations of the configuration stand for too many values")
+
+
+def _inside(value: Any) -> list[Any]:
+    if not isinstance(value, DictConfig | ListConfig):
+        return []
+    content = value._content
+    return list(
+        content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
+    )
+
+
+_budget: ContextVar[_Budget | None] = ContextVar("budget", default=None)
+_lock = threading.Lock()
+_guarding = 0
+_resolve = Container.resolve_parse_tree
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Within it, and in this thread alone, interpolations are resolved as this file says.
+
+    Other threads and the application resolve theirs as before. A block inside another shares its budget.
+    """
+    if _budget.get() is not None:
+        yield
+        return
+    token = _budget.set(_Budget())
+    _install(1)
+    try:
+        yield
+    finally:
+        _install(-1)
+        _budget.reset(token)
+
+
+def resolved(config: Any) -> Any:
+    """A DictConfig or ListConfig as plain data, each interpolation resolved and no value left open.
+
+    Raises TooLarge or RefusedInterpolation, soon, for interpolations that stand for too much.
+    """
+    size = expanded(OmegaConf.to_container(config, resolve=False))
+    with unguarded(), guarded():
+        budget = _budget.get()
+        assert budget is not None  # of the block above
+        budget.limit = min(MAX_RESOLVED, 2 * size.resolved + BEYOND)
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Code that a person trusts, such as their own model's, resolves what it likes."""
+    token = _budget.set(None)
+    try:
+        yield
+    finally:
+        _budget.reset(token)
+
+
+class _Table(dict[str, Any]):
+    """OmegaConf's table of resolvers; in a guarded block it gives only those of a configuration."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in RESOLVERS and _budget.get() is not None:
+            raise RefusedInterpolation(_refusal(name))
+        return super().__getitem__(name)
+
+
+def _refusal(name: str) -> str:
+    if name == "oc.env":
+        return (
+            "no value of the environment enters a configuration, so that none is written to disk: `oc.env` is refused; "
+            "write the value, or let the shell fill it in on the command line: key=$NAME"
+        )
+    return f"the resolver {name[:100]!r} is not available in a configuration; write the value itself"
+
+
+def _install(change: int) -> None:
+    global _guarding
+    with _lock:
+        before, _guarding = _guarding, _guarding + change
+        if not before:
+            BaseContainer._resolvers = _Table(BaseContainer._resolvers)
+            Container.resolve_parse_tree = _counted  # type: ignore[method-assign]
+        elif not _guarding:
+            BaseContainer._resolvers = dict(BaseContainer._resolvers)
+            Container.resolve_parse_tree = _resolve  # type: ignore[method-assign]
+
+
+def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:
+    """`Container.resolve_parse_tree`, which OmegaConf calls for each interpolation, within the budget."""
+    budget = _budget.get()
+    if budget is None:
+        return _resolve(self, *args, **kwargs)
+    budget.resolved += 1
+    if budget.resolved > budget.limit:
+        raise RefusedInterpolation(f"the configuration resolves more than {budget.limit:,} interpolations")
+    if budget.nested >= MAX_NESTED:
+        raise RefusedInterpolation(f"more than {MAX_NESTED} interpolations lead to one another")
+    budget.nested += 1
+    try:
+        value = _resolve(self, *args, **kwargs)
+    finally:
+        budget.nested -= 1
+    budget.weigh(value)
+    return value

@@ -1,0 +1,33 @@
+"""Which packages the environment trusts, read once: at the entry of a command, before any file could change it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+VARIABLE = "HOOKRUN_TRUST"
+
+_at_entry: ContextVar[frozenset[str] | None] = ContextVar("trust_at_entry", default=None)
+
+
+def of_environment() -> frozenset[str]:
+    """The packages that HOOKRUN_TRUST named when the command was entered; for a library call, names now."""
+    recorded = _at_entry.get()
+    return _read() if recorded is None else recorded
+
+
+@contextmanager
+def read_once(trusted: frozenset[str] | None = None) -> Iterator[None]:
+    """Within it the environment trusts what it trusts now, or `trusted`, whatever happens to the variable."""
+    token = _at_entry.set(_read() if trusted is None else trusted)
+    try:
+        yield
+    finally:
+        _at_entry.reset(token)
+
+
+def _read() -> frozenset[str]:
+    names = (name.strip() for name in os.environ.get(VARIABLE, "").split(","))
+    return frozenset(name for name in names if name)
