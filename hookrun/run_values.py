@@ -22,6 +22,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
 
 ROWS_AT_ONCE = 4096
+_MOST_SHOWN = 500
 
 
 class Rows(Protocol):
@@ -171,7 +172,7 @@ def _require_same_model(run: Run, value: RunValue, settings: Settings) -> None:
     theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
     for key in ("name", "factory"):
         if theirs and theirs.get(key) != ours[key]:
-            what = f"model.{key} is {theirs.get(key)!r} there and {ours[key]!r} here"
+            what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             raise HookrunError(f"{_named(run, value)} is of another model: {what}")
 
 
@@ -193,14 +194,22 @@ def _differences(run: Run, settings: Settings) -> list[str]:
     for section, keys in _MAY_DIFFER.items():
         theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
         found += [
-            f"{section}.{key} is {theirs.get(key)!r} there and {ours[key]!r} here"
+            f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             for key in keys
             if theirs and theirs.get(key) != ours[key]
         ]
     seed = run.config.get("seed", settings.seed)
     if seed != settings.seed and settings.model.weights is None:
-        found.append(f"seed is {seed} there and {settings.seed} here, from which the weights are drawn")
+        found.append(
+            f"seed is {_shown(seed)} there and {settings.seed} here, from which the weights are drawn"
+        )
     return found
+
+
+def _shown(value: Any) -> str:
+    """A value of another run's configuration, which may be of any length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _section(run: Run, name: str) -> dict[str, Any]:
@@ -316,9 +325,9 @@ def _origin(path: str) -> str:
         plan = open_run(path).plan
     except StoreError:  # that there is no such run is a problem of its own
         return ""
-    model = f"of a {plan['model']}, hash {plan['hash'][:12]}" if plan else "unknown"
-    matches = [match for each in plan.get("hooks", []) for match in each["targets"]]
-    shapes = ", ".join(f"{match['path']} {match['shape']}" for match in matches[:6])
+    model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
+    matches = [match for each in plan.get("hooks", []) for match in each.get("targets", [])]
+    shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
     return f"the run {path} has the plan {model}: {shapes}"
 
 

@@ -10,9 +10,12 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.report.lines import Records, sampled
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import METRICS, STATS, STATUS
+from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
+from hookrun.store.records import MOST_NAME, STATS_LINE
+from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
 
@@ -51,6 +54,11 @@ class Facts:
         """Hook name -> the hook, in firing order."""
         return {hook["name"]: hook for hook in self.plan.get("hooks", [])}
 
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Hook name -> its place in firing order."""
+        return {name: place for place, name in enumerate(self.planned)}
+
     def places(self, hook: str) -> dict[str, int]:
         """Module or parameter -> its place among those that a hook matched, in the model's order."""
         targets = self.planned.get(hook, {}).get("targets", [])
@@ -74,13 +82,14 @@ class Facts:
 
     def text(self, name: str) -> str:
         """The content of a file of text; ``""`` where there is none."""
+        path = self.path / name
         try:
-            with (self.path / name).open(encoding="utf-8", errors="replace") as file:
-                content = file.read(MOST_TEXT + 1)
+            with open_inside(path, self.path) as file:
+                content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
         except FileNotFoundError:
             return ""
         except OSError as error:
-            self.notes.append(f"{name} can't be read: {error.strerror or error}")
+            self.notes.append(f"{name} can't be read: {os_reason(error)}")
             return ""
         return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
 
@@ -88,17 +97,14 @@ class Facts:
 def read_facts(path: Path) -> Facts:
     """Read all but captures. Raises StoreError where there is no run."""
     run = open_run(path)
-    status = run.status
-    if not isinstance(status, dict) or "status" not in status:
-        raise StoreError(f"{run.path / STATUS} says no status")
     notes = list[str]()
+    status = _status(run, notes)
 
     def tried(what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
-        except Exception as error:  # YAML's and JSON's own errors too: a page with a gap is better than none
-            said = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
-            notes.append(f"{what} can't be read: {said}")
+        except HookrunError as error:  # a page with a gap is better than none
+            notes.append(f"{what} can't be read: {error}")
             return otherwise
 
     facts = Facts(
@@ -112,12 +118,29 @@ def read_facts(path: Path) -> Facts:
         config=tried("the configuration", lambda: run.config, {}),
         metrics=tried("the metrics", lambda: sampled(run.path / METRICS, _is_validation), Records()),
         stats=tried(
-            "the records", lambda: sampled(run.path / STATS, _FirstChecks(), keys=_RECORD), Records()
+            "the records",
+            lambda: sampled(run.path / STATS, _FirstChecks(), keys=_RECORD, line_of=STATS_LINE),
+            Records(),
         ),
     )
-    facts.cut_off = tried("the state of the run", lambda: run.cut_off, "")
+    facts.cut_off = tried("the state of the run", lambda: cut_off(status), "")
     facts.notes += [*notes, *facts.metrics.notes, *facts.stats.notes]
     return facts
+
+
+def _status(run: Run, notes: list[str]) -> dict[str, Any]:
+    """The status; only its one word, and a note, where the rest is not as it should be. StoreError without that."""
+    try:
+        return run.status
+    except StoreError as error:
+        try:
+            status = read_json(run.path / STATUS)
+        except StoreError:
+            raise error from None
+        if not isinstance(status, dict) or not isinstance(status.get("status"), str):
+            raise StoreError(f"{run.path / STATUS} says no status") from error
+        notes.append(f"the status can't be read: {error}")
+        return {"status": status["status"][:MOST_NAME]}
 
 
 def _is_validation(line: bytes) -> bool:

@@ -20,6 +20,8 @@ from hookrun.store.format import CAPTURES, PREDICTIONS
 MOST_LOOKS = 40
 """Captured tensors that are drawn, the predictions not counted; every one is listed."""
 
+MOST_HOOKS = 2_000
+
 SHOWN_MODULES = 4
 
 ON_PARAMETERS = {name for name, kind in HOOK_TYPES.items() if kind.on_parameters}
@@ -66,7 +68,10 @@ class HookPart:
 
 def plan_rows(facts: Facts) -> list[Row]:
     """The plan's table, in firing order."""
-    return [_row(order, hook, facts) for order, hook in enumerate(facts.planned.values())]
+    hooks = list(facts.planned.values())
+    if len(hooks) > MOST_HOOKS:
+        facts.notes.append(f"the plan has {len(hooks):,} hooks: the first {MOST_HOOKS:,} are shown")
+    return [_row(order, hook, facts) for order, hook in enumerate(hooks[:MOST_HOOKS])]
 
 
 def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> Row:
@@ -133,7 +138,7 @@ def silences(facts: Facts) -> list[Silence]:
     for (hook, module), site in facts.sites.items():
         if site.get("silent"):
             found[hook, site["silent"]].append(module)
-    return [Silence(hook, why, tuple(modules)) for (hook, why), modules in found.items()]
+    return [Silence(hook, why, tuple(modules)) for (hook, why), modules in found.items()][:MOST_HOOKS]
 
 
 def hook_parts(facts: Facts) -> list[HookPart]:
@@ -142,10 +147,15 @@ def hook_parts(facts: Facts) -> list[HookPart]:
     for record in facts.stats.records:
         records[str(record.get("hook"))].append(record)
     captured = _streams(facts, CAPTURES)
-    names = list(dict.fromkeys([*facts.planned, *records, *captured]))
+    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
+    names.sort(key=lambda name: facts.order.get(name, len(facts.order)))
     share = max(2, MOST_LOOKS // max(len(captured), 1))
-    parts = [_part(facts, name, records[name], captured.get(name, []), CAPTURES, share) for name in names]
-    for streams_of in _streams(facts, PREDICTIONS).values():
+    drawn = set(list(captured)[:MOST_LOOKS])
+    parts = [
+        _part(facts, name, records[name], captured.get(name, []), CAPTURES, share if name in drawn else 0)
+        for name in names
+    ]
+    for streams_of in list(_streams(facts, PREDICTIONS).values())[:MOST_LOOKS]:
         part = _part(facts, "", [], streams_of, PREDICTIONS, share)
         part.title = "what the model predicted"
         part.name = "predictions"
@@ -163,7 +173,7 @@ def _part(
 ) -> HookPart:
     hook = facts.planned.get(name, {})
     sites = counted(len(hook.get("targets", [])), "parameter" if _on_parameters(hook) else "module")
-    order = list(facts.planned).index(name) if hook else -1
+    order = facts.order[name] if hook else -1
     part = HookPart(
         name, f"{hook.get('hook', '')}, {hook.get('action', '')} on {sites}" if hook else "", order
     )

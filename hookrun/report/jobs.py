@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,12 +13,18 @@ from urllib.parse import quote
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import sampled
 from hookrun.report.yaml_files import read_yaml
-from hookrun.store.files import StoreError, read_json
+from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
+from hookrun.store.inside import is_there
+from hookrun.store.read_records import read_record
+from hookrun.store.records import EnvRecord, Record, Status
 from hookrun.store.run_dir import cut_off
 
 OVERRIDES = ".hydra/overrides.yaml"
 MULTIRUN = "multirun.yaml"
+MOST_OVERRIDES = 50_000
+"""Characters of a sweep's command line that is taken apart."""
+
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 
 
@@ -64,7 +71,7 @@ def _job_folders(folder: Path) -> Iterator[Path]:
 
 
 def _job(folder: Path, path: Path) -> Job:
-    status = _json(path / STATUS)
+    status = _record(path / STATUS, Status)
     reason = _cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
@@ -81,32 +88,31 @@ def _job(folder: Path, path: Path) -> Job:
     return Job(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
-        reason=str(status.get("reason", "")),
+        reason=str(status.get("reason") or ""),
         exit_code=status.get("exit_code"),
         started=str(status.get("started", "")),
         seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
-        overrides=_overrides(path / OVERRIDES),
+        overrides=_overrides(path),
         metrics={name: value for name, value in values.items() if not name.endswith("/lr")},
-        argv=list(_json(path / ENV).get("argv", [])),
+        argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
     )
 
 
 def _cut_off(status: dict[str, Any]) -> str:
-    return cut_off(status) if {"status", "pid"} <= set(status) else ""
+    return cut_off(status)
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file, or no JSON in it."""
+def _record(path: Path, model: type[Record]) -> dict[str, Any]:
+    """Empty where there is no such file, or none that can be read; a status says then what is wrong."""
     try:
-        content = read_json(path) if path.is_file() else {}
+        return read_record(path, model) if is_there(path) else {}
     except StoreError as error:
         return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
-    return content if isinstance(content, dict) else {}
 
 
-def _overrides(path: Path) -> dict[str, str]:
-    content = read_yaml(path)
+def _overrides(folder: Path) -> dict[str, str]:
+    content = read_yaml(folder / OVERRIDES, folder)
     texts = content if isinstance(content, list) else []
     pairs = (str(text).lstrip("+").partition("=") for text in texts)
     return {key: value for key, _, value in pairs}
@@ -124,20 +130,32 @@ def asked_for(folder: Path) -> dict[str, int]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    content = read_yaml(folder / MULTIRUN)
+    content = read_yaml(folder / MULTIRUN, folder)
     hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
     try:
         params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-        overrides = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
-        swept = [override for override in overrides if override.is_discrete_sweep()]
-        return {override.key_or_group: len(list(override.sweep_iterator())) for override in swept}
-    except (
-        HydraException,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ):  # half written, or of a sweeper of its own kind
-        return {}
+        texts = [*params, *hydra["overrides"]["task"]]
+        if sum(map(len, texts)) > MOST_OVERRIDES:
+            return {}
+        overrides = OverridesParser.create().parse_overrides(texts)
+        return {
+            override.key_or_group: _values_of(override.value())
+            for override in overrides
+            if override.is_discrete_sweep()
+        }
+    except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
+        return {}  # half written, or of a sweeper of its own kind
+
+
+def _values_of(sweep: Any) -> int:
+    """How many values a sweep has, counted without making them."""
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
+        return max(math.ceil((sweep.stop - sweep.start) / sweep.step), 0)
+    raise ValueError("a sweep whose values are not known")
 
 
 def metric_names(jobs: Iterable[Job]) -> list[str]:
@@ -147,4 +165,4 @@ def metric_names(jobs: Iterable[Job]) -> list[str]:
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("/")]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]

@@ -13,6 +13,11 @@ from hookrun.report.facts import Facts
 WHERE = frozenset({"split", "epoch", "step", "module", "other", "score"})
 """Keys of a line that say what it is about."""
 
+MOST_FIGURES = 60
+MOST_CURVES = 16
+MOST_LATEST = 100
+MOST_MODULES = 400
+
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "chance"}
 
 Line = dict[str, Any]
@@ -42,8 +47,8 @@ def curves(facts: Facts) -> list[Figure]:
         ]
         is_constant = name == "lr" and len({y for each in series for y in each.y}) == 1
         if max(len(each.x) for each in series) > 1 and not is_constant:
-            figures.append(lines(name, series, x="step", y=name))
-    return figures
+            figures.append(lines(name, series[:MOST_CURVES], x="step", y=name))
+    return figures[:MOST_FIGURES]
 
 
 _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
@@ -58,12 +63,13 @@ def latest(facts: Facts) -> list[Last]:
             before = found[key].best if key in found else value
             better = min(value, before) if "loss" in name else max(value, before)
             found[key] = Last(*key, value, before if value != value else better)
-    return [each for each in found.values() if each.name != "lr"]
+    return [each for each in found.values() if each.name != "lr"][:MOST_LATEST]
 
 
 def probes(facts: Facts) -> list[Line]:
     """The lines of task=probe, one for each module."""
-    return [line for line in facts.metrics.records if line.get("split") == "probe" and line.keys() >= _PROBE]
+    found = [line for line in facts.metrics.records if line.get("split") == "probe" and line.keys() >= _PROBE]
+    return [line for line in found if isinstance(line["accuracy"], int | float)][:MOST_MODULES]
 
 
 def probe_figure(found: list[Line]) -> Figure:
@@ -86,15 +92,16 @@ def similarity(facts: Facts) -> Figure | None:
     from hookrun.report.draw.pictures import heat
 
     pairs = [line for line in facts.metrics.records if line.get("split") == "similarity"]
-    lines = [line for line in pairs if line.keys() >= {"module", "other", "cka"}]
+    lines = [line for line in pairs if isinstance(line.get("cka"), int | float)]
     if not lines:
         return None
-    names = list(dict.fromkeys(str(line["module"]) for line in lines))
+    names = list(dict.fromkeys(str(line.get("module")) for line in lines))[:MOST_MODULES]
     place = {name: n for n, name in enumerate(names)}
     values = np.full((len(names), len(names)), np.nan, dtype=np.float32)
     for line in lines:
-        if line["other"] in place:
-            values[place[line["module"]], place[line["other"]]] = line["cka"]
+        row, column = (place.get(str(line.get(key))) for key in ("module", "other"))
+        if row is not None and column is not None:
+            values[row, column] = np.clip(line["cka"], -1e30, 1e30)
     shown = [module_name(name) for name in names]
     return heat(
         "linear CKA", values, rows=shown, columns=shown, x="module", numbers=len(names) <= 12, limits=(0, 1)

@@ -35,6 +35,7 @@ CONTEXT = frozenset(
     }
 )
 MOST_CHARTS = 8
+MOST_MODES = 4
 MOST_ROWS = 200
 MOST_COLUMNS = 200
 MOST_PRINTED = 60
@@ -73,11 +74,17 @@ def trips(facts: Facts) -> list[Trip]:
                 record["epoch"],
                 record["step"],
                 record["mode"],
-                verdict(record) if "least" in record else str(record.get("message", "")),
+                _message(record),
                 str(record.get("policy", "")),
                 1,
             )
     return list(found.values())
+
+
+def _message(record: Record) -> str:
+    """What a check required, and what it found where the record says that."""
+    found = all(record.get(key) is not None for key in ("least", "largest", "message"))
+    return verdict(record) if found else str(record.get("message") or "")
 
 
 def spent(facts: Facts) -> list[str]:
@@ -106,13 +113,14 @@ def printed(records: Iterable[Record]) -> list[tuple[str, str]]:
 def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
     """A chart for each statistic that a hook took; gradient norms by layer first, as a map."""
     measured = [record for record in records if record.get("action") == "stats"]
-    modes = list(dict.fromkeys(str(record["mode"]) for record in measured))
+    modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
     places = facts.places(hook)
     is_gradient = facts.planned.get(hook, {}).get("hook") in GRADIENT_HOOKS
     figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
-        names = dict.fromkeys(key for record in of_mode for key in record if key not in CONTEXT)
+        every = dict.fromkeys(key for record in of_mode for key in record if key not in CONTEXT)
+        names = list(every)[: 2 * MOST_CHARTS]
         where = f", {mode} mode" if len(modes) > 1 else ""
         for name in sorted(names, key=lambda name: name != "norm"):
             points, unit = _points(of_mode, name, places)

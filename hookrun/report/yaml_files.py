@@ -5,14 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hookrun.store import stored_config
+from hookrun.store.files import StoreError
 
-def read_yaml(path: Path) -> Any:
-    """The content, interpolations left as they are; None where there is no such file, or no YAML in it yet."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
+def read_yaml(path: Path, root: Path) -> Any:
+    """The content, interpolations left as they are; None where there is no such file, or no YAML in it yet.
+
+    root: the directory of the run or the sweep, below which no link is followed
+    """
     try:
-        return OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else None
-    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
+        return stored_config.read_yaml(path, root)
+    except StoreError:
         return None

@@ -46,6 +46,7 @@ def run(prepared: Prepared | Analysis, path: Path) -> int:
                 analyse(prepared, run_dir)
             else:
                 stopped = _run(prepared, run_dir)
+        run_dir.write_manifest()
     except BaseException as error:
         _told(partial(_set_failed, run_dir, error))
         raise
