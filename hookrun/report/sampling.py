@@ -104,6 +104,8 @@ def draw(folder: Path, stream: Stream) -> Sample:
         values.append(_plain(capture[here]))
         table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits)
         columns.append(torch.stack([column[here] for column in table]))
+    if not values:
+        raise HookrunError("it holds no rows")
     whole = torch.cat(columns, dim=1)
     return Sample(torch.cat(values), *whole)
 

@@ -177,6 +177,7 @@ WRONG: dict[str, tuple[str, tuple[Any, ...], Any]] = {
     "a module of 5,000 letters": ("stats.jsonl", ("module",), "x" * 5_000),
     "rows 10^12": (INDEX, (*SEEN, "rows"), 10**12),
     "rows -5": (INDEX, (*SEEN, "rows"), -5),
+    "rows 0": (INDEX, (*SEEN, "rows"), 0),
     "rows 1.5": (INDEX, (*SEEN, "rows"), 1.5),
     "rows that are true": (INDEX, (*SEEN, "rows"), True),
     "one row fewer": (INDEX, (*SEEN, "rows"), 1),
