@@ -35,7 +35,7 @@ from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify
 
-HANGS = 20
+HANGS = 120
 """Seconds of one reading after which it is taken to hang."""
 
 
