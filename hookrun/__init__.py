@@ -5,7 +5,15 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import CheckFailed, CompileError, HookError, HookrunError, Problem, SpecError
+from hookrun.errors import (
+    CheckFailed,
+    CompileError,
+    HookError,
+    HookrunError,
+    HookrunWarning,
+    Problem,
+    SpecError,
+)
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
@@ -20,6 +28,7 @@ __all__ = [
     "CompileError",
     "HookError",
     "HookrunError",
+    "HookrunWarning",
     "Installation",
     "Plan",
     "Problem",

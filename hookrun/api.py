@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.proving import Example, Plan, compile_plan
 from hookrun.runtime import Installation
-from hookrun.spec import Spec, parse_experiment, parse_spec
+from hookrun.spec import Spec, parse_spec
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
+from hookrun.tasks import parse_experiment
+from hookrun.yaml_files import reading
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -48,22 +50,10 @@ def load_spec(
 
 def _read_yaml(path: Path) -> Mapping[str, Any]:
     from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    from hookrun.broken_yaml import problem_of_yaml
 
     path = path.expanduser().absolute()
-    if not path.is_file():
-        raise SpecError([Problem(str(path), "there is no such file")])
-    try:
+    with reading(path):
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=True, throw_on_missing=True)
-    except YAMLError as error:
-        raise SpecError([problem_of_yaml(error)]) from error
-    except OmegaConfBaseException as error:
-        raise SpecError([Problem(str(path), str(error).splitlines()[0])]) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(str(path), f"is no YAML of a mapping: {error}")]) from error
     if not isinstance(content, dict):
         raise SpecError([Problem(str(path), "holds no mapping from name to hook")])
     return {str(key): value for key, value in content.items()}
@@ -102,9 +92,10 @@ def hooked(
     *,
     effects: bool = False,
     scaler: GradScaler | None = None,
+    strict: bool = False,
 ) -> Installation:
-    """Compile and install in one step: ``with hookrun.hooked(model, spec) as hooks: ...``."""
-    return compile(spec, model).install(model, effects=effects, scaler=scaler)
+    """Compile and install in one step: ``with hookrun.hooked(model, spec) as hooks: ...``; see `Plan.install`."""
+    return compile(spec, model).install(model, effects=effects, scaler=scaler, strict=strict)
 
 
 def open_run(path: str | Path) -> Run:

@@ -7,8 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import Module
 
 from hookrun.errors import nearest
 from hookrun.spec.target import Key, path_text
@@ -96,10 +96,21 @@ class TargetError(LookupError):
 
 
 def get(value: Any, keys: Sequence[Key]) -> Any:
-    """The member at the end of a path. Raises TargetError."""
+    """The member at the end of a path, which may lead through an object's own attributes. Raises TargetError."""
     for depth, key in enumerate(keys):
-        value = _member(value, key, tuple(keys[:depth]))
+        value = _member(value, key, tuple(keys[:depth]), readonly=True)
     return value
+
+
+def attributes(value: Any) -> list[tuple[str, Any]]:
+    """The attributes that an instance has of its own, in ``__dict__`` and in slots, those of a dataclass included."""
+    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    names += getattr(value, "__dict__", {})
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    own = [name for name in dict.fromkeys(names) if name not in ("__dict__", "__weakref__")]
+    return [(name, getattr(value, name)) for name in own if hasattr(value, name)]
 
 
 def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
@@ -115,10 +126,12 @@ def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
     return replaced(value, {key: put(member, rest, new)})
 
 
-def _member(value: Any, key: Key, before: tuple[Key, ...]) -> Any:
+def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = False) -> Any:
     if isinstance(value, tuple | list) and isinstance(key, int) and -len(value) <= key < len(value):
         return value[key]
     members = dict(children(value))
+    if readonly and not members and not isinstance(value, Tensor | Module):
+        members = dict[Key, Any](attributes(value))  # read, never replaced: others hold the same object
     if key in members:
         return members[key]
     at = path_text(before)
@@ -174,24 +187,3 @@ def describe(value: Any) -> str:
     if isinstance(value, list) or (isinstance(value, tuple) and field_names(value) is None):
         return "(" + ", ".join(describe(member) for _, member in members) + ")"
     return "{" + ", ".join(f"{key}: {describe(member)}" for key, member in members) + "}"
-
-
-_lazy_clone = torch._lazy_clone
-
-
-def snapshot(value: Any) -> Any:
-    """The value at this moment, detached, whatever is written to its tensors later."""
-    return rebuild(value, lambda leaf: snapshot_of_tensor(leaf) if isinstance(leaf, Tensor) else leaf)
-
-
-def snapshot_of_tensor(tensor: Tensor) -> Tensor:
-    """A detached copy-on-write clone."""
-    return clone(tensor.detach() if tensor.requires_grad else tensor)
-
-
-def clone(tensor: Tensor) -> Tensor:
-    """A copy-on-write clone: a reference until either side is written."""
-    try:
-        return _lazy_clone(tensor)
-    except RuntimeError:  # storage that torch does not own (NumPy's, shared memory): a real copy
-        return tensor.clone()

@@ -39,9 +39,10 @@ class _Problems(HookrunError):
 
     def __init__(self, errors: Sequence[Problem]) -> None:
         self.errors = list(errors)
-        super().__init__(
-            self.errors
-        )  # the arguments that rebuild it: a failed job crosses processes by pickle
+        if not self.errors:
+            raise ValueError(f"a {type(self).__name__} needs at least one problem")
+        # Given to Exception as the arguments that rebuild it: a failed job crosses processes by pickle.
+        super().__init__(self.errors)
 
     def __str__(self) -> str:
         count = len(self.errors)
@@ -73,6 +74,10 @@ class CheckFailed(HookrunError):
     exit_code = 3
 
 
+class HookrunWarning(UserWarning):
+    """A hook did nothing: it never fired, or found nothing that its action could act on."""
+
+
 def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
     """A clause naming the options closest to `name`: ``did you mean 'clamp'?``, else a list of what there is."""
     known = sorted(set(options))
@@ -89,3 +94,9 @@ def listed(items: Iterable[str], limit: int) -> str:
     known = list(items)
     beyond = len(known) - limit
     return ", ".join(known[:limit]) + (f" and {beyond} more" if beyond > 0 else "")
+
+
+def reason(error: BaseException) -> str:
+    """An exception in one line: its type and the first line of its message."""
+    first = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -15,13 +15,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from hookrun.actions.base import Keeper, Packed
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
-from hookrun.errors import CompileError, HookrunError, Problem, listed
+from hookrun.errors import CompileError, HookrunError, Problem, listed, reason
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.site import PlacedHook
+from hookrun.snapshot import held
 from hookrun.spec import Spec
 
 if TYPE_CHECKING:
@@ -41,17 +42,23 @@ class Plan(ResolvedPlan):
         return text(self)
 
     def install(
-        self, model: nn.Module, *, effects: bool = False, scaler: GradScaler | None = None
+        self,
+        model: nn.Module,
+        *,
+        effects: bool = False,
+        scaler: GradScaler | None = None,
+        strict: bool = False,
     ) -> Installation:
         """A context manager under which the hooks are installed on `model`.
 
         model:   the model that the plan was compiled for, or one with the same modules
         effects: count what edits change, at the cost of one reduction for each
         scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
+        strict:  leaving the block raises HookrunError where a hook did nothing; it warns (HookrunWarning) otherwise
 
         Raises CompileError if the plan does not fit `model`.
         """
-        return Installation(self, model, effects=effects, scaler=scaler)
+        return Installation(self, model, effects=effects, scaler=scaler, standalone=True, strict=strict)
 
 
 def compile_plan(
@@ -61,8 +68,11 @@ def compile_plan(
     used_by: UsedBy | None = None,
     example: Example | None = None,
     training: bool | None = None,
+    backward: bool = True,
 ) -> Plan:
     """Resolve, then prove with the example, if there is one.
+
+    backward: a backward pass follows the forward
 
     Raises CompileError with what both found wrong: hooks that do not resolve keep none of the others from being
     checked.
@@ -70,7 +80,7 @@ def compile_plan(
     plan, problems = resolve(spec, model, used_by)
     if example is not None:
         try:
-            plan = prove(plan, model, example, training=training)
+            plan = prove(plan, model, example, training=training, backward=backward)
         except CompileError as error:
             problems += error.errors
     if problems:
@@ -79,12 +89,18 @@ def compile_plan(
 
 
 def prove(
-    plan: ResolvedPlan, model: nn.Module, example: Example, *, training: bool | None = None
+    plan: ResolvedPlan,
+    model: nn.Module,
+    example: Example,
+    *,
+    training: bool | None = None,
+    backward: bool = True,
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they could not be checked. `model` is not changed.
 
     example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
     training: check in this mode; None: in the model's own
+    backward: run a backward pass and an optimizer step where hooks need them
 
     Raises CompileError with the failure of every hook that does not fit.
     """
@@ -99,9 +115,9 @@ def prove(
                 args, kwargs = rebuild((tuple(args), dict(kwargs)), _faked_by(fakes))
                 fake(*args, **kwargs)
         except Exception as error:  # any failure of the bare model says only that it cannot be checked
-            return replace(plan, unchecked=_reason(error))
+            return replace(plan, unchecked=reason(error))
         with fakes:
-            return _hooked(plan, fake, (args, kwargs))
+            return _hooked(plan, fake, (args, kwargs), backward)
 
 
 class Findings:
@@ -124,7 +140,7 @@ class Findings:
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
             # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
-            seen = [tensor.detach() for tensor in tensors(value)]
+            seen = [tensor.detach() for tensor in held(value)]
             self.captured.setdefault((site.hook_name, site.path), seen)
 
         return keep
@@ -173,7 +189,10 @@ def _changed_form(old: Any, new: Any) -> str | None:
 
 
 def _hooked(
-    plan: ResolvedPlan, fake: nn.Module, example: tuple[tuple[Any, ...], dict[str, Any]]
+    plan: ResolvedPlan,
+    fake: nn.Module,
+    example: tuple[tuple[Any, ...], dict[str, Any]],
+    backward: bool,
 ) -> ResolvedPlan:
     args, kwargs = example
     findings, shapes, unchecked = Findings(), dict[str, str](), None
@@ -181,13 +200,13 @@ def _hooked(
         _watch_shapes(plan, fake, shapes)
         try:
             output = fake(*args, **kwargs)
-            types = {hook.spec.hook_type for hook in plan.hooks}
+            types = {hook.spec.hook_type for hook in plan.hooks} if backward else set()
             if any(each.needs_backward for each in types):
                 _backward(output)
             if any(each.phase == "step" for each in types):
                 torch.optim.SGD(fake.parameters(), lr=0.0).step()
         except Exception as error:
-            unchecked = _reason(error)
+            unchecked = reason(error)
     if findings.problems:
         raise CompileError(_problems(findings))
     if unchecked is not None:
@@ -246,11 +265,6 @@ def _problems(findings: Findings) -> list[Problem]:
 
 def _faked_by(mode: FakeTensorMode) -> Callable[[Any], Any]:
     return lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 @contextmanager

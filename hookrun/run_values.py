@@ -17,7 +17,7 @@ from hookrun.actions.values import FileValue, RunValue
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, Problem, nearest
 from hookrun.spec import HookSpec, Settings, Spec
-from hookrun.store.captures import Capture
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
 
@@ -128,13 +128,13 @@ def _named(run: Run, value: RunValue) -> str:
     return f"{value.capture}/{value.module}{value.path or ''} of the run {run.path}"
 
 
-def _capture(run: Run, value: RunValue) -> Capture:
+def _capture(run: Run, value: RunValue) -> StoredCapture:
     found = run.captures[value.capture][value.module]
     if value.path is not None:
-        if isinstance(found, Capture):
+        if isinstance(found, StoredCapture):
             raise HookrunError(f"{_named(run, value)} is one tensor: leave `path` out")
         found = found[value.path]
-    if not isinstance(found, Capture):
+    if not isinstance(found, StoredCapture):
         raise HookrunError(
             f"{_named(run, value)} holds several tensors, name one with `path`: {', '.join(found)}"
         )
@@ -143,13 +143,13 @@ def _capture(run: Run, value: RunValue) -> Capture:
     return found
 
 
-def _mean(capture: Capture) -> Tensor:
+def _mean(capture: StoredCapture) -> Tensor:
     blocks = (capture[start : start + ROWS_AT_ONCE] for start in range(0, len(capture), ROWS_AT_ONCE))
     total = sum((block.double().sum(0) for block in blocks), start=capture[0].double() * 0)
     return (total / len(capture)).float()
 
 
-def _require_one_row_each(capture: Capture, value: RunValue) -> None:
+def _require_one_row_each(capture: StoredCapture, value: RunValue) -> None:
     ids = capture.sample_ids
     if (ids < 0).any():
         what = "keeps whole firings, not a row for each sample"
@@ -160,7 +160,7 @@ def _require_one_row_each(capture: Capture, value: RunValue) -> None:
     raise HookrunError(f"{value.capture}/{value.module} in {value.run} {what}: capture it with task=predict")
 
 
-def _require_same_split(run: Run, capture: Capture, value: RunValue, split: Split) -> None:
+def _require_same_split(run: Run, capture: StoredCapture, value: RunValue, split: Split) -> None:
     """Sample ids match only within one split."""
     theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
     if theirs not in ([split], []):
@@ -217,7 +217,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _ids(capture: Capture) -> str:
+def _ids(capture: StoredCapture) -> str:
     ids = capture.sample_ids
     return f"it has {len(ids)} samples from {int(ids.min())} to {int(ids.max())}"
 
@@ -228,7 +228,7 @@ class RunRows:
     Rows are read when they are asked for.
     """
 
-    def __init__(self, capture: Capture, name: str, *, resample: bool) -> None:
+    def __init__(self, capture: StoredCapture, name: str, *, resample: bool) -> None:
         self._capture = capture
         self._name = name
         self.draws = resample

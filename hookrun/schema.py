@@ -11,14 +11,16 @@ from typing import Any
 from pydantic import create_model
 
 from hookrun.actions import actions
-from hookrun.spec.experiment import Settings
+from hookrun.spec.experiment import Settings, TaskKeys
 from hookrun.spec.hook import HookKeys, hook_keys
+from hookrun.tasks import tasks
 
 
 def experiment_schema() -> dict[str, Any]:
     """Everything that a file under experiment/ may hold; each key may be left out, for it only overrides."""
     settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
     definitions: dict[str, Any] = settings.pop("$defs", {})
+    definitions[TaskKeys.__name__] = {"anyOf": [_task_schema(task) for task in tasks().values()]}
     for definition in definitions.values():
         definition.pop("required", None)
     hooks = []
@@ -40,6 +42,13 @@ def experiment_schema() -> dict[str, Any]:
         "properties": properties,
         "$defs": definitions,
     }
+
+
+def _task_schema(task: type[TaskKeys]) -> dict[str, Any]:
+    """The section `task` of one task; without `name` in it, it is a change of whichever task is chosen elsewhere."""
+    schema = task.model_json_schema()
+    schema["properties"] = {"name": {"const": task.task_name}} | schema["properties"]
+    return schema
 
 
 def _hook_schema(name: str) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from hookrun.cli import main as hookrun_main
 from hookrun.errors import HookrunError
 from hookrun.report import write_report
 from hookrun.run_values import read_value
-from hookrun.store.captures import Capture, Leaf
+from hookrun.store.captures import Leaf, StoredCapture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify
@@ -204,7 +204,7 @@ def read_everything(folder: Path) -> Outcome:
         **{name: _attribute(name) for name in _ATTRIBUTES},
         "captures": lambda run: [_read_leaf(m) for hook in run.captures.values() for m in hook.values()],
         "predictions": lambda run: run.predictions is None or _read_leaf(run.predictions),
-        "labels": lambda run: [run.labels_of(m) for m in run.captures["seen"].values() if isinstance(m, Capture)],
+        "labels": lambda run: [run.labels_of(m) for m in run.captures["seen"].values() if isinstance(m, StoredCapture)],
         "value": lambda run: read_value(RunValue(run=str(run.path), capture="seen", module="fc", sample="mean")),
         "export": lambda run: run.export(folder.with_name("exported.safetensors")),
         "repr": repr,
@@ -225,7 +225,7 @@ def _attribute(name: str) -> Callable[[Run], object]:
 
 
 def _read_leaf(leaf: Leaf) -> None:
-    captures = [leaf] if isinstance(leaf, Capture) else [leaf[path] for path in leaf]
+    captures = [leaf] if isinstance(leaf, StoredCapture) else [leaf[path] for path in leaf]
     for capture in captures:
         _ = (repr(capture), capture.shape, capture.dtype, capture.sample_ids, capture.where(split="val"))
         _ = capture[:]

@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 
 from hookrun.actions import Action, actions
 from hookrun.hook_types import HOOK_TYPES
-from hookrun.spec.selector import FORMS
+from hookrun.spec.selector import reference_rows
 
 
 def hook_types() -> str:
@@ -35,7 +35,7 @@ def action_table() -> str:
 
 def selectors() -> str:
     """The forms of a selector."""
-    return _table(("form", "matches"), ((f"`{form}`", meaning) for form, meaning in FORMS.items()))
+    return _table(("form", "matches"), ((f"`{form}`", meaning) for form, meaning in reference_rows().items()))
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

@@ -63,6 +63,14 @@ def test_broken_yaml_is_reported_with_its_line(tmp_path: Path) -> None:
         hookrun.load_spec(tmp_path / "h.yaml")
 
 
+def test_a_file_whose_aliases_multiply_is_refused(tmp_path: Path) -> None:
+    rows = ["l0: &l0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    rows += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 7)]
+    (tmp_path / "h.yaml").write_text("\n".join(rows))
+    with pytest.raises(hookrun.SpecError, match=r"h\.yaml: its aliases stand for more than 100,000 values"):
+        hookrun.load_spec(tmp_path / "h.yaml")
+
+
 def test_a_missing_file_and_no_source_at_all_are_refused(tmp_path: Path) -> None:
     with pytest.raises(hookrun.SpecError, match="there is no such file"):
         hookrun.load_spec(tmp_path / "none.yaml")

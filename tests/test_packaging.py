@@ -16,9 +16,9 @@ from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).resolve().parents[1]
 CONF = {path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")}
-TEMPLATES = ROOT / "hookrun/report/templates"
+SUFFIXES = {".py", ".html", ".css", ".js"}
 CODE = {
-    path.relative_to(ROOT).as_posix() for path in [*(ROOT / "hookrun").rglob("*.py"), *TEMPLATES.iterdir()]
+    path.relative_to(ROOT).as_posix() for path in (ROOT / "hookrun").rglob("*") if path.suffix in SUFFIXES
 }
 
 

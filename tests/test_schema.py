@@ -53,6 +53,24 @@ def test_typos_are_marked() -> None:
     assert not VALIDATOR.is_valid({"train": {"epoch": 3}})
 
 
+def test_the_keys_of_a_task_go_with_its_name() -> None:
+    def valid_task(**keys: Any) -> bool:
+        return VALIDATOR.is_valid({"task": keys})
+
+    assert valid_task(name="predict", split="train")
+    assert valid_task(split="train"), "the task is chosen elsewhere"
+    assert valid_task(name="modules", select=["fc", {"type": "Linear"}])
+    assert not valid_task(name="predit")
+    assert not valid_task(name="predict", split="test")
+    assert not valid_task(name="predict", splt="train")
+    assert not valid_task(name="modules", split="train")
+
+
+@pytest.mark.parametrize("file", sorted(CONF.glob("task/*.yaml")), ids=lambda file: file.stem)
+def test_every_task_is_valid(file: Path) -> None:
+    assert VALIDATOR.is_valid({"task": yaml.safe_load(file.read_text())})
+
+
 def test_only_saved_tensors_know_the_key_parameters() -> None:
     saved = {"select": "fc", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
     assert valid(**saved, parameters=True)

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 
     from hookrun.actions.keep import Keep
 
+RECORD_KEYS = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
+"""The keys that every record begins with: which hook, where and when. What the action recorded stands under the others.
+
+Two of the others have a meaning whatever the action: `ok`, the verdict of a check, and `spent`, a hook's `max_bytes`
+that are used up.
+"""
+
 Scope = Literal["tensor", "value", "together", "module"]
 
 
@@ -62,7 +69,10 @@ class Site(Protocol):
         """Every tensor, and every None, of a value with its path (empty for a bare tensor)."""
 
     def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        """The value with `change` applied to every member that is no container."""
+        """The value with `change` applied to every member that is not a container.
+
+        Where the action captures: a copy of the value with `change` applied to every tensor, those of caches included.
+        """
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         """Append a record about the tensor at `path`, by default the one that the action was given.

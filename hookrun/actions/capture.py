@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.keep import Count, Keep, OneOf
+from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HookType
 
@@ -49,7 +50,12 @@ class Capture(Action):
             Johnson and Lindenstrauss), the same for every row, call and run of the hook
     keep:   only some samples, the same at all modules and in every epoch. `{every: 10}` every tenth of the data set,
             `{reservoir: 100}` a hundred drawn at random
-    max_bytes: of all that the hook keeps, at all its modules; what would go beyond is dropped with one warning
+    max_bytes: of all that the hook keeps, at all its modules; of the batch that would go beyond it the first rows are
+            kept that still fit, and nothing after it, with one warning
+
+    A part of a tensor is kept in memory of its own, never with the tensor that it is a view of. Inside `torch.vmap` the
+    dimension that is mapped over comes first in what is kept. While a model is traced (`torch.export`) nothing is kept.
+    A value that holds an object of an unknown type is refused: `target` then names what to keep of it.
     """
 
     action_name = "capture"
@@ -162,5 +168,7 @@ class _Projection:
         if (matrix := self._matrices.get(key)) is None:
             generator = torch.Generator().manual_seed(self._seed)
             drawn = torch.randn(flat.shape[1], self._width, generator=generator) / math.sqrt(self._width)
-            matrix = self._matrices[key] = drawn.to(dtype=flat.dtype, device=flat.device)
+            matrix = drawn.to(dtype=flat.dtype, device=flat.device)
+            if holds_data(matrix):  # what is made while the model is traced is of no use after it
+                self._matrices[key] = matrix
         return flat @ matrix

@@ -83,3 +83,10 @@ class Check(Action):
             words.append(f"at most {self.max:.12g}")
         *first, last = words
         return "expected every element to be " + (f"{', '.join(first)} and {last}" if first else last)
+
+
+def verdict(record: Mapping[str, Any]) -> str:
+    """What a check required and what it found: ``expected every element to be finite, found nan``."""
+    least, largest = float(record["least"]), float(record["largest"])
+    found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
+    return f"{record['message']}, found {found}"

@@ -21,9 +21,17 @@ class Freeze(Action):
     freezes = True
 
     def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
-        """There must be a parameter to freeze."""
+        """There must be a parameter to freeze, and each must have its shape."""
+        from torch.nn.parameter import is_lazy
+
         if not parameters and next(module.parameters(), None) is None:
             return "neither the module nor a descendant of it has parameters: there is nothing to freeze"
+        for name, parameter in module.named_parameters():
+            if is_lazy(parameter):
+                return (
+                    f"parameter {name!r}: it has no shape yet: a lazy module gets it at its first call; "
+                    "run one batch through the model first"
+                )
         return None
 
     def build(self, site: Site) -> Callable[[Any], Any]:

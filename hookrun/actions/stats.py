@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import OneOrMore
+from hookrun.actions.tensors import require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,6 +111,7 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
             return dict(empty)
         found: Found = {"numel": n, "bytes": n * x.element_size()}
         if steps:
+            require_whole(x)
             x = x.detach()
             if x.dtype not in exact:
                 x = x.abs() if x.is_complex() else x.float()

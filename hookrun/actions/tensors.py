@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -51,8 +52,33 @@ def nearest_finite(bound: float) -> Mapping[dtype, float]:
     return {dtype: max(-top, min(bound, top)) for dtype, top in tops.items()}
 
 
-def holds_data(x: Tensor) -> bool:
-    """Whether there are elements to read: a fake or meta tensor has a shape and a dtype only."""
-    from torch._subclasses import FakeTensor
+def require_whole(x: Tensor) -> None:
+    """ValueError for a DTensor: what this rank holds of it says nothing of the whole."""
+    if type(x).__name__ == "DTensor":
+        raise ValueError(
+            "the tensor is sharded over several ranks (DTensor): take its own part, x.to_local(), or the whole, "
+            "x.full_tensor(), in a module that can be hooked"
+        )
 
-    return not (x.is_meta or isinstance(x, FakeTensor))
+
+def holds_data(x: Tensor) -> bool:
+    """Whether there are elements to read, now and later.
+
+    A fake or meta tensor has a shape and a dtype only; what a trace (`torch.export`, functionalization) or a transform
+    of `torch.func` passes through a model stands for other tensors, and means nothing once that is over.
+    """
+    if x.is_meta:
+        return False
+    plain, is_wrapped, is_functional, is_fake = _guards()
+    if is_wrapped(x) or is_functional(x):
+        return False
+    return type(x) is plain or not is_fake(x)
+
+
+@cache
+def _guards() -> tuple[type, Callable[..., bool], Callable[..., bool], Callable[..., bool]]:
+    import torch
+    from torch._C._functorch import is_functorch_wrapped_tensor
+    from torch._subclasses.fake_tensor import is_fake
+
+    return torch.Tensor, is_functorch_wrapped_tensor, torch._is_functional_tensor, is_fake

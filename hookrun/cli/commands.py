@@ -1,4 +1,4 @@
-"""What one command line asks for: help, the configuration, completion, a plan to read, a run or a sweep."""
+"""Carry out one command line: help, the configuration, completion, a plan, a run or a sweep."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from hookrun.cli.compose import existing_folder, plain_run, unused_run_dir
-from hookrun.cli.errors import Asked, explained
-from hookrun.cli.hydra_core import argument_parser, conf_dir, opened
-from hookrun.cli.jobs import DONE, READ_ONLY, REFUSED, Run
+from hookrun import tasks
+from hookrun.cli.check import Composition
+from hookrun.cli.compose import existing_folder, plain_run, planned, unused_run_dir
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import argument_parser, conf_dir, opened
+from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.overrides import take_trust
-from hookrun.cli.plans import planned
 from hookrun.errors import Problem, SpecError
 
 CONFIG_NAME = "config"
@@ -35,10 +36,10 @@ def execute(arguments: Sequence[str]) -> int:
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
     name = args.config_name or CONFIG_NAME
     with opened(main, *_config_dirs(args)) as app:
-        asked = Asked(app, name, overrides)
+        asked = Composition(app, name, overrides)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
-                return _inform(asked, args)
+                return _show_information(asked, args)
         return _run(asked, trust, _typed_mode(args))
 
 
@@ -52,7 +53,7 @@ def _refuse_flags(args: argparse.Namespace) -> None:
     }
     given = [flag for flag, is_given in commands.items() if is_given]
     if len(given) > 1:
-        raise SpecError([Problem(" ".join(given), "say different things to do", "give one of them")])
+        raise SpecError([Problem(" ".join(given), "are different commands", "give one of them")])
     if args.resolve and args.cfg is None and not args.help:
         raise SpecError([Problem("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")])
     if args.experimental_rerun is not None:
@@ -62,14 +63,16 @@ def _refuse_flags(args: argparse.Namespace) -> None:
 
 def _config_dirs(args: argparse.Namespace) -> list[Path]:
     folder = args.config_dir
-    if folder is None and args.shell_completion:  # complete what is under way with its own folder
+    if (
+        folder is None and args.shell_completion
+    ):  # complete with the folder named on the line that is being typed
         words = os.environ.get("COMP_LINE", "").split()
         folder = next((value for flag, value in pairwise(words) if flag in ("--config-dir", "-cd")), None)
         return [] if folder is None or not Path(folder).is_dir() else [Path(folder).absolute()]
     return [] if folder is None else [existing_folder("--config-dir", folder)]
 
 
-def _inform(asked: Asked, args: argparse.Namespace) -> int:
+def _show_information(asked: Composition, args: argparse.Namespace) -> int:
     app, name, overrides = asked.app, asked.config_name, asked.overrides
     if args.help:
         from hookrun.cli.help import help_text
@@ -80,7 +83,7 @@ def _inform(asked: Asked, args: argparse.Namespace) -> int:
     elif args.cfg:
         try:
             app.show_cfg(name, overrides, args.cfg, args.package, args.resolve)
-        except SystemExit:  # it has said that there is no such package
+        except SystemExit:  # Hydra has printed that there is no such package
             return REFUSED
     elif args.info:
         app.show_info(args.info, config_name=name, overrides=overrides)
@@ -93,13 +96,13 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
     return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
 
 
-def _run(asked: Asked, trust: frozenset[str], typed: RunMode | None) -> int:
+def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
     configured = app.configured_mode(name, asked.overrides)
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
-    asked = Asked(app, name, overrides, mode)
+    asked = Composition(app, name, overrides, mode)
     with explained(asked):
         cfg = app.compose_config(name, overrides, mode)
     if mode is RunMode.RUN:
@@ -110,24 +113,21 @@ def _run(asked: Asked, trust: frozenset[str], typed: RunMode | None) -> int:
         return sweep(app, cfg, trust)
 
 
-def _run_once(asked: Asked, cfg: DictConfig, trust: frozenset[str]) -> int:
-    from hookrun.spec import parse_experiment
-
-    experiment = parse_experiment(plain_run(cfg))
-    read_only = experiment.settings.task.name in READ_ONLY
-    if not read_only:
+def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
+    experiment = tasks.parse_experiment(plain_run(cfg))
+    shows = tasks.task_of(experiment).shows
+    if not shows:
+        tasks.refuse_ranks()
         unused_run_dir(cfg, "hydra.run.dir")
-
-    from hookrun import tasks  # after the mistakes that need no torch: it takes seconds
 
     def composed(overrides: list[str]) -> dict[str, Any]:
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
     prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
-    if read_only:
+    if shows:
         tasks.show(prepared)
         return DONE
     with explained(asked):
-        returned = asked.app.run_checked(cfg, Run(prepared))
+        returned = asked.app.run_checked(cfg, SingleRun(prepared))
     return int(returned.return_value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,10 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from hookrun.cli.errors import Asked, explained, without_header
-from hookrun.cli.hydra_core import conf_dir, opened
+from hookrun.cli.check import Composition, experiment_file, lost_keys
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
+from hookrun.spec import Experiment
 from hookrun.store.format import STATUS
+from hookrun.tasks import parse_experiment, task_of
 
 
 def compose_dict(
@@ -27,7 +30,7 @@ def compose_dict(
     """
     extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
     with opened(conf_dir(), *extra) as app:
-        with explained(Asked(app, config_name, list(overrides))):
+        with explained(Composition(app, config_name, list(overrides))):
             cfg = app.compose_config(config_name, list(overrides), RunMode.RUN)
         return plain_run(cfg)
 
@@ -53,7 +56,7 @@ def plain_job(cfg: DictConfig) -> dict[str, Any]:
 
 def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     with explained():
-        # As Hydra does before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
+        # Hydra does this before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
         HydraConfig.instance().set_config(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
         with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
@@ -69,7 +72,7 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
 def unused_run_dir(cfg: DictConfig, where: str) -> Path:
     """The directory of a run or job whose configuration is plain by now.
 
-    Raises SpecError where it holds a run already: Hydra would write its `.hydra` over that run's.
+    Raises SpecError if it holds a run already: Hydra would overwrite the `.hydra` of that run.
     """
     run_dir = Path(cfg.hydra.runtime.output_dir)
     if (run_dir / STATUS).exists():
@@ -85,17 +88,28 @@ def plain(users: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
-    """Refuse what would run something else than the person asked for, in the file that is to blame."""
-    chosen = cfg.hydra.runtime.choices.get("experiment")
-    file = f"experiment/{chosen}.yaml"
-    folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
-    path = next((str(folder / file) for folder in folders if (folder / file).is_file()), file)
-    if chosen is not None and "experiment" in users:
-        raise SpecError([without_header(path)])
+    """Refuse an experiment file that would run something else than the person asked for."""
+    if problems := lost_keys(cfg):
+        raise SpecError(problems)
+    choices = cfg.hydra.runtime.choices
     overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
     typed = [text for text in overrides if text.startswith("task=")]
     task = OmegaConf.select(users, "task.name")
-    if typed and chosen is not None and cfg.hydra.runtime.choices.get("task") != task:
+    if typed and choices.get("experiment") is not None and choices.get("task") != task:
         what = f"it sets task.name to {task!r} itself, so that {typed[-1]} would do nothing"
         hint = f"let its defaults list say `- override /task: {task}` instead"
-        raise SpecError([Problem(path, what, hint)])
+        raise SpecError([Problem(experiment_file(cfg), what, hint)])
+
+
+def planned(
+    experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
+) -> Experiment:
+    """The experiment as it is without `task=plan`, where hooks are compiled for its own task; any other as it is.
+
+    compose: overrides -> the configuration
+    """
+    task = task_of(experiment)
+    if not task.takes_place:
+        return experiment
+    own = parse_experiment(compose([text for text in overrides if text != f"task={task.name}"]))
+    return own if task_of(own).has_plan else experiment

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from hookrun.cli.hydra_core import App, argument_parser
+from hookrun.cli.hydra import App, argument_parser
 
 LINE = 110
 """The longest line."""
@@ -60,7 +60,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _described(app: App, group: str) -> str:
-    """One line for each name. Each folder has columns of its own: its long names take no room from the others."""
+    """One line for each name. Each folder has a name column of its own, as wide as its longest name."""
     lines = list[str]()
     for _, folder in groupby(app.options(group), key=lambda name: name.rpartition("/")[0]):
         names = list(folder)

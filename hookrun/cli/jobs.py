@@ -20,11 +20,9 @@ from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
 from hookrun.store.format import STATUS
 
 if TYPE_CHECKING:
-    from hookrun.tasks import Analysis, Prepared
+    from hookrun.tasks import Ready
 
 DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
-READ_ONLY = frozenset({"plan", "modules"})
-"""Tasks that show something and leave nothing behind."""
 
 
 class JobFailed(HookrunError):
@@ -39,10 +37,10 @@ class JobFailed(HookrunError):
 
 
 @dataclass(frozen=True)
-class Run:
+class SingleRun:
     """A single run: everything was checked and built before its directory was made."""
 
-    prepared: Prepared | Analysis
+    prepared: Ready
 
     def __call__(self, _: DictConfig) -> int:
         from hookrun import tasks
@@ -55,7 +53,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
     trust:      the packages that were typed as trusted
@@ -82,10 +80,9 @@ class Job:
 
     def _run(self, cfg: DictConfig, run_dir: Path) -> int:
         from hookrun import tasks
-        from hookrun.spec import parse_experiment
 
         try:
-            prepared = tasks.prepare(parse_experiment(plain(cfg)), trust=self.trust)
+            prepared = tasks.prepare(tasks.parse_experiment(plain(cfg)), trust=self.trust)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
 
@@ -100,7 +97,7 @@ def _run_dir() -> Path:
 
 
 def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
-    """The exit code of `run`; a failure is reported and goes no further, for it must not end a sweep."""
+    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on."""
     is_new = not (run_dir / STATUS).exists()
     try:
         return run()
@@ -116,12 +113,12 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
 
 
 def make_page(folder: Path) -> None:
-    """Write the page of a run or of a sweep and say where it is; one that can't be made costs the run nothing."""
+    """Write the report of a run or of a sweep and print its path; if that fails, the run is not affected."""
     from hookrun.report import write_report
 
     try:
         print(f"report: {write_report(folder)}", flush=True)
-    except Exception as error:  # whatever is wrong with a picture, the run is over and its exit code known
+    except Exception as error:  # the run is over and its exit code known, whatever fails in the report
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {folder}"
         print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
@@ -142,8 +139,8 @@ def most_serious(codes: Iterable[int]) -> int:
 def report(error: BaseException, run_dir: Path | None = None) -> None:
     """Say on stderr what went wrong, in plain text.
 
-    A traceback is for those who ask (HYDRA_FULL_ERROR=1); one that nobody wrote on purpose is kept in the run
-    directory, or shown where there is none.
+    HYDRA_FULL_ERROR=1 shows every traceback. That of an unexpected exception is saved in the run directory, or
+    shown if there is none.
     """
     on_purpose = isinstance(error, HookrunError)
     lines = [str(error) if on_purpose else f"{type(error).__name__}: {error}"]
@@ -160,12 +157,12 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
                 lines.append(f"traceback: not saved ({unwritable})")
                 shown = shown or not on_purpose
                 with suppress(OSError):
-                    file.unlink(missing_ok=True)  # the half of a traceback that found room
+                    file.unlink(missing_ok=True)  # it was cut off when the disk was full
     print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
 
 
 def release_memory() -> None:
-    """Give back what the last job held, so that the next one in this process starts with nothing of it."""
+    """Free what the last job of this process held in memory, before the next one starts."""
     gc.collect()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -1,17 +1,18 @@
-"""What a person types: trust taken out of the overrides, and the quotes that an override needs."""
+"""The overrides that a person types: trust taken out of them, and how to write those that Hydra cannot read."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 
-from hookrun.cli.hydra_core import parse_override
+from hookrun.cli.hydra import parse_override
 from hookrun.errors import Problem, SpecError
 
+INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _TRUST = re.compile(r"\+{0,2}trust=")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -49,35 +50,72 @@ def _no_packages(text: str) -> SpecError:
     return SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
 
 
+def unreadable(error: OverrideParseException, experiments: Collection[str]) -> Problem:
+    """The problem of an override that Hydra cannot parse."""
+    text = error.override
+    if "=" not in text and not text.startswith("~"):
+        hint = f"did you mean experiment={text}?" if text in experiments else "for one: experiment=clip_fc"
+        return Problem(text, "is not of the form key=value", hint)
+    if "${" in text:
+        return Problem(text, "Hydra cannot read this override", INTERPOLATION)
+    hint = "brackets, braces, commas, parentheses and quotes mean something to Hydra: "
+    fixed = quoted(text)
+    hint += f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
+    return Problem(text, "Hydra cannot read this override", hint)
+
+
+def several_values(override: Override) -> Problem:
+    """The problem of an override that only a sweep could take."""
+    text, value = str(override.input_line), override.get_value_string()
+    key = text.partition("=")[0]
+    hint = "put -m first to run one job for each"
+    if "(" not in value:
+        hint += f"; a list is {key}=[{value}]"
+        hint += f"; one text with commas is {fixed}" if (fixed := quoted(text)) else ""
+    return Problem(override.key_or_group, f"{value!r} stands for several values", hint)
+
+
 def quoted(text: str) -> str | None:
-    """`text` with its value as one quoted string, or its mapping's values so; None where quotes would not help."""
+    """The override `text` with its value in quotes, and all of it quoted for a shell.
+
+    In a mapping, ``{select: h[-1], hook: grad}``, only the members that need it get quotes. None where quotes do
+    not help: the value has some already, holds an interpolation, or its brackets are not closed.
+    """
     key, equals, value = text.partition("=")
     if not equals or not value or value[0] in "'\"" or "${" in value:
         return None
-    if (inside := _FLOW_MAPPING.fullmatch(value)) is not None:
-        return _shell(f"{key}={{{_FLOW_VALUE.sub(_quoted_member, inside[1])}}}")
-    return _shell(f"{key}={QuotedString(value, Quote.single).with_quotes()}", value)
+    if re.fullmatch(r"\{\s*\w+\s*:.*\}", value):
+        members = re.split(r",\s*(?=\w+\s*:)", value[1:-1])
+        whole = f"{key}={{{', '.join(map(_member, members))}}}"
+        return _for_shell(whole) if _reads(whole) else None
+    whole = f"{key}={_in_quotes(value)}"
+    return _for_shell(whole) if _reads(whole, value) else None
 
 
-_FLOW_MAPPING = re.compile(r"\{(\s*\w+\s*:.*)\}")
-_FLOW_VALUE = re.compile(r"(\w+\s*:\s*)((?:[^\s,'\"{}]|(?<=\S) (?=\S)|\{[^{}:]*\})+)(?=\s*,\s*\w+\s*:|\s*$)")
-"""One member of a flow mapping, whose value is not quoted yet."""
+def _member(text: str) -> str:
+    """A member of a mapping, ``key: value``, with quotes around a value that Hydra would not read as one."""
+    key, _, value = text.partition(":")
+    value = value.strip()
+    is_nested = value.count("{") != value.count(
+        "}"
+    )  # a part of a mapping inside: quotes would change what it is
+    return f"{key}: {value if is_nested or _reads(f'x={value}') else _in_quotes(value)}"
 
 
-def _quoted_member(member: re.Match[str]) -> str:
-    key, value = member.groups()
-    plain = re.fullmatch(r"[\w.*+-]*", value) or (value.startswith("[") and value.endswith("]"))
-    return f"{key}{value if plain else QuotedString(value.strip(), Quote.single).with_quotes()}"
+def _in_quotes(value: str) -> str:
+    return QuotedString(value, Quote.single).with_quotes()
 
 
-def _shell(override: str, value: object = None) -> str | None:
-    """The override, quoted for a shell; None where Hydra does not take it, or takes it for another value."""
+def _reads(override: str, value: str | None = None) -> bool:
+    """Whether Hydra reads the override as one value, and as this one if it is given."""
     try:
-        parsed = parse_override(override).value()
+        parsed = parse_override(override)
     except HydraException:
-        return None
-    if value is not None and parsed != value:
-        return None
+        return False
+    return not parsed.is_sweep_override() and (value is None or parsed.value() == value)
+
+
+def _for_shell(override: str) -> str:
     # Double quotes read best, and a shell leaves all but these characters alone inside them.
     special = re.search(r"[\"`!]|\$[\w{(]|\\[\\$]", override)
     return shlex.quote(override) if special else f'"{override}"'

@@ -1,4 +1,4 @@
-"""Sweeps: every job is composed and validated before the first runs, and a failed one leaves the others alone."""
+"""Sweeps: every job is composed and validated before the first runs; when one fails, the others still run."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hookrun.cli.compose import plain_job, unused_run_dir
-from hookrun.cli.errors import Asked, explained
-from hookrun.cli.hydra_core import App, numbered
-from hookrun.cli.jobs import DONE, FAILED, READ_ONLY, Job, make_page, most_serious, release_memory
-from hookrun.cli.plans import planned
+from hookrun.cli.check import Composition
+from hookrun.cli.compose import plain_job, planned, unused_run_dir
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import App, numbered
+from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
 from hookrun.errors import Problem, SpecError
-from hookrun.spec import Experiment, parse_experiment
+from hookrun.spec import Experiment
+from hookrun.tasks import parse_experiment, refuse_ranks, task_of
 
 
 def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
@@ -31,7 +32,7 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     its jobs as it goes cannot name them: there the configuration that they share is checked.
     """
     with explained(_asked(app, cfg, [])):
-        # The time in the directory's name is read here, once, and from here on the same for every job.
+        # The time in the directory's name is resolved here, once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
         sweep_dir = Path(str(cfg.hydra.sweep.dir)).absolute()
         jobs = app.jobs(cfg)
@@ -41,20 +42,21 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     else:
         names = [" ".join(filter_overrides(overrides)) for overrides in jobs]
         experiments = _validated(app, cfg, jobs, names)
-    if all(experiment.settings.task.name in READ_ONLY for experiment in experiments):
+    if all(task_of(experiment).shows for experiment in experiments):
         if jobs is not None:
             experiments = [
                 planned(experiment, overrides, partial(_job_config, app, cfg, number))
                 for number, (experiment, overrides) in enumerate(zip(experiments, jobs, strict=True))
             ]
         return _show(experiments, names, trust)
+    refuse_ranks()
     del experiments
-    return _launch(app, cfg, sweep_dir, Job(trust, optimizing=jobs is None))
+    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
 
 
-def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Asked:
+def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
     shared: Any = OmegaConf.to_container(cfg.hydra.overrides.hydra)
-    return Asked(app, cfg.hydra.job.config_name, [*shared, *overrides])
+    return Composition(app, cfg.hydra.job.config_name, [*shared, *overrides])
 
 
 def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str]) -> list[Experiment]:
@@ -66,7 +68,7 @@ def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str
             with explained(_asked(app, cfg, overrides)):
                 job = app.job_config(cfg, overrides, number)
             experiment = parse_experiment(plain_job(job))
-            if experiment.settings.task.name not in READ_ONLY:
+            if not task_of(experiment).shows:
                 run_dir = unused_run_dir(job, "hydra.sweep.dir")
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
         except SpecError as error:
@@ -101,7 +103,7 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
     return DONE
 
 
-def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: Job) -> int:
+def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
     try:
         return _run_jobs(app, cfg, sweep_dir, job, before)
@@ -110,11 +112,11 @@ def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: Job) -> int:
             make_page(sweep_dir)
 
 
-def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: Job, before: dict[Path, int]) -> int:
+def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, before: dict[Path, int]) -> int:
     try:
         returned = app.sweep_checked(cfg, job)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
-        # Jobs keep their exceptions to themselves: this one is a sweeper's, a launcher's or a directory's.
+        # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
         with explained(_asked(app, cfg, [])):
             raise error
     codes = dict(_returned(returned)) if not job.optimizing else _written(sweep_dir, before)
@@ -132,7 +134,7 @@ def _returned(batches: list[list[JobReturn]]) -> Iterator[tuple[str, int]]:
 
 
 def _written(sweep_dir: Path, before: dict[Path, int]) -> dict[str, int]:
-    """The exit codes that this sweep's jobs left on disk: an optimizing sweeper keeps what they returned."""
+    """The exit codes that this sweep's jobs left on disk: an optimizing sweeper does not pass on what they returned."""
     changed = [path for path, time in _statuses(sweep_dir).items() if before.get(path) != time]
     codes = {path: json.loads(path.read_text(encoding="utf-8")).get("exit_code") for path in changed}
     return {str(path.parent): FAILED if code is None else int(code) for path, code in sorted(codes.items())}

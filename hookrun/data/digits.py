@@ -1,4 +1,4 @@
-"""scikit-learn's bundled digits: 1,797 real 8x8 images of handwritten digits, always there, no download."""
+"""scikit-learn's bundled digits: 1,797 images of 8x8 pixels of handwritten digits, installed with it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.samples import Rows, Samples
+from hookrun.data.samples import Samples, TensorSamples
 from hookrun.data.source import Source
 from hookrun.data.split import stratified_indices
 
@@ -16,7 +16,7 @@ VAL_FRACTION = 0.2
 
 
 class DigitsArgs(Args):
-    """There are none."""
+    """It takes no arguments."""
 
 
 class Digits(Source[DigitsArgs]):
@@ -40,7 +40,7 @@ class Digits(Source[DigitsArgs]):
         train, val = stratified_indices(digits.target.tolist(), VAL_FRACTION)
         rows = train if split == "train" else val
         images = torch.from_numpy(digits.images[rows]).to(torch.float32).div_(16)  # 16 grey levels
-        return Rows(images.unsqueeze(1), torch.from_numpy(digits.target[rows]).to(torch.int64))
+        return TensorSamples(images.unsqueeze(1), torch.from_numpy(digits.target[rows]).to(torch.int64))
 
 
 DIGITS = Digits("digits")

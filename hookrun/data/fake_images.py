@@ -1,4 +1,4 @@
-"""Generated images of any shape: noise with random labels, for trying things out where there is no data."""
+"""Generated images of any shape: noise with random labels, for trials without a data set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
@@ -65,7 +65,7 @@ class _Generated(Samples):
         return self._size
 
     def __getitem__(self, index: int) -> Sample:
-        number = range(self._size)[index]  # as a list has it: negative from the end, IndexError past it
+        number = range(self._size)[index]  # as in a list: negative counts from the end, past it IndexError
         # Hashed, because torch's CPU generator keeps only the low 32 bits of a seed.
         digest = hashlib.sha256(f"{self._stream}/{number}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))

@@ -1,4 +1,4 @@
-"""Images in one folder for each class, as torchvision's ImageFolder finds them; ImageNet is one of these."""
+"""Images in one folder for each class, as in torchvision's ImageFolder; ImageNet is one of these."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import is_image_file
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from hookrun.data.args import A, Args
+from hookrun.arguments import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples, unit_float
-from hookrun.data.source import Source, require_root
+from hookrun.data.source import A, Source, require_root
 from hookrun.data.split import stratified_indices
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, Problem, SpecError, listed
+
+_SHOWN = 6  # folders in an error, before "and 3 more"
 
 
 class ImageFolderArgs(Args):
-    """val_fraction: the part of each class that is for validation where there are no train and val folders."""
+    """val_fraction: the fraction of each class that is for validation where there are no train and val folders."""
 
     val_fraction: float = Field(default=0.2, ge=0, le=1)
 
 
 class ImageNetArgs(Args):
-    """classes: how many class folders there must be; null: any number."""
+    """classes: the number of class folders that there must be; null: any number."""
 
     classes: int | None = Field(default=1000, ge=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The folder of class folders of each split, and the sorted class names; shared: both splits have the same."""
+    """The folder of class folders of each split, the sorted class names, and whether both splits share the folder."""
 
     folders: dict[Split, Path]
     classes: tuple[str, ...]
@@ -43,7 +45,7 @@ class Layout:
 
 
 class _Folders(Source[A]):
-    """Float [3, H, W] images in 0..1; a label is the place of a folder's name among the sorted names."""
+    """Float [3, H, W] images in 0..1; a label is the index of a folder's name among the sorted names."""
 
     hint = "put the images at DIR/train/CLASS/... and DIR/val/CLASS/... and set data.root=DIR"
 
@@ -57,7 +59,7 @@ class _Folders(Source[A]):
             raise self.missing(root / split)
         classes = {s: self.class_folders(folder) for s, folder in folders.items()}
         if len(set(classes.values())) > 1:
-            odd = _shown(sorted(set(classes["train"]) ^ set(classes["val"])))
+            odd = listed(sorted(set(classes["train"]) ^ set(classes["val"])), _SHOWN)
             what = f"train and val in {root} differ in their class folders, hence in their labels: {odd}"
             raise SpecError([Problem("data.root", what, "give both the same class folders")])
         return Layout(folders, classes[split])
@@ -75,13 +77,13 @@ class _Folders(Source[A]):
         return classes
 
     def missing(self, folder: Path) -> SpecError:
-        """The error for a folder of a split that is not there, with what is there."""
-        found = _shown(_folders_in(folder.parent)) or "no folder"
+        """The error for a missing folder of a split; it lists the folders that exist."""
+        found = listed(_folders_in(folder.parent), _SHOWN) or "no folder"
         what = f"the data set '{self.name}' has no folder {folder}; beside it there is {found}"
         return SpecError([Problem("data.root", what, self.hint)])
 
     def description(self, layout: Layout, empty: Split | None = None) -> DataInfo:
-        """Images of any size: their transforms give them one. `empty` is a split that has none of them."""
+        """Images of any size; transforms give them one size. `empty` is a split without images."""
         return DataInfo(
             name=self.name,
             inputs=TensorInfo((3, -1, -1), torch.float32),
@@ -107,7 +109,7 @@ class _ImageFolder(_Folders[ImageFolderArgs]):
 
     def flat_layout(self, root: Path, split: Split) -> Layout:
         classes = self.class_folders(root)
-        # Without an image of their own they are splits under other names, and would pass for classes.
+        # Folders that hold no images themselves may be splits under other names; they must not be taken for classes.
         if not any(_holds_image(root / name) for name in classes):
             raise self.missing(root / split)
         return Layout(dict.fromkeys(SPLITS, root), classes, shared=True)
@@ -135,7 +137,7 @@ class _ImageFolder(_Folders[ImageFolderArgs]):
 
 
 class _ImageNet(_Folders[ImageNetArgs]):
-    """root/train/WNID and root/val/WNID, the labels in the order that torchvision's weights were trained with."""
+    """root/train/WNID and root/val/WNID, with the labels in the order of torchvision's published weights."""
 
     args = ImageNetArgs
     hint = (
@@ -158,7 +160,7 @@ class _ImageNet(_Folders[ImageNetArgs]):
 
 
 class _Images(Samples):
-    """Image files with their labels, decoded when asked for."""
+    """Image files with their labels, decoded when they are read."""
 
     def __init__(self, images: list[tuple[str, int]]) -> None:
         self._images = images
@@ -171,7 +173,7 @@ class _Images(Samples):
         try:
             with Image.open(path) as image:
                 pixels = pil_to_tensor(image.convert("RGB"))
-        except OSError as error:  # an unknown format or a truncated file, which PIL does not name
+        except OSError as error:  # an unknown format or a truncated file; PIL's message does not name it
             raise HookrunError(f"{path} cannot be read as an image: {error}") from error
         return unit_float(pixels), torch.tensor(label)
 
@@ -184,11 +186,6 @@ def _folders_in(folder: Path) -> list[str]:
 def _holds_image(folder: Path) -> bool:
     with os.scandir(folder) as entries:
         return any(is_image_file(entry.name) and entry.is_file() for entry in entries)
-
-
-def _shown(names: list[str]) -> str:
-    first = names[:6]
-    return ", ".join(first) + (f" and {len(names) - len(first)} more" if len(names) > len(first) else "")
 
 
 IMAGE_FOLDER = _ImageFolder("image_folder")

@@ -1,4 +1,4 @@
-"""What is known of a data set before it is read: shapes and dtypes of a sample, classes, sizes of the splits."""
+"""The description of a data set: shapes and dtypes of a sample, classes, sizes of the splits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPLITS: tuple[Split, ...] = ("train", "val")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of one sample; -1 stands for a size that differs from sample to sample."""
+    """One tensor of one sample; -1 stands for a size that differs between samples."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -38,12 +38,12 @@ InputsInfo = TensorInfo | Mapping[str, TensorInfo]
 
 @dataclass(frozen=True, slots=True)
 class DataInfo:
-    """A data set, described without reading it.
+    """The description of a data set.
 
     inputs:      the sample after its transforms: one tensor, or several by name where the model takes keywords
-    target:      None where the data has none; its samples then carry an empty tensor, which batches as any other
-    num_classes: the number of class labels; None where the target is no label or their number is not known
-    sizes:       samples in each split; 0 where the data has no such split, None where only reading it would tell
+    target:      None where the data has none; its samples then carry an empty tensor, which can be batched
+    num_classes: the number of class labels; None where the target is not a label or their number is unknown
+    sizes:       samples in each split; 0 where the data has no such split, None where it is unknown before reading
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A sequence of transforms: parsed from its mapping, fitted to a sample's shape, built into functions."""
+"""A sequence of transforms: parsed from its mapping, checked against a sample's shape, applied as functions."""
 
 from __future__ import annotations
 
@@ -6,31 +6,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from hookrun.data.args import parse
 from hookrun.data.info import InputsInfo, TensorInfo
-from hookrun.data.transforms import TRANSFORMS, Transform
-from hookrun.errors import Problem, SpecError, nearest
+from hookrun.data.transforms import Transform, make_transform
+from hookrun.errors import Problem, SpecError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Two sizes that stand for "any": large enough for a usual crop, and neither is the other turned to scale.
+# Two sizes that stand for any size: large enough for usual crops, and of different proportions.
 _LANDSCAPE, _PORTRAIT = (1536, 2048), (2048, 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Transforms in order, by name; `where` is the key of the mapping they came from."""
+    """Transforms by name, in order; `where` is the key path of the mapping that lists them."""
 
     where: str
     transforms: Mapping[str, Transform]
 
     def build(self) -> list[Callable[[Tensor], Tensor]]:
         """The functions to apply, in order."""
-        return [transform.build() for transform in self.transforms.values()]
+        return [transform.function for transform in self.transforms.values()]
 
     def fit(self, inputs: InputsInfo) -> InputsInfo:
-        """Shape and dtype after the transforms, found by running them on a tensor without storage.
+        """Shape and dtype after the transforms, found by running them on a tensor of the meta device.
 
         Raises SpecError where one does not fit, where the inputs are several tensors, and where images of
         different sizes stay so.
@@ -61,10 +60,7 @@ def parse_transforms(
     transforms: dict[str, Transform] = {}
     problems: list[Problem] = []
     for name, args in given.items():
-        if name not in TRANSFORMS:
-            problems.append(Problem(f"{where}.{name}", "unknown transform", nearest(name, TRANSFORMS)))
-            continue
-        transform, wrong = parse(TRANSFORMS[name], args or {}, f"{where}.{name}")
+        transform, wrong = make_transform(name, args or {}, f"{where}.{name}")
         problems += wrong
         if transform is not None:
             transforms[name] = transform
@@ -83,11 +79,15 @@ def _apply(transform: Transform, sample: TensorInfo, where: str) -> TensorInfo:
     reason = transform.misfit(sample)
     if reason is None:
         try:
-            # What is random draws from torch's generator, and a description must not advance it.
+            # Random transforms draw from torch's generator, and a description must not advance it.
             with torch.random.fork_rng(devices=[]):
-                end = transform.build()(torch.empty(sample.shape, dtype=sample.dtype, device="meta"))
+                end = transform.function(torch.empty(sample.shape, dtype=sample.dtype, device="meta"))
             return TensorInfo(tuple(end.shape), end.dtype)
-        except (TypeError, ValueError, RuntimeError) as error:  # torchvision's own about shapes and dtypes
+        except (
+            TypeError,
+            ValueError,
+            RuntimeError,
+        ) as error:  # torchvision's own checks of shapes and dtypes
             reason = str(error)
     what = f"does not fit a sample {sample}: {reason}"
     raise SpecError([Problem(where, what, "change its arguments, or its place among the transforms")])

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.data.args import Args, parse
+from hookrun.arguments import Args, parse
 from hookrun.data.info import DataInfo, InputsInfo, Split
 from hookrun.data.pipeline import Pipeline, parse_transforms
 from hookrun.errors import Problem, SpecError, nearest
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hookrun.data.samples import Samples
     from hookrun.data.source import Source
 
-# Name -> module and constant: names are known without torch, and a data set costs only its own imports.
+# Name -> module and constant, so that listing the names imports no torch, and a data set imports only what it needs.
 _SOURCES: Mapping[str, tuple[str, str]] = {
     "digits": ("hookrun.data.digits", "DIGITS"),
     "fake_images": ("hookrun.data.fake_images", "FAKE_IMAGES"),
@@ -39,7 +39,7 @@ def names() -> tuple[str, ...]:
 
 
 def describe(config: Data, split: Split = "train") -> DataInfo:
-    """What the samples of a split are, from headers and names of files alone: nothing is read or downloaded.
+    """Shape, dtype and number of the samples of a split; nothing is downloaded, and images are not decoded.
 
     Raises SpecError with every mistake in the section: names, arguments, transforms, files that are not there.
     """
@@ -86,7 +86,7 @@ class _Request:
 
 
 def _parse(config: Data) -> tuple[_Request, list[Problem]]:
-    """The section, and every problem that shows before any file is looked at. Raises SpecError for its name."""
+    """The section, and every mistake that shows before any file is opened. Raises SpecError for an unknown name."""
     if config.name not in _SOURCES:
         what = f"unknown data set '{config.name}'"
         raise SpecError([Problem("data.name", what, nearest(config.name, _SOURCES))])
@@ -105,7 +105,7 @@ def _parse(config: Data) -> tuple[_Request, list[Problem]]:
 
 @contextmanager
 def _report_unreadable() -> Iterator[None]:
-    """A file or folder that is there and cannot be read is the user's to mend."""
+    """Report a file or folder that exists and cannot be read as a SpecError."""
     try:
         yield
     except OSError as error:
@@ -114,7 +114,7 @@ def _report_unreadable() -> Iterator[None]:
 
 
 def _fit(inputs: InputsInfo, pipelines: Mapping[Split, Pipeline], split: Split) -> InputsInfo:
-    """The inputs of the split after its transforms, once those of both splits have proved to fit."""
+    """The inputs of the split after its transforms. Raises SpecError where those of either split do not fit."""
     problems: list[Problem] = []
     fitted: dict[str, InputsInfo] = {}
     for pipeline in {each.where: each for each in pipelines.values()}.values():

@@ -26,7 +26,7 @@ class Samples(Dataset[Sample], ABC):
         """The input and the target of one sample. Raises IndexError past the end."""
 
 
-class Rows(Samples):
+class TensorSamples(Samples):
     """The rows of two tensors, [N, ...] inputs and [N, ...] targets."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
@@ -41,7 +41,7 @@ class Rows(Samples):
 
 
 class Transformed(Samples):
-    """Another data set whose input tensor passes through each step in turn."""
+    """Another data set, each step applied to its input tensor in turn."""
 
     def __init__(self, source: Samples, steps: Sequence[Step]) -> None:
         self._source = source
@@ -60,5 +60,5 @@ class Transformed(Samples):
 
 
 def unit_float(image: Tensor) -> Tensor:
-    """A uint8 image as float32 in 0..1."""
+    """A uint8 image as float32 in 0..1, of the same shape."""
     return image.to(torch.float32).div_(255)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic
+from typing import ClassVar, Generic, TypeVar
 
-from hookrun.data.args import A, Args
+from hookrun.arguments import Args
 from hookrun.data.info import DataInfo, Split
 from hookrun.data.samples import Samples
 from hookrun.errors import Problem, SpecError
+
+A = TypeVar("A", bound=Args)
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Source(ABC, Generic[A]):
 
     @abstractmethod
     def inspect(self, root: Path | None, args: A, split: Split) -> DataInfo:
-        """Shapes, dtypes and sizes before transforms, from headers and names of files alone.
+        """Shapes, dtypes and sizes before transforms; nothing is downloaded, and images are not decoded.
 
         Raises SpecError where what the split needs is missing or cannot be used.
         """

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-# RandomState's stream is frozen by NumPy's policy (NEP 19), so the parts stay the same for ever. They must not
-# follow the experiment's seed: a checkpoint evaluated under another seed would be tested on what it was
-# trained on.
+# NumPy's policy (NEP 19) fixes RandomState's stream, so the parts never change. They must not follow the
+# experiment's seed: a checkpoint evaluated under another seed would be tested on samples it was trained on.
 _SEED = 0
 
 
 def val_count(total: int, fraction: float) -> int:
-    """How many of `total` samples are for validation; only a fraction of 0 or 1 leaves one of two parts empty."""
+    """How many of `total` samples are for validation; of two or more, both parts get one unless fraction is 0 or 1."""
     count = round(total * fraction)
     return min(max(count, 1), total - 1) if 0 < fraction < 1 and total > 1 else count
 
@@ -26,7 +25,7 @@ def split_indices(total: int, fraction: float) -> tuple[list[int], list[int]]:
 
 
 def stratified_indices(labels: Sequence[int], fraction: float) -> tuple[list[int], list[int]]:
-    """As `split_indices`, with the fraction taken of each class by itself."""
+    """As `split_indices`, with the fraction taken of each class separately."""
     groups: dict[int, list[int]] = {}
     for index, label in enumerate(labels):
         groups.setdefault(label, []).append(index)

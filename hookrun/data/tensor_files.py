@@ -76,7 +76,7 @@ def _report_damage(path: Path, where: str) -> Iterator[None]:
 def _safetensors_header(path: Path) -> Header:
     header: Header = {}
     with safe_open(path, framework="pt") as file:
-        for name in file.keys():  # noqa: SIM118 (an open safetensors file is no mapping)
+        for name in file.keys():  # noqa: SIM118 (an open safetensors file is not a mapping)
             view = file.get_slice(name)
             dtype = _DTYPES.get(view.get_dtype())
             header[name] = TensorInfo(tuple(view.get_shape()), dtype) if dtype else None
@@ -95,7 +95,7 @@ def _npz_header(path: Path) -> Header:
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
-    # Version 3.0 differs from 2.0 only for field names, and arrays with fields are no tensors.
+    # Version 3.0 differs from 2.0 only in field names, and an array with fields cannot become a tensor.
     reads = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(file)
     if version not in reads:
@@ -105,5 +105,5 @@ def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def _from_numpy(array: np.ndarray) -> Tensor:
-    # In this machine's byte order, in rows and writable: torch takes no other byte order, and warns of the last.
+    # Native byte order, C order and writable: torch refuses other byte orders and warns of read-only arrays.
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))

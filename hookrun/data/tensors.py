@@ -1,4 +1,4 @@
-"""Tensors of one's own from .safetensors or .npz files, one row for each sample."""
+"""A user's tensors from .safetensors or .npz files, one row for each sample."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
@@ -25,11 +25,11 @@ class TensorsArgs(Args):
 
     file:         one file for both splits, of which a fixed fraction of the rows is for validation
     val_fraction: that fraction; 1 gives every row to `val` in the file's order, 0 to `train`
-    train_file, val_file: a file for each split instead; one of them alone will do where only it is used
+    train_file, val_file: a file for each split instead; one is enough where only its split is used
     input:        the name of the input tensor, or a list of names that become the model's keyword arguments
     target:       the name of the target tensor; null: none. Integer targets become int64
     num_classes:  the number of labels, where the target is one
-    dtype:        what floating-point tensors become; null: they stay as they are
+    dtype:        the dtype that floating-point tensors are converted to; null: not converted
     """
 
     file: str | None = None
@@ -63,7 +63,7 @@ class TensorsArgs(Args):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file that was looked into: its path, how many rows it has, and what one row of each used tensor is."""
+    """What a file's header says: its path, its number of rows, and shape and dtype of one row of each used tensor."""
 
     path: Path
     count: int
@@ -76,7 +76,7 @@ class Tensors(Source[TensorsArgs]):
     args = TensorsArgs
 
     def inspect(self, root: Path | None, args: TensorsArgs, split: Split) -> DataInfo:
-        files = _look_into_files(root, args)
+        files = _inspect_files(root, args)
         sizes: dict[Split, int | None] = {s: _count(files, args, s) for s in SPLITS}
         if sizes[split] == 0:
             raise SpecError([_no_rows(files, args, split)])
@@ -94,17 +94,17 @@ class Tensors(Source[TensorsArgs]):
     def open(self, root: Path | None, args: TensorsArgs, split: Split, seed: int) -> Samples:
         self.inspect(root, args, split)
         key = _key(args, split)
-        file = _look_into_files(root, args)[key]
+        file = _inspect_files(root, args)[key]
         used = {*args.inputs, *([args.target] if args.target else [])}
         tensors = read_tensors(file.path, f"data.args.{key}", used)
         if args.file is None:
-            return _TensorRows(tensors, args, range(file.count))
+            return _FileSamples(tensors, args, range(file.count))
         train, val = split_indices(file.count, args.val_fraction)
-        return _TensorRows(tensors, args, train if split == "train" else val)
+        return _FileSamples(tensors, args, train if split == "train" else val)
 
 
-class _TensorRows(Samples):
-    """Rows of the tensors of one file, converted when asked for: the file may be larger than memory."""
+class _FileSamples(Samples):
+    """Rows of the tensors of one file, converted when they are read: the file may be larger than memory."""
 
     def __init__(self, tensors: Mapping[str, Tensor], args: TensorsArgs, rows: Sequence[int]) -> None:
         self._tensors = tensors
@@ -151,7 +151,7 @@ def _no_rows(files: Mapping[str, _File], args: TensorsArgs, split: Split) -> Pro
     return Problem("data.args.val_fraction", what, "change data.args.val_fraction, or give another file")
 
 
-def _look_into_files(root: Path | None, args: TensorsArgs) -> dict[str, _File]:
+def _inspect_files(root: Path | None, args: TensorsArgs) -> dict[str, _File]:
     """Every file given, by the argument that names it. Raises SpecError with every mistake in them."""
     files: dict[str, _File] = {}
     problems: list[Problem] = []
@@ -160,7 +160,7 @@ def _look_into_files(root: Path | None, args: TensorsArgs) -> dict[str, _File]:
         if name is not None:
             try:
                 path = (root or Path.cwd()) / Path(name).expanduser()
-                files[key] = _look_into(path, f"data.args.{key}", args)
+                files[key] = _inspect_file(path, f"data.args.{key}", args)
             except SpecError as error:
                 problems += error.errors
     if problems:
@@ -172,7 +172,7 @@ def _look_into_files(root: Path | None, args: TensorsArgs) -> dict[str, _File]:
     return files
 
 
-def _look_into(path: Path, where: str, args: TensorsArgs) -> _File:
+def _inspect_file(path: Path, where: str, args: TensorsArgs) -> _File:
     """The header of one file. Raises SpecError for tensors that are missing, unusable or of different lengths."""
     header = read_header(path, where)
     wanted = {name: "data.args.input" for name in args.inputs}

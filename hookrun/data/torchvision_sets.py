@@ -1,11 +1,10 @@
-"""MNIST, FashionMNIST, CIFAR10 and CIFAR100: found where torchvision puts them, or downloaded by it on request."""
+"""MNIST, FashionMNIST, CIFAR10 and CIFAR100: read from where torchvision stores them, or downloaded on request."""
 
 from __future__ import annotations
 
-import math
 import socket
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchvision import datasets
+from torchvision.datasets import mnist
 from torchvision.datasets.utils import check_integrity
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args
 from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
-from hookrun.data.samples import Rows, Samples, Transformed, unit_float
+from hookrun.data.samples import Samples, TensorSamples, Transformed, unit_float
 from hookrun.data.source import Source, require_root
-from hookrun.errors import Problem, SpecError
+from hookrun.errors import Problem, SpecError, reason
 
-_CONNECT_TIMEOUT = 30.0  # seconds; a network that drops packets would keep a download waiting for minutes
+_CONNECT_TIMEOUT = 30.0  # seconds; without it a network that drops packets blocks a download for minutes
 
 
 class DownloadArgs(Args):
@@ -51,26 +51,26 @@ class _TorchvisionSet(Source[DownloadArgs]):
 
     @abstractmethod
     def sizes_and_shape(self, folder: Path | None) -> tuple[dict[Split, int], tuple[int, ...]]:
-        """Samples in each split and the shape of one; those that will be downloaded where there is no folder."""
+        """Samples in each split and the shape of one image; of the published data where `folder` is None."""
 
     @abstractmethod
-    def rows(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        """The uint8 images [N, C, H, W] and the int64 labels [N] of an opened data set."""
+    def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
+        """The uint8 images [N, C, H, W] and the int64 labels [N] of a split. Raises SpecError as `inspect` does."""
 
     @property
     def elsewhere(self) -> str:
-        """How to get the data on a machine that has a network, and use it on this one."""
+        """How to get the data on another machine that has a network."""
         name = self.cls.__name__
         command = f"python -c \"from torchvision.datasets import {name}; {name}('DIR', download=True)\""
         return f"on a machine with a network run {command}, bring DIR here and set data.root=DIR"
 
     @property
     def how_to_get(self) -> str:
-        """The next step of somebody who has no copy."""
+        """The next step of a user who has no copy."""
         return f"set data.root=DIR and data.args.download=true, or {self.elsewhere}"
 
     def inspect(self, root: Path | None, args: DownloadArgs, split: Split) -> DataInfo:
-        sizes, shape = self.sizes_and_shape(self._complete_folder(root, args))
+        sizes, shape = self.sizes_and_shape(self.complete_folder(root, args))
         return DataInfo(
             name=self.name,
             inputs=TensorInfo(shape, torch.float32),
@@ -80,24 +80,24 @@ class _TorchvisionSet(Source[DownloadArgs]):
         )
 
     def open(self, root: Path | None, args: DownloadArgs, split: Split, seed: int) -> Samples:
-        self.inspect(root, args, split)
+        return Transformed(TensorSamples(*self.read(root, args, split)), [unit_float])
+
+    def opened(self, root: Path | None, args: DownloadArgs, split: Split) -> Any:
+        """torchvision's own data set, downloaded where files are missing and `args` ask for it."""
         try:
             with _connect_timeout(_CONNECT_TIMEOUT):
-                dataset = self.cls(root, train=split == "train", download=args.download)
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # no network or full disk; torchvision's own for wrong checksums
+                return self.cls(root, train=split == "train", download=args.download)
+        except Exception as error:  # no network, a full disk, wrong sums, or anything for a damaged file
             where = "data.args.download" if args.download else "data.root"
             raise SpecError([Problem(where, self.failure(root, args, error), self.elsewhere)]) from error
-        return Transformed(Rows(*self.rows(dataset)), [unit_float])
 
     def failure(self, root: Path | None, args: DownloadArgs, error: Exception) -> str:
         """What went wrong when torchvision opened the data set."""
+        said = " ".join(str(error).split()) or type(error).__name__
         did = "downloading" if args.download else "opening"
-        return f"{did} '{self.name}' in {root} failed: {' '.join(str(error).split())}"
+        return f"{did} '{self.name}' in {root} failed: {said}"
 
-    def _complete_folder(self, root: Path | None, args: DownloadArgs) -> Path | None:
+    def complete_folder(self, root: Path | None, args: DownloadArgs) -> Path | None:
         """The folder with all of the files, or None where they will be downloaded. Raises SpecError otherwise."""
         folder = None if root is None else root / self.folder
         missing = [file for file in self.files if folder is None or not (folder / file).is_file()]
@@ -111,7 +111,7 @@ class _TorchvisionSet(Source[DownloadArgs]):
 
 
 class _Mnist(_TorchvisionSet):
-    """The IDX files of the MNIST family."""
+    """The IDX files of the MNIST family. torchvision checks no sums of files that it did not download itself."""
 
     @property
     def folder(self) -> str:
@@ -124,33 +124,36 @@ class _Mnist(_TorchvisionSet):
     def sizes_and_shape(self, folder: Path | None) -> tuple[dict[Split, int], tuple[int, ...]]:
         if folder is None:
             return {"train": 60_000, "val": 10_000}, (1, 28, 28)
-        sizes: dict[Split, int] = {}
-        shapes = set()
-        for split, prefix in zip(SPLITS, ("train", "t10k"), strict=True):
-            count, *shape = self._idx_sizes(folder / f"{prefix}-images-idx3-ubyte", 3)
-            (labels,) = self._idx_sizes(folder / f"{prefix}-labels-idx1-ubyte", 1)
-            if count != labels:
-                raise self._damaged(folder, f"{count} images and {labels} labels for the split '{split}'")
-            sizes[split] = count
-            shapes.add((1, *shape))
-        if len(shapes) > 1:
-            raise self._damaged(folder, f"images of {' and '.join(str(list(s)) for s in sorted(shapes))}")
-        return sizes, shapes.pop()
+        tensors = {split: self._tensors(folder, split) for split in SPLITS}
+        train, val = (list(images.shape[1:]) for images, _ in tensors.values())
+        if train != val:
+            raise self._damaged(folder, f"images of {train} for training and of {val} for validation")
+        return {split: len(images) for split, (images, _) in tensors.items()}, tuple(train)
 
-    def rows(self, dataset: Any) -> tuple[Tensor, Tensor]:
-        return dataset.data.unsqueeze(1), dataset.targets
+    def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
+        folder = self.complete_folder(root, args)
+        if folder is None:
+            self.opened(root, args, split)
+            folder = require_root(self.name, root, self.how_to_get) / self.folder
+        return self._tensors(folder, split)
 
-    def _idx_sizes(self, path: Path, ndim: int) -> tuple[int, ...]:
-        """The sizes in an IDX header: two zeros, 8 for uint8, the number of dimensions, four bytes for each."""
-        with path.open("rb") as file:
-            header = file.read(4 + 4 * ndim)
-        if len(header) < 4 + 4 * ndim or header[:4] != bytes([0, 0, 8, ndim]):
-            raise self._damaged(path, "not an IDX file of this kind")
-        sizes = tuple(int.from_bytes(header[i : i + 4], "big") for i in range(4, len(header), 4))
-        found, promised = path.stat().st_size, len(header) + math.prod(sizes)
-        if found != promised:
-            raise self._damaged(path, f"{found} bytes, where its header promises {promised}")
-        return sizes
+    def _tensors(self, folder: Path, split: Split) -> tuple[Tensor, Tensor]:
+        """Images and labels. Raises SpecError for damaged files, and where there are not as many of both."""
+        prefix = "train" if split == "train" else "t10k"
+        images = self._read(mnist.read_image_file, folder / f"{prefix}-images-idx3-ubyte")
+        labels = self._read(mnist.read_label_file, folder / f"{prefix}-labels-idx1-ubyte")
+        if len(images) != len(labels):
+            what = f"{len(images)} images and {len(labels)} labels for the split '{split}'"
+            raise self._damaged(folder, what)
+        return images.unsqueeze(1), labels
+
+    def _read(self, read: Callable[[str], Tensor], path: Path) -> Tensor:
+        try:
+            return read(str(path))
+        except OSError:
+            raise
+        except Exception as error:  # torchvision's reader may raise anything for a damaged file
+            raise self._damaged(path, f"torchvision cannot read it as IDX ({reason(error)})") from error
 
     def _damaged(self, path: Path, found: str) -> SpecError:
         return SpecError([Problem("data.root", f"{path}: {found}", f"replace the data: {self.elsewhere}")])
@@ -159,7 +162,7 @@ class _Mnist(_TorchvisionSet):
 class _Cifar(_TorchvisionSet):
     """The pickled batches of the CIFAR family.
 
-    torchvision opens them only after their MD5 sums have matched its own: no other pickle is ever loaded.
+    torchvision loads a pickle only after its MD5 sum has matched the published one, so no other pickle is ever loaded.
     """
 
     @property
@@ -173,7 +176,9 @@ class _Cifar(_TorchvisionSet):
     def sizes_and_shape(self, folder: Path | None) -> tuple[dict[Split, int], tuple[int, ...]]:
         return {"train": 50_000, "val": 10_000}, (3, 32, 32)
 
-    def rows(self, dataset: Any) -> tuple[Tensor, Tensor]:
+    def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
+        self.complete_folder(root, args)
+        dataset = self.opened(root, args, split)
         return torch.from_numpy(dataset.data).permute(0, 3, 1, 2), torch.tensor(dataset.targets)
 
     def failure(self, root: Path | None, args: DownloadArgs, error: Exception) -> str:

@@ -1,206 +1,150 @@
-"""The closed registry of transforms: torchvision's, under names and arguments that a configuration can hold."""
+"""The closed list of transforms: torchvision's own, with arguments checked against the signatures of its classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from numbers import Number
+from types import GenericAlias, NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, create_model
 
-from hookrun.data.args import Args
+from hookrun.arguments import Args, parameters, parse
 from hookrun.data.info import TensorInfo
+from hookrun.errors import Problem, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+# Name -> class of torchvision.transforms.v2. No other class can be named by a configuration.
+_TORCHVISION = {
+    "resize": "Resize",
+    "center_crop": "CenterCrop",
+    "random_crop": "RandomCrop",
+    "random_resized_crop": "RandomResizedCrop",
+    "random_horizontal_flip": "RandomHorizontalFlip",
+    "random_rotation": "RandomRotation",
+    "color_jitter": "ColorJitter",
+    "rgb": "RGB",
+    "grayscale": "Grayscale",
+    "normalize": "Normalize",
+    "to_dtype": "ToDtype",
+}
+NAMES = (*_TORCHVISION, "flatten")
 
-def _ascending(value: list[float]) -> list[float]:
-    if value[0] > value[1]:
-        raise ValueError(f"the lower bound {value[0]} is above the upper bound {value[1]}")
-    return value
+# `inplace` would change the data set itself; `expand` gives each sample another size.
+_LEFT_OUT = {"inplace", "expand"}
+# Bounds that torchvision does not check, or only for some of the samples.
+_LEAST = {"size": 1, "padding": 0, "scale": 0, "std": 0}
+_ONE_FOR_EACH_CHANNEL = ("mean", "std")
+_ANY_SAMPLE = {"flatten", "to_dtype"}
+_COLOURS = {"color_jitter", "rgb", "grayscale"}
+_DTYPES = ("float16", "bfloat16", "float32", "float64", "uint8", "int64")
 
 
-Pixels = Annotated[int, Field(ge=1)]
-Size = Pixels | Annotated[list[Pixels], Field(min_length=2, max_length=2)]
-Padding = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Factor = Annotated[float, Field(ge=0)]
-Shift = Annotated[float, Field(ge=-0.5, le=0.5)]
-Interpolation = Literal["nearest", "nearest-exact", "bilinear", "bicubic"]
-PositiveRange = Annotated[list[Positive], Field(min_length=2, max_length=2), AfterValidator(_ascending)]
-FactorRange = Annotated[list[Factor], Field(min_length=2, max_length=2), AfterValidator(_ascending)]
-ShiftRange = Annotated[list[Shift], Field(min_length=2, max_length=2), AfterValidator(_ascending)]
-Range = Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(_ascending)]
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """One transform: its name, the arguments that were given, and the function on one sample."""
 
-
-class Transform(Args):
-    """Arguments of a class of torchvision.transforms.v2, named as there; it works on float images [C, H, W]."""
-
-    op: ClassVar[str]
-    channels: ClassVar[tuple[int, ...]] = ()  # the numbers of channels that it takes; empty: any
+    name: str
+    args: Mapping[str, Any]
+    function: Callable[[Tensor], Tensor]
 
     def misfit(self, sample: TensorInfo) -> str | None:
-        """Why it must not be applied to such a sample, though torchvision might do it; None: it may."""
+        """Why it must not be applied to such a sample, even where torchvision would do it; None: it may be."""
+        if self.name in _ANY_SAMPLE:
+            return None
         if len(sample.shape) != 3:
             return "it takes an image [C, H, W]"
-        if self.channels and sample.shape[0] not in self.channels:
-            return f"it takes images of {' or '.join(map(str, self.channels))} channels"
+        channels = sample.shape[0]
+        if self.name in _COLOURS and channels not in (1, 3):
+            return "it takes images of 1 or 3 channels"
+        for key in _ONE_FOR_EACH_CHANNEL:  # torchvision would broadcast them
+            if key in self.args and len(self.args[key]) != channels:
+                return f"the number of {key}s is {len(self.args[key])}"
         return None
 
-    def build(self) -> Callable[[Tensor], Tensor]:
-        """The function on one sample."""
-        from torchvision.transforms import InterpolationMode, v2
 
-        options = self.model_dump()
-        if "interpolation" in options:
-            options["interpolation"] = InterpolationMode(options["interpolation"])
-        built: Callable[[Tensor], Tensor] = getattr(v2, self.op)(**options)
-        return built
+class Flatten:
+    """Any sample as a tensor of one dimension, an image as [C·H·W]."""
+
+    def __call__(self, sample: Tensor) -> Tensor:
+        return sample.flatten()
 
 
-class Resize(Transform):
-    """A number is the length of the shorter side, the other keeping its proportion; a pair is [height, width]."""
-
-    op = "Resize"
-    size: Size
-    interpolation: Interpolation = "bilinear"
-    antialias: bool = True
-
-
-class CenterCrop(Transform):
-    """The middle; an image that is smaller is padded with zeros."""
-
-    op = "CenterCrop"
-    size: Size
-
-
-class RandomCrop(Transform):
-    """A random part, after padding by a number of pixels on every side, or [left and right, top and bottom]."""
-
-    op = "RandomCrop"
-    size: Size
-    padding: Padding | Annotated[list[Padding], Field(min_length=2, max_length=2)] | None = None
-    pad_if_needed: bool = False
-    fill: float = 0.0
-    padding_mode: Literal["constant", "edge", "reflect", "symmetric"] = "constant"
+def make_transform(name: str, args: Mapping[str, Any], where: str) -> tuple[Transform | None, list[Problem]]:
+    """The transform called `name`, or None and every mistake in its name and arguments; imports torchvision."""
+    if name not in NAMES:
+        return None, [Problem(where, "unknown transform", nearest(name, NAMES))]
+    parsed, problems = parse(_arguments(name), args, where)
+    if parsed is None:
+        return None, problems
+    given = {key: getattr(parsed, key) for key in parsed.model_fields_set}
+    try:
+        with warnings.catch_warnings():
+            # torchvision only warns of a range that ends before it starts
+            warnings.simplefilter("error", UserWarning)
+            return Transform(name, given, _class(name)(**given)), []
+    except (TypeError, ValueError, UserWarning) as error:  # torchvision's own checks of the values
+        return None, [Problem(where, str(error), "change its arguments")]
 
 
-class RandomResizedCrop(Transform):
-    """A random part of `scale` of the area and of `ratio` of width to height, resized."""
+def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
+    if name == "flatten":
+        return Flatten
+    from torchvision.transforms import v2
 
-    op = "RandomResizedCrop"
-    size: Size
-    scale: PositiveRange = [0.08, 1.0]
-    ratio: PositiveRange = [3 / 4, 4 / 3]
-    interpolation: Interpolation = "bilinear"
-    antialias: bool = True
+    found: Callable[..., Callable[[Tensor], Tensor]] = getattr(v2, _TORCHVISION[name])
+    return found
 
 
-class RandomHorizontalFlip(Transform):
-    """Mirrored with probability `p`."""
-
-    op = "RandomHorizontalFlip"
-    p: float = Field(default=0.5, ge=0, le=1)
-
-
-class RandomRotation(Transform):
-    """Turned by a random angle within ±degrees, or [from, to]; the size stays."""
-
-    op = "RandomRotation"
-    degrees: Factor | Range
-    interpolation: Literal["nearest", "bilinear"] = "nearest"
-    fill: float = 0.0
+@cache
+def _arguments(name: str) -> type[Args]:
+    """A model of the arguments that the class takes and YAML can hold, read off its constructor."""
+    cls = _class(name)
+    hints = get_type_hints(cls.__init__)
+    fields: dict[str, Any] = {}
+    for key, parameter in (parameters(cls) or {}).items():
+        accepted = None if key in _LEFT_OUT else _accepted(hints.get(key), _LEAST.get(key))
+        if accepted is not None:
+            fields[key] = (accepted, ... if parameter.default is parameter.empty else None)
+    return create_model(name, __base__=Args, **fields)
 
 
-class ColorJitter(Transform):
-    """Random changes of colour: each a number, the most that is changed, or a range of factors (of shifts for hue)."""
+def _accepted(annotation: Any, least: float | None) -> Any:
+    """The type of those values of `annotation` that YAML can hold; None where there are none, as for a callable.
 
-    op = "ColorJitter"
-    channels = (1, 3)
-    brightness: Factor | FactorRange = 0.0
-    contrast: Factor | FactorRange = 0.0
-    saturation: Factor | FactorRange = 0.0
-    hue: Annotated[float, Field(ge=0, le=0.5)] | ShiftRange = 0.0
-
-
-class Rgb(Transform):
-    """Three channels from one; images that have three stay as they are."""
-
-    op = "RGB"
-    channels = (1, 3)
-
-
-class Grayscale(Transform):
-    """Luminance, as one channel or as three equal ones."""
-
-    op = "Grayscale"
-    channels = (1, 3)
-    num_output_channels: Literal[1, 3] = 1
-
-
-class Normalize(Transform):
-    """(value − mean) / std for each channel."""
-
-    op = "Normalize"
-    mean: list[float] = Field(min_length=1)
-    std: list[Positive] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _as_many(self) -> Normalize:
-        if len(self.mean) != len(self.std):
-            raise ValueError(f"one for each channel, and not {len(self.mean)} means and {len(self.std)} std")
-        return self
-
-    def misfit(self, sample: TensorInfo) -> str | None:
-        reason = super().misfit(sample)
-        if reason is None and sample.shape[0] != len(self.mean):  # torchvision would broadcast them
-            reason = f"the number of means is {len(self.mean)}"
-        return reason
+    least: the smallest number that is accepted
+    """
+    names = _named_values(annotation)
+    if names:
+        return Annotated[Literal[tuple(names)], AfterValidator(names.__getitem__)]
+    if annotation in (int, float, Number):
+        return Annotated[int if annotation is int else float, Field(ge=least)]
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if annotation in (bool, NoneType) or origin is Literal:
+        return annotation
+    if origin in (Union, UnionType):
+        # An interpolation may be its name, its member of the enumeration or a number: the name is enough.
+        named = [each for each in inner if _named_values(each)]
+        members = [_accepted(each, least) for each in named or inner]
+        kept = tuple(each for each in members if each is not None)
+        return Union[kept] if kept else None  # noqa: UP007 (the members are computed)
+    sequence = origin or annotation
+    if isinstance(sequence, type) and issubclass(sequence, Sequence) and sequence is not str:
+        item = _accepted(inner[0] if inner else float, least)
+        return None if item is None else GenericAlias(list, (item,))
+    return None
 
 
-class Flatten(Transform):
-    """One dimension, [C·H·W]; any sample."""
+def _named_values(annotation: Any) -> Mapping[str, Any]:
+    """The values of a type that a configuration gives by name; empty for every other type."""
+    import torch
+    from torchvision.transforms import InterpolationMode
 
-    def misfit(self, sample: TensorInfo) -> str | None:
-        return None
-
-    def build(self) -> Callable[[Tensor], Tensor]:
-        return _flatten
-
-
-class ToDtype(Transform):
-    """Another dtype; with `scale` values are mapped from the range of the one to that of the other. Any sample."""
-
-    op = "ToDtype"
-    dtype: Literal["float16", "bfloat16", "float32", "float64", "uint8", "int64"]
-    scale: bool = False
-
-    def misfit(self, sample: TensorInfo) -> str | None:
-        return None
-
-    def build(self) -> Callable[[Tensor], Tensor]:
-        import torch
-        from torchvision.transforms import v2
-
-        built: Callable[[Tensor], Tensor] = v2.ToDtype(getattr(torch, self.dtype), scale=self.scale)
-        return built
-
-
-def _flatten(sample: Tensor) -> Tensor:
-    return sample.flatten()
-
-
-TRANSFORMS: Mapping[str, type[Transform]] = {
-    "resize": Resize,
-    "center_crop": CenterCrop,
-    "random_crop": RandomCrop,
-    "random_resized_crop": RandomResizedCrop,
-    "random_horizontal_flip": RandomHorizontalFlip,
-    "random_rotation": RandomRotation,
-    "color_jitter": ColorJitter,
-    "rgb": Rgb,
-    "grayscale": Grayscale,
-    "normalize": Normalize,
-    "flatten": Flatten,
-    "to_dtype": ToDtype,
-}
+    if annotation is InterpolationMode:
+        return {mode.value: mode for mode in InterpolationMode}
+    return {name: getattr(torch, name) for name in _DTYPES} if annotation is torch.dtype else {}

@@ -1,8 +1,8 @@
-"""Models by name: small ones of our own, torchvision's, and a user's own factory; importing this imports no torch."""
+"""Models by name: small ones of hookrun's own, torchvision's, and a user's factory. Imports no torch."""
 
 from __future__ import annotations
 
 from hookrun.models.registry import build, names, own_names
-from hookrun.models.weights import load_weights
+from hookrun.models.weights import applied_hooks, load_weights
 
-__all__ = ["build", "load_weights", "names", "own_names"]
+__all__ = ["applied_hooks", "build", "load_weights", "names", "own_names"]

@@ -1,7 +1,7 @@
-"""A user's own model, `name: python`: the factory function of a package that the person at the keyboard trusts.
+"""A user's own model, `name: python`: the factory function of a package that the user trusts.
 
-An experiment is a file, and files are passed around: naming a function in one must not be enough to run it. Trust comes
-from the command line, from the environment or from an installed package, and is settled before anything is imported.
+Experiment files are exchanged between people, so a file that names a function must not be enough to run it. Trust is
+given on the command line, in the environment or by an installed package, and is checked before anything is imported.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem, SpecError, nearest
-from hookrun.models.arguments import Call, missing, parameters, reason, unknown
+from hookrun.arguments import missing_arguments, parameters, unknown_arguments
+from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.models.arguments import ModelCall
 
 if TYPE_CHECKING:
     from hookrun.spec.experiment import Model
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 VARIABLE = "HOOKRUN_TRUST"
 GROUP = "hookrun.models"
 _WHERE = "model.factory"
+_ARGS = "model.args"
 _FACTORY = re.compile(r"(?P<package>[^\W\d]\w*)(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
-def prepare(config: Model, trust: frozenset[str]) -> Call:
+def prepare(config: Model, trust: frozenset[str]) -> ModelCall:
     """The factory with its arguments, imported. Raises SpecError if it is not trusted, not there, or not a factory."""
     text = config.factory or ""
     match = _FACTORY.fullmatch(text)
@@ -53,8 +55,8 @@ def prepare(config: Model, trust: frozenset[str]) -> Call:
     found = parameters(factory)
     problems: list[Problem] = []
     if found is not None:
-        problems += unknown(config.args, found, text)
-        problems += missing(config.args, found, text)
+        problems += unknown_arguments(config.args, found, _ARGS, text)
+        problems += missing_arguments(config.args, found, _ARGS, text)
 
     def call(**args: Any) -> object:
         with _current_directory(by_hand):
@@ -62,9 +64,9 @@ def prepare(config: Model, trust: frozenset[str]) -> Call:
                 return factory(**args)
             except Exception as error:
                 what = f"'{text}' failed: {_traced(error, package)}"
-                raise SpecError([Problem("model.args", what, "correct it, or its arguments")]) from error
+                raise SpecError([Problem(_ARGS, what, "correct it, or its arguments")]) from error
 
-    return Call(call, config.args, tuple(problems))
+    return ModelCall(call, config.args, tuple(problems))
 
 
 def _environment() -> set[str]:
@@ -72,9 +74,9 @@ def _environment() -> set[str]:
 
 
 def _installed() -> set[str]:
-    """The packages that entry points of the group name, but for those that the current directory merely claims.
+    """The packages that installed entry points of the group name, without those found in the current directory.
 
-    `python -m` puts the current directory on the path, and with it whatever metadata somebody has packed there.
+    `python -m` puts the current directory on the path, and anybody may have left package metadata there.
     """
     here = Path.cwd().resolve()
     path = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
@@ -88,10 +90,10 @@ def _installed() -> set[str]:
 
 @contextmanager
 def _current_directory(importable: bool) -> Iterator[None]:
-    """The console script imports nothing from the current directory, `python -m` does: make it the same for both.
+    """Put the current directory on the import path, where `python -m` has it and the console script does not.
 
-    Not for a package that is trusted because it is installed: it needs no such help, and another one of its name,
-    lying in the current directory, must not take its place.
+    importable: False for a package that is trusted because it is installed: another package of the same name in the
+                current directory must not take its place
     """
     here = str(Path.cwd())
     if not importable or "" in sys.path or here in sys.path:
@@ -110,7 +112,7 @@ def _imported(module: str) -> ModuleType:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise _failed(module, error) from error  # it is there; something that it imports is not
+            raise _failed(module, error) from error  # the module exists; something that it imports does not
         parent, _, last = error.name.rpartition(".")
         if not parent:
             what = f"there is no package '{error.name}', neither installed nor in {Path.cwd()}"
@@ -130,7 +132,7 @@ def _failed(module: str, error: Exception) -> SpecError:
 
 
 def _function(module: ModuleType, name: str, package: str) -> Callable[..., object]:
-    """The factory, which must be the trusted package's own: what a module imports lies in its namespace too."""
+    """The factory, which must be defined in the trusted package: a module's namespace also holds what it imports."""
 
     def ours(value: object) -> bool:
         return callable(value) and str(getattr(value, "__module__", "")).split(".")[0] == package
@@ -152,7 +154,7 @@ def _function(module: ModuleType, name: str, package: str) -> Callable[..., obje
 
 
 def _traced(error: Exception, package: str) -> str:
-    """The exception in one line, with the innermost line of the package's own that led to it."""
+    """The exception in one line, with the innermost line of the package that led to it."""
     places = [
         f"{frame.f_code.co_filename}:{line}"
         for frame, line in traceback.walk_tb(error.__traceback__)

@@ -12,8 +12,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, get_type_hints
 from urllib.parse import urlsplit
 
-from hookrun.errors import Problem, SpecError, nearest
-from hookrun.models.arguments import Call, Sample, given, reason, unknown
+from hookrun.arguments import unknown_arguments
+from hookrun.errors import Problem, SpecError, nearest, reason
+from hookrun.models.arguments import DataDefaults, ModelCall, given
 from hookrun.models.weights import is_path
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from hookrun.spec.experiment import Model
 
-_OURS = {"self", "weights", "progress"}  # parameters that are no arguments of an experiment
+_OURS = {"self", "weights", "progress"}  # parameters that an experiment does not set
 
 
 def names() -> tuple[str, ...]:
@@ -32,10 +33,10 @@ def names() -> tuple[str, ...]:
     return tuple(list_models())
 
 
-def prepare(config: Model, sample: Sample) -> Call:
+def prepare(config: Model, data: DataDefaults) -> ModelCall:
     """The builder of `config.name` with its arguments.
 
-    `num_classes` comes from the data unless it is given or published weights are asked for, which have their own.
+    `num_classes` comes from the data unless it is given or published weights, which have their own, are asked for.
     """
     from torchvision.models import get_model_builder
 
@@ -43,26 +44,28 @@ def prepare(config: Model, sample: Sample) -> Call:
     accepted = _accepted(builder)
     published = None if config.weights is None or is_path(config.weights) else config.weights
     args = given(config.args)
-    problems = unknown(args, accepted, config.name)
-    if sample.num_classes is not None and "num_classes" in accepted and not published:
-        args.setdefault("num_classes", sample.num_classes)
+    problems = unknown_arguments(args, accepted, "model.args", config.name)
+    if data.num_classes is not None and "num_classes" in accepted and not published:
+        args.setdefault("num_classes", data.num_classes)
     if "weights_backbone" in accepted:
-        args.setdefault("weights_backbone", None)  # torchvision would download some, though `weights` is null
+        args.setdefault(
+            "weights_backbone", None
+        )  # by default torchvision downloads some even if `weights` is null
     if published is None:
         if "init_weights" in accepted:
-            args.setdefault("init_weights", True)  # the default anyway; two models warn unless it is said
-        return Call(builder, args, tuple(problems))
+            args.setdefault("init_weights", True)  # the default; two models warn unless it is given
+        return ModelCall(builder, args, tuple(problems))
     member = _member(config.name, published)
     if isinstance(member, Problem):
-        return Call(builder, args, (*problems, member))
-    return Call(functools.partial(_pretrained, builder, member), args, tuple(problems))
+        return ModelCall(builder, args, (*problems, member))
+    return ModelCall(functools.partial(_pretrained, builder, member), args, tuple(problems))
 
 
 def _accepted(builder: Callable[..., nn.Module]) -> set[str]:
-    """The names of the builder's own arguments and of those of the model class and its bases, which it passes on.
+    """The names of the builder's arguments and of those of the model class and its bases, to which it passes them on.
 
-    Some of these classes swallow keywords that they do not know; here an unknown one is a mistake. What the builder
-    sets itself (`layers` of a resnet) is among the names: torchvision says so when it is given.
+    Some of these classes ignore unknown keywords; here one is a mistake. Arguments that the builder sets itself
+    (`layers` of a resnet) are among the names: torchvision raises an error when one is given.
     """
     from torch import nn
 
@@ -95,15 +98,18 @@ def _member(model: str, weights: str) -> WeightsEnum | Problem:
 
 
 def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: Any) -> nn.Module:
-    """The model with its published weights: torchvision itself knows what each of them asks of the model."""
+    """The model with its published weights: torchvision itself checks the arguments against the weights."""
     import torch
 
     try:
         with _weights_only():
             return builder(weights=member, **args)
-    except (TypeError, ValueError):  # about the arguments, such as a num_classes that the weights have not
+    except (
+        TypeError,
+        ValueError,
+    ):  # about the arguments, such as a num_classes that is not that of the weights
         raise
-    except Exception as error:  # no network, no room, or a file that is not what its name promises
+    except Exception as error:  # no network, a full disk, or a damaged file
         file = PurePosixPath(urlsplit(member.url).path).name
         path = os.path.join(torch.hub.get_dir(), "checkpoints", file)
         state = "could not be used" if os.path.exists(path) else "is not there, and could not be downloaded"
@@ -119,7 +125,7 @@ def _pretrained(builder: Callable[..., nn.Module], member: WeightsEnum, **args: 
 
 @contextmanager
 def _weights_only() -> Iterator[None]:
-    """torchvision unpickles its files without `weights_only=True`; this switch of torch's own adds it."""
+    """torchvision unpickles its files without `weights_only=True`; this environment variable of torch adds it."""
     switch = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
     before = os.environ.get(switch)
     os.environ[switch] = "1"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.errors import Problem, SpecError, nearest
-from hookrun.models.arguments import reason
+from hookrun.errors import Problem, SpecError, listed, nearest, reason
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -19,30 +19,32 @@ if TYPE_CHECKING:
 SUFFIXES = (".safetensors", ".pt", ".pth")
 _WRAPPERS = ("state_dict", "model")  # keys under which a training script's file holds the state dict
 _PREFIX = "module."  # left by DataParallel and DistributedDataParallel
-_SHOWN = 10
+_SHOWN = 10  # names in an error, before "and 3 more"
 _WHERE = "model.weights"
 
 
 def is_path(weights: str) -> bool:
-    """Whether `model.weights` is a path and not a name: by its suffix, or by a separator in it."""
+    """Whether `model.weights` is a path, by its suffix or a separator in it, and not a name."""
     return weights.endswith(SUFFIXES) or "/" in weights or os.sep in weights
 
 
 def misplaced(config: Model, *, published: bool) -> list[Problem]:
     """What is wrong with `model.weights` before anything is read.
 
-    published: the model may have weights that go by a name
+    published: whether the model may have published weights, which are given by name
     """
     if config.weights is None:
         return []
     if not is_path(config.weights):
         if published:
             return []
-        what = f"'{config.weights}' is no path, and nobody publishes weights for '{config.name}' under a name"
+        what = (
+            f"'{config.weights}' is not a path, and no weights are published under a name for '{config.name}'"
+        )
         return [Problem(_WHERE, what, f"give the path of a {_either()} file, or null")]
     path = _absolute(config.weights)
     if path.suffix not in SUFFIXES:
-        what = f"{path} is no {_either()} file"
+        what = f"{path} is not a {_either()} file"
         return [Problem(_WHERE, what, "save the state dict in one of these formats")]
     if not path.is_file():
         if path.parent.is_dir():
@@ -57,9 +59,9 @@ def misplaced(config: Model, *, published: bool) -> list[Problem]:
 def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     """Load the file that `config.weights` names into `model` and return what is left over.
 
-    The left-over tensors are those whose names the model does not have: parameters, perhaps, that hooks will add.
-    Nothing is done, and nothing left over, where `config.weights` is null or the name of published weights: `build`
-    has put those into the model.
+    The left-over tensors are those whose names the model does not have; hooks may add parameters of these names.
+    Where `config.weights` is null or the name of published weights nothing is done and nothing is left over: `build`
+    has already loaded those.
 
     Raises SpecError where the file is missing or damaged, holds Python objects instead of tensors, lacks tensors of
     the model, or has them in another shape; the model is then as it was.
@@ -75,6 +77,23 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
         raise SpecError(problems)
     model.load_state_dict({name: found[name] for name in own if name in found}, strict=False)
     return {name: tensor for name, tensor in found.items() if name not in own}
+
+
+def applied_hooks(config: Model) -> frozenset[str]:
+    """The identities of the hooks that had changed the model when hookrun wrote the file, as it says itself."""
+    if config.weights is None or not config.weights.endswith(".safetensors"):
+        return frozenset()
+    from safetensors import safe_open
+
+    with safe_open(_absolute(config.weights), framework="pt") as file:
+        said = (file.metadata() or {}).get("applied", "[]")
+    try:
+        names = json.loads(said)
+    except ValueError:
+        return frozenset()  # another program's key of that name
+    return (
+        frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list) else frozenset()
+    )
 
 
 def _absolute(weights: str) -> Path:
@@ -97,7 +116,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         what = f"{path} holds {type(found).__qualname__}, not a state dict"
         raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
     if others := [str(name) for name, value in found.items() if not isinstance(value, Tensor)]:
-        what = f"{path} holds {_count(others, len(found), 'entry', 'entries')} that are no tensors: {_listed(others)}"
+        count = _count(others, len(found), "entry", "entries")
+        what = f"{path} holds {count} that are not tensors: {listed(others, _SHOWN)}"
         raise SpecError([Problem(_WHERE, what, "save model.state_dict()")])
     strip = bool(found) and all(name.startswith(_PREFIX) for name in found)
     return {name.removeprefix(_PREFIX) if strip else name: tensor for name, tensor in found.items()}
@@ -113,29 +133,31 @@ def _read(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (
         Exception
-    ) as error:  # what damaged bytes lead to has no common type; a refused object is an unpickling error
+    ) as error:  # a damaged file may raise anything; a refused object raises an UnpicklingError
         what = f"{path} could not be read as tensors alone: {reason(error)}"
         hint = "save model.state_dict() again, best as .safetensors; a file that holds other objects is never unpickled"
         raise SpecError([Problem(_WHERE, what, hint)]) from error
 
 
 def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    """The model's tensors that the file lacks; a tied one (of several names) is there if one of its names is."""
+    """The model's tensors that the file lacks; a tied tensor needs only one of its names in the file."""
     there = {id(own[name]) for name in own if name in found}
     lacking = [name for name in own if name not in found and id(own[name]) not in there]
     if not lacking:
         return []
     unused = [name for name in found if name not in own]
-    shown = [f"'{name}'{_close(name, unused)}" for name in lacking[:_SHOWN]]
-    what = f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {_listed(shown, len(lacking))}"
+    shown = [f"'{name}'{_close(name, unused)}" for name in lacking[:_SHOWN]] + lacking[_SHOWN:]
+    what = (
+        f"{path} lacks {_count(lacking, len(own), 'tensor', 'tensors')} of the model: {listed(shown, _SHOWN)}"
+    )
     hint = "take the file of this model, or rename the tensors in it"
     if unused:
-        hint += f"; it has {len(unused)} that the model has not: {_listed([repr(name) for name in unused])}"
+        hint += f"; it has {len(unused)} that the model does not have: {listed(map(repr, unused), _SHOWN)}"
     return [Problem(_WHERE, what, hint)]
 
 
 def _mismatched(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    """Tensors whose shape differs; one of a lazy module has no shape yet and takes the file's."""
+    """Tensors whose shape differs; a lazy module's tensor has no shape yet and takes the file's."""
     from torch.nn.parameter import is_lazy
 
     wrong = [
@@ -145,7 +167,9 @@ def _mismatched(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Pa
     ]
     if not wrong:
         return []
-    what = f"{path} has {_count(wrong, len(own), 'tensor', 'tensors')} in another shape: {_listed(wrong)}"
+    what = (
+        f"{path} has {_count(wrong, len(own), 'tensor', 'tensors')} in another shape: {listed(wrong, _SHOWN)}"
+    )
     return [Problem(_WHERE, what, "take the file of this model, or give model.args the sizes of the file's")]
 
 
@@ -156,9 +180,3 @@ def _close(name: str, options: Iterable[str]) -> str:
 
 def _count(found: Sequence[str], total: int, one: str, many: str) -> str:
     return f"{len(found)} of {total} {one if total == 1 else many}"
-
-
-def _listed(found: Sequence[str], total: int | None = None) -> str:
-    """The first ten, and how many more there are."""
-    more = (total or len(found)) - len(found[:_SHOWN])
-    return ", ".join(found[:_SHOWN]) + (f" and {more} more" if more else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,10 +12,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hookrun.errors import nearest
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSpec
-from hookrun.spec.selector import Node, Tree
+from hookrun.spec.selector import Names, Node, Selector, Tree, Unmatched
 
 
 class Unhookable(NamedTuple):
@@ -61,6 +59,7 @@ class ModelNames:
             self._aliases[id(module)].append(path)
         self.added = defaultdict[str, list[str]](list)  # first module path -> names of parameters to come
         self.frozen = set[str]()
+        self._parameter_tree: Tree | None = None  # until a planned hook adds parameters
 
     @cached_property
     def tree(self) -> Tree:
@@ -91,14 +90,25 @@ class ModelNames:
 
     def parameter_tree(self) -> Tree:
         """The parameters, under every name, those that planned hooks will add included."""
+        if self._parameter_tree is None:
+            self._parameter_tree = self._build_parameter_tree()
+        return self._parameter_tree
+
+    def _build_parameter_tree(self) -> Tree:
         names = dict.fromkeys(self._parameters) | dict.fromkeys(self._added_names())
         nodes = {}
+        numbered = defaultdict[str, list[str]](
+            list, {path: [*own] for path, own in self.tree.numbered.items()}
+        )
         for name in names:
-            owner = self.tree.nodes[name.rpartition(".")[0]]
+            container, _, last = name.rpartition(".")
+            owner = self.tree.nodes[container]
             size = _numel(self._parameters[name]) if name in self._parameters else 0
             nodes[name] = Node(name, owner.types, owner.leaf, size)
+            if last.isdecimal():
+                numbered[container].append(last)
         first = {name: self._first_parameter_name(name) for name in names}
-        return Tree(nodes, first=_others(first))
+        return Tree(nodes, numbered, _others(first))
 
     def _added_names(self) -> list[str]:
         return [f"{path}.{name}" if path else name for path, names in self.added.items() for name in names]
@@ -113,6 +123,11 @@ class ModelNames:
         return list(
             dict.fromkeys(self._first_parameter_name(name) for name in parameters.nodes if name in found)
         )
+
+    def unmatched(self, spec: HookSpec) -> list[Unmatched]:
+        """The members of the selector's lists that match no module, or no parameter of a parameter hook."""
+        parameters = self.parameter_tree() if spec.on_parameters else None
+        return list(spec.keys.select.unmatched(self.tree, parameters))
 
     def _first_parameter_name(self, name: str) -> str:
         parameter = self._parameters.get(name)
@@ -140,6 +155,11 @@ class ModelNames:
         parameter = self._parameters.get(name)
         return name not in self.frozen and (parameter is None or parameter.requires_grad)
 
+    def lazy(self, name: str) -> bool:
+        """Whether the parameter gets its shape at the first call of its module."""
+        parameter = self._parameters.get(name)
+        return parameter is not None and is_lazy(parameter)
+
     def parameter_names(self, path: str) -> list[str]:
         """The module's own parameters, those that planned hooks will add included."""
         own = [name for name, parameter in self.modules[path]._parameters.items() if parameter is not None]
@@ -151,6 +171,7 @@ class ModelNames:
         for match in matches:
             if name is not None and name not in self.added[match.path]:
                 self.added[match.path].append(name)
+                self._parameter_tree = None
             if spec.action.freezes:
                 frozen = {id(parameter) for parameter in self.modules[match.path].parameters()}
                 self.frozen |= {
@@ -170,20 +191,11 @@ class ModelNames:
                 found = {id(each): named for each in inner} | found  # the outermost is named
         return found
 
-    def nearest(self, spec: HookSpec) -> str:
-        """The names closest to what the hook's selector asked for."""
-        text = str(spec.keys.select)
-        if text.startswith("type:"):
-            classes = {type(module).__name__ for module in self.model.modules()}
-            return nearest(text[5:], classes)
-        paths = [path for path in self.modules if path] + (
-            list(self._parameters) if spec.on_parameters else []
-        )
-        if difflib.get_close_matches(text, paths, n=1):
-            return nearest(text, paths)
-        last = text.rpartition(".")[2].strip("*?")
-        ends = [path for path in paths if last and last.lower() in path.lower()]
-        return nearest(text, ends or [name for name, _ in self.model.named_children()] or paths)
+    def nearest(self, selector: Selector, on_parameters: bool) -> str:
+        """The names closest to what a selector that matches nothing asked for."""
+        classes = {type(module).__name__ for module in self.model.modules()}
+        parameters = tuple(self._parameters) if on_parameters else ()
+        return selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))
 
 
 def _others(first: Mapping[str, str]) -> Mapping[str, str]:

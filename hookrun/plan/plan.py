@@ -131,6 +131,10 @@ class ResolvedPlan:
             ],
         }
 
+    def applied(self) -> list[str]:
+        """The identities of the hooks that change the model at installation, for a checkpoint to name."""
+        return [hook.spec.identity for hook in self.hooks if hook.spec.hook_type.phase == "installation"]
+
     def added(self) -> Iterator[tuple[str, str]]:
         """Module path and name of every parameter that the plan adds."""
         for hook in self.hooks:

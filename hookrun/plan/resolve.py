@@ -12,8 +12,13 @@ from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, UsedBy, read_value
 from hookrun.spec.hook import HookSpec, Spec
+from hookrun.spec.selector import Unmatched
 
 _SHOWN = 4
+_LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
+
+_MOST_MEMBERS = 20
+"""Of the members of a list that match nothing, so many are reported."""
 
 
 def resolve(
@@ -49,7 +54,9 @@ def _resolve_hook(
 ) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths = names.select(spec)
-    if len(paths) not in spec.keys.expect:
+    unmatched = [] if 0 in spec.keys.expect else names.unmatched(spec)
+    problems += [_unmatched_problem(spec, each, names) for each in unmatched[:_MOST_MEMBERS]]
+    if len(paths) not in spec.keys.expect and (paths or not unmatched):
         problems.append(_count_problem(spec, paths, names))
     matches = tuple(names.match(path, spec.on_parameters) for path in paths)
     problems += _fitting(spec, matches, names)
@@ -99,10 +106,18 @@ def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Probl
     if not paths:
         where = f"{spec.where}.select"
         text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
-        return Problem(where, text, names.nearest(spec) + "; `task=modules` lists every path")
+        hint = names.nearest(spec.keys.select, spec.on_parameters) + "; `task=modules` lists every path"
+        return Problem(where, text, hint)
     shown = listed([path or "(root)" for path in paths], 8)
     text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"
     return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
+
+
+def _unmatched_problem(spec: HookSpec, member: Unmatched, names: ModelNames) -> Problem:
+    kind = "parameter" if spec.on_parameters else "module"
+    text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
+    hint = names.nearest(member.selector, spec.on_parameters)
+    return Problem(f"{spec.where}.select", text, f'{hint}; `expect: ">=0"` lets members match nothing')
 
 
 def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:
@@ -111,8 +126,11 @@ def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Ite
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:
         if spec.on_parameters:
-            if spec.hook_type.phase == "backward" and not names.trains(match.path):
-                reasons["carries no gradient: it does not require one"].append(match.path)
+            if spec.hook_type.phase == "backward":
+                if not names.trains(match.path):
+                    reasons["carries no gradient: it does not require one"].append(match.path)
+                elif names.lazy(match.path):
+                    reasons[_LAZY].append(match.path)
             continue
         module = names.modules[match.path]
         if id(module) in names.unhookable and spec.hook_type.phase != "installation":

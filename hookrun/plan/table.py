@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.spec.hook import HookSpec
 
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SHOWN = 4
-"""So many modules of a hook are listed by name."""
+"""So many modules of a hook are listed by name where the plan is shown beside something else."""
 
 
-def table(plan: ResolvedPlan) -> Table:
-    """The plan as a rich table."""
+def table(plan: ResolvedPlan, limit: int | None = None) -> Table:
+    """The plan as a rich table; of the modules of each hook at most `limit`."""
     from rich import box
     from rich.table import Table
 
@@ -26,22 +27,25 @@ def table(plan: ResolvedPlan) -> Table:
     for name in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
         drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
     for order, hook in enumerate(plan.hooks):
-        drawn.add_row(str(order), *_cells(hook))
+        drawn.add_row(str(order), *_cells(hook, limit))
     return drawn
 
 
 def text(plan: ResolvedPlan) -> str:
-    """The plan as plain text, as wide as it needs to be."""
+    """The plan as plain text, as wide as it needs to be, with some modules of each hook."""
     from rich.console import Console
 
     file = io.StringIO()
-    show(plan, Console(file=file, no_color=True, highlight=False, emoji=False, markup=False))
+    show(plan, Console(file=file, no_color=True, highlight=False, emoji=False, markup=False), SHOWN)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
-def show(plan: ResolvedPlan, console: Console) -> None:
-    """Print the plan. A terminal too narrow for the table gets a few lines for each hook instead."""
-    drawn = table(plan)
+def show(plan: ResolvedPlan, console: Console, limit: int | None = None) -> None:
+    """Print the plan, of the modules of each hook at most `limit`.
+
+    A terminal too narrow for the table gets a few lines for each hook instead.
+    """
+    drawn = table(plan, limit)
     width = console.measure(drawn, options=console.options.update(width=10_000)).maximum
     if plan.hooks and (not console.is_terminal or width <= console.width):
         narrow, console.width = console.width, max(width, console.width)
@@ -49,16 +53,16 @@ def show(plan: ResolvedPlan, console: Console) -> None:
         console.width = narrow
     else:
         for order, hook in enumerate(plan.hooks):
-            console.print("\n".join(_card(order, hook)), soft_wrap=True)
+            console.print("\n".join(_card(order, hook, limit)), soft_wrap=True)
     for line in notes(plan):
         console.print(line, soft_wrap=True)
 
 
-def _card(order: int, hook: PlannedHook) -> list[str]:
+def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
     spec = hook.spec
     parts = [spec.hook_type.name, spec.action.action_name, _parameters(spec), str(spec.keys.when)]
     matches = [f"   {shown_name(match)}  {match.type}  {match.shape or '-'}" for match in hook.matches]
-    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(matches)]
+    return [f"{order}  {spec.name}: {' '.join(filter(None, parts))}", *_limited(matches, limit)]
 
 
 def notes(plan: ResolvedPlan) -> list[str]:
@@ -71,17 +75,17 @@ def notes(plan: ResolvedPlan) -> list[str]:
     return [*lines, f"plan {plan.hash[:12]}"]
 
 
-def _cells(hook: PlannedHook) -> Sequence[str]:
+def _cells(hook: PlannedHook, limit: int | None) -> Sequence[str]:
     spec, matches = hook.spec, hook.matches
     return (
         spec.name,
-        "\n".join(_limited([shown_name(match) for match in matches])),
-        "\n".join(_limited([match.type for match in matches])),
+        "\n".join(_limited([shown_name(match) for match in matches], limit)),
+        "\n".join(_limited([match.type for match in matches], limit)),
         spec.hook_type.name,
         spec.action.action_name,
         _parameters(spec),
         str(spec.keys.when),
-        "\n".join(_limited([match.shape or "-" for match in matches])),
+        "\n".join(_limited([match.shape or "-" for match in matches], limit)),
     )
 
 
@@ -97,13 +101,11 @@ def _parameters(spec: HookSpec) -> str:
     return " ".join([*parts, spec.action.summary()]).strip()
 
 
-def _limited(items: Sequence[str]) -> list[str]:
-    if len(items) <= SHOWN:
+def _limited(items: Sequence[str], limit: int | None) -> list[str]:
+    if limit is None or len(items) <= limit:
         return list(items)
-    return [
-        *items[: SHOWN - 1],
-        f"   and {len(items) - SHOWN + 1} more".removeprefix("" if items[0][:1] == " " else "   "),
-    ]
+    indent = "   " if items[0][:1] == " " else ""
+    return [*items[: limit - 1], f"{indent}and {len(items) - limit + 1} more"]
 
 
 def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
@@ -120,7 +122,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         lines.append(line)
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
-        lines.append(f"{hook.spec.name}: the example did not reach {', '.join(_limited(missed))}")
+        lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}")
     return lines
 
 

@@ -1,6 +1,6 @@
 """A run or a sweep as one page of pictures and tables, made from its directory alone.
 
-Nothing at the top imports torch or matplotlib: what a page needs is imported when it is made.
+A page is a list of sections, in `sections/`. What needs torch is imported when a page is made, not with this package.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ __all__ = ["write_report"]
 
 
 def write_report(path: str | os.PathLike[str]) -> Path:
-    """Write `report.html` into a run directory, or with `sweep.csv` into a directory of runs; returns the page.
+    """Write `report.html` into a run directory, or with `sweep.csv` into a directory of runs. Returns the page's path.
 
-    It may be called while the run, or the sweep, goes on. Raises StoreError where there is neither, or where the
-    page can't be written.
+    The run, or the sweep, may still be running. Raises StoreError where there is neither, or where the page can't be
+    written.
     """
     from hookrun.store.format import STATUS
 

@@ -12,7 +12,7 @@ from hookrun.report import write_report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: every page is made, its path on a line of stdout; 1: a page can't be written; 2: there is no such run."""
+    """Print the path of each page. Returns 0; 1 where a page can't be written; 2 where a folder holds no run."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.report", description=__doc__)
     parser.add_argument("dir", type=Path, nargs="+", help="a run directory, or a directory of a sweep's runs")
     code = 0

@@ -1,4 +1,4 @@
-"""Captured tensors as pictures: histograms, image grids, bars, maps, and what becomes of them over steps."""
+"""Captured tensors as pictures: histograms, grids of images, bars, maps, and distributions over steps."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
 from hookrun.report.draw.text import counted, number
-from hookrun.report.facts import GRADIENT_HOOKS, Facts
-from hookrun.report.sampling import Sample, Stream, draw
+from hookrun.report.facts import Facts
+from hookrun.report.sampling import DrawnRows, Stream, draw
 from hookrun.report.units import Units, idle_units
 
 BINS = 48
@@ -29,12 +29,13 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass
-class Look:
-    """What there is to see of one stream.
+class CaptureView:
+    """The pictures of one captured tensor.
 
-    problem: why there is nothing
-    value:   the one number that it holds, which needs no picture
-    norms:   the norm of each firing by step, of gradients
+    problem: why there are none
+    value:   its value, where it has a single element
+    rows:    how many rows were drawn
+    norms:   steps and norms of the firings, for gradients
     """
 
     stream: Stream
@@ -46,16 +47,16 @@ class Look:
     norms: tuple[list[float], list[float]] | None = None
 
 
-def look(folder: Path, stream: Stream, facts: Facts) -> Look:
-    """Draw a stream."""
-    found = Look(stream)
+def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
+    """Draw the tensor; what prevents that becomes the view's `problem`."""
+    found = CaptureView(stream)
     try:
         sample = draw(folder, stream)
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
     values = sample.values
-    is_forward = facts.planned.get(stream.hook, {}).get("hook") not in GRADIENT_HOOKS
+    is_forward = not facts.sees_gradients(stream.hook)
     if not values.numel():
         found.problem = "it has no elements"
         return found
@@ -79,7 +80,7 @@ def look(folder: Path, stream: Stream, facts: Facts) -> Look:
 
 
 def _histogram(values: Tensor, total: int) -> Figure:
-    """Of finite values; many exact zeros are told, not drawn: they would flatten everything else."""
+    """Of finite values [n]. Where many are exactly 0, the note says how many: drawn, they would flatten the rest."""
     array = values.double().numpy()
     notes = [f"mean {array.mean():.4g}, std {array.std():.4g}"]
     if total > len(array):
@@ -96,7 +97,7 @@ def _histogram(values: Tensor, total: int) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: Sample, stream: Stream, what: str) -> list[Figure]:
+def _of_rows(sample: DrawnRows, stream: Stream, what: str) -> list[Figure]:
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if stream.by == "firing" else list(shape):
         case [] | [1]:
@@ -111,7 +112,7 @@ def _of_rows(sample: Sample, stream: Stream, what: str) -> list[Figure]:
     return []
 
 
-def _names(sample: Sample, rows: list[int]) -> list[str]:
+def _names(sample: DrawnRows, rows: list[int]) -> list[str]:
     """The sample of a row, or its step; split and epoch where there are several."""
     passes = len(sample.samples.unique()) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
@@ -131,7 +132,7 @@ def _chosen(count: int, most: int) -> list[int]:
     return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
 
 
-def _images(sample: Sample, tiles: Tensor, what: str) -> Figure:
+def _images(sample: DrawnRows, tiles: Tensor, what: str) -> Figure:
     """Rows of channels, or of attention heads; without `what`, of slices of something larger."""
     rows = _chosen(len(tiles), MOST_IMAGES)
     shown = tiles[rows, :MOST_TILES].numpy()
@@ -150,7 +151,7 @@ def _is_attention(tiles: Tensor) -> bool:
     return bool((tiles >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=0.02)
 
 
-def _matrices(sample: Sample, stream: Stream) -> Figure:
+def _matrices(sample: DrawnRows, stream: Stream) -> Figure:
     """Rows that are matrices, such as attention patterns."""
     shape = [length for length in stream.shape if length > 1]
     tiles = sample.values.reshape(
@@ -170,7 +171,7 @@ def _matrices(sample: Sample, stream: Stream) -> Figure:
     )
 
 
-def _vectors(sample: Sample, stream: Stream) -> list[Figure]:
+def _vectors(sample: DrawnRows, stream: Stream) -> list[Figure]:
     rows = sample.values.flatten(1)
     length = rows.shape[1]
     mean = rows.mean(0)
@@ -216,7 +217,7 @@ def _vectors(sample: Sample, stream: Stream) -> list[Figure]:
     return figures
 
 
-def _scalars(sample: Sample) -> Figure:
+def _scalars(sample: DrawnRows) -> Figure:
     values = sample.values.reshape(-1).tolist()
     of_samples = bool((sample.samples >= 0).all())
     at = (sample.samples if of_samples else sample.steps).float()
@@ -225,7 +226,7 @@ def _scalars(sample: Sample) -> Figure:
     return lines("value", [series], x="sample" if of_samples else "step", y="value")
 
 
-def _over_steps(sample: Sample) -> list[Figure]:
+def _over_steps(sample: DrawnRows) -> list[Figure]:
     """How the distribution moves, where the rows come from several steps; in their order where steps begin again."""
     if (sample.samples >= 0).all() and len(sample.samples.unique()) == len(sample.samples):
         return []  # one row for each sample: steps are only batches

@@ -1,4 +1,4 @@
-"""What a run directory holds, as far as it holds it: a run that failed early, or goes on, has less."""
+"""What a run directory holds. A run that failed early, or is still running, has less; what is missing stays empty."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
-from hookrun.report.lines import Records, sampled
+from hookrun.hook_types import HOOK_TYPES, HookType
+from hookrun.report.lines import SampledLines, sampled
+from hookrun.report.sampling import Stream, streams
 from hookrun.store.files import StoreError, os_reason, read_json
-from hookrun.store.format import METRICS, STATS, STATUS
+from hookrun.store.format import CAPTURES, CONFIG, ERROR, METRICS, PREDICTIONS, STATS, STATUS
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import MOST_NAME, STATS_LINE
@@ -19,33 +21,39 @@ from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
 
-MOST_CHECKS = 10_000
+MOST_SITES = 10_000
+"""Hooked modules whose first notice is kept however long stats.jsonl is."""
+
+MOST_HOOKS = 2_000
+"""Hooks that the page shows."""
+
 MOST_TEXT = 200_000
-"""Characters of a file of text."""
-
-GRADIENT_HOOKS = frozenset(
-    {"backward_pre", "backward", "output_grad", "grad", "post_accumulate_grad", "optimizer_step_pre"}
-)
+"""Characters shown of a text file."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Facts:
-    """A run as its directory tells it. What cannot be read is missing and noted: there is always a page.
+    """What the directory of one run says.
 
-    cut_off: why it seems that the run was cut off, or ``""``
-    notes:   what to know of the page
+    captured, predicted: captured tensors of each hook, and the model's predictions
+    traceback, composed: the text of error.txt, and of the configuration as it was composed
+    cut_off: why the run seems to have been cut off, or ``""``
+    notes:   which files could not be read, and which are shown in part
     """
 
     path: Path
-    run: Run
     status: dict[str, Any]
-    plan: dict[str, Any]
-    model: dict[str, Any]
-    hooks: dict[str, Any]
-    env: dict[str, Any]
-    config: dict[str, Any]
-    metrics: Records
-    stats: Records
+    plan: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    hooks: dict[str, Any] = field(default_factory=dict)
+    env: dict[str, Any] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: SampledLines = field(default_factory=SampledLines)
+    stats: SampledLines = field(default_factory=SampledLines)
+    captured: list[Stream] = field(default_factory=list)
+    predicted: list[Stream] = field(default_factory=list)
+    traceback: str = ""
+    composed: str = ""
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -59,10 +67,24 @@ class Facts:
         """Hook name -> its place in firing order."""
         return {name: place for place, name in enumerate(self.planned)}
 
+    def hook_type(self, hook: str) -> HookType | None:
+        """The type of a planned hook; None where the plan lacks the hook, or names a type unknown to this version."""
+        return HOOK_TYPES.get(str(self.planned.get(hook, {}).get("hook")))
+
+    def sees_gradients(self, hook: str) -> bool:
+        """Whether the hook's values are gradients."""
+        hook_type = self.hook_type(hook)
+        return hook_type is not None and hook_type.gradient
+
+    def is_on_parameters(self, hook: str) -> bool:
+        """Whether the hook's matches are parameters, not modules."""
+        hook_type = self.hook_type(hook)
+        return hook_type is not None and hook_type.on_parameters
+
     def places(self, hook: str) -> dict[str, int]:
-        """Module or parameter -> its place among those that a hook matched, in the model's order."""
-        targets = self.planned.get(hook, {}).get("targets", [])
-        return {target["path"]: place for place, target in enumerate(targets)}
+        """Module or parameter -> its place among the hook's matches, in the model's order."""
+        matches = self.planned.get(hook, {}).get("targets", [])
+        return {match["path"]: place for place, match in enumerate(matches)}
 
     @cached_property
     def sites(self) -> dict[tuple[str, str], dict[str, Any]]:
@@ -77,25 +99,22 @@ class Facts:
     @property
     def task(self) -> str:
         """The name of the task."""
-        task = self.config.get("task")
-        return str(task.get("name", "run")) if isinstance(task, dict) else "run"
+        return self.named("task") or "run"
 
-    def text(self, name: str) -> str:
-        """The content of a file of text; ``""`` where there is none."""
-        path = self.path / name
-        try:
-            with open_inside(path, self.path) as file:
-                content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
-        except FileNotFoundError:
-            return ""
-        except OSError as error:
-            self.notes.append(f"{name} can't be read: {os_reason(error)}")
-            return ""
-        return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
+    @property
+    def source(self) -> str:
+        """The run that the task reads instead of a model and data; ``""`` where it reads none."""
+        task = self.config.get("task")
+        return str(task.get("run") or "") if isinstance(task, dict) else ""
+
+    def named(self, section: str) -> str:
+        """The name in a section of the configuration; ``""`` where there is none."""
+        found = self.config.get(section)
+        return str(found.get("name") or "") if isinstance(found, dict) else ""
 
 
 def read_facts(path: Path) -> Facts:
-    """Read all but captures. Raises StoreError where there is no run."""
+    """Read all but the captured tensors themselves. Raises StoreError where there is no run."""
     run = open_run(path)
     notes = list[str]()
     status = _status(run, notes)
@@ -107,24 +126,27 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{what} can't be read: {error}")
             return otherwise
 
+    metrics = tried("the metrics", lambda: sampled(run.path / METRICS, _is_validation), SampledLines())
+    stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
     facts = Facts(
         path=run.path,
-        run=run,
         status=status,
         plan=tried("the plan", lambda: _plan(run.plan), {}),
         model=tried("the model's tree", lambda: _listing(run.model, "modules", _MODULE), {}),
         hooks=tried("the hooks' counts", lambda: _listing(run.hooks, "sites", _SITE), {}),
         env=tried("the environment", lambda: _entry(run.env), {}),
         config=tried("the configuration", lambda: run.config, {}),
-        metrics=tried("the metrics", lambda: sampled(run.path / METRICS, _is_validation), Records()),
-        stats=tried(
-            "the records",
-            lambda: sampled(run.path / STATS, _FirstChecks(), keys=_RECORD, line_of=STATS_LINE),
-            Records(),
-        ),
+        metrics=metrics,
+        stats=stats,
+        captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
+        predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
+        traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
+        composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
+        cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
-    facts.cut_off = tried("the state of the run", lambda: cut_off(status), "")
-    facts.notes += [*notes, *facts.metrics.notes, *facts.stats.notes]
+    facts.notes.extend([*notes, *metrics.notes, *stats.notes])
+    if len(facts.planned) > MOST_HOOKS:
+        facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
     return facts
 
 
@@ -143,19 +165,15 @@ def _status(run: Run, notes: list[str]) -> dict[str, Any]:
         return {"status": status["status"][:MOST_NAME]}
 
 
-def _is_validation(line: bytes) -> bool:
-    return b'"split": "train"' not in line
-
-
 _MODULE = ("path", "names", "class", "parameters")
 _SITE = ("hook", "module", "fired", "changed", "total")
 _HOOK = ("name", "hook", "action", "params", "when")
-_TARGET = ("path", "class", "shape")
+_MATCH = ("path", "class", "shape")
 _RECORD = {"hook": str, "module": str, "action": str, "mode": str, "epoch": int, "step": int}
 
 
 def _entry(value: Any, *keys: str) -> dict[str, Any]:
-    """The value, a mapping with these keys; else StoreError."""
+    """The value, a mapping with these keys. Raises StoreError for anything else."""
     if not isinstance(value, dict):
         raise StoreError(f"found a {type(value).__name__}, expected a mapping")
     if missing := [key for key in keys if key not in value]:
@@ -173,19 +191,37 @@ def _listing(value: Any, name: str, keys: tuple[str, ...]) -> dict[str, Any]:
 def _plan(plan: Any) -> dict[str, Any]:
     for hook in _listing(plan, "hooks", _HOOK).get("hooks", []):
         _entry(hook, "targets")
-        _listing(hook, "targets", _TARGET)
+        _listing(hook, "targets", _MATCH)
     return _entry(plan)
 
 
-class _FirstChecks:
-    """The first line that a check left at each module: a line begins with hook, module and path."""
+def _text(path: Path) -> str:
+    """The beginning of a text file of the run; ``""`` where there is none. StoreError for a link or a pipe."""
+    try:
+        with open_inside(path) as file:
+            content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise StoreError(os_reason(error)) from error
+    return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
 
-    def __init__(self) -> None:
-        self._seen = set[bytes]()
 
-    def __call__(self, line: bytes) -> bool:
-        site, action, _ = line.partition(b'"action": "check"')
-        if not action or site in self._seen or len(self._seen) >= MOST_CHECKS:
+def _is_validation(line: bytes) -> bool:
+    return b'"split": "train"' not in line
+
+
+def _records(path: Path) -> SampledLines:
+    """The records of stats.jsonl; of a long file too the first notice of each hook at each module."""
+    seen = set[bytes]()
+
+    def is_first_notice(line: bytes) -> bool:
+        if b'"ok": false' not in line and b'"spent": ' not in line:
             return False
-        self._seen.add(site)
+        site, _, _ = line.partition(b'"action": ')
+        if site in seen or len(seen) >= MOST_SITES:
+            return False
+        seen.add(site)
         return True
+
+    return sampled(path, is_first_notice, keys=_RECORD, line_of=STATS_LINE)

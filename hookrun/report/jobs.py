@@ -1,17 +1,16 @@
-"""The jobs of a sweep, each as its own directory tells it, whichever machine ran it and whether it is over or not."""
+"""The jobs of a sweep, each read from its own directory, whether it is over or not."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from hookrun.report.draw.text import seconds_between
-from hookrun.report.lines import sampled
+from hookrun.report.lines import numbers, sampled
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
@@ -21,19 +20,15 @@ from hookrun.store.records import EnvRecord, Record, Status
 from hookrun.store.run_dir import cut_off
 
 OVERRIDES = ".hydra/overrides.yaml"
-MULTIRUN = "multirun.yaml"
-MOST_OVERRIDES = 50_000
-"""Characters of a sweep's command line that is taken apart."""
-
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 
 
 @dataclass(frozen=True)
-class Job:
+class JobFacts:
     """One job.
 
-    name:      its directory, within that of the sweep
-    status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is no more
+    name:      its directory, within the sweep's
+    status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is gone
     overrides: key -> value, as they were given
     metrics:   ``split/name`` -> the latest value
     """
@@ -51,17 +46,17 @@ class Job:
 
     @property
     def link(self) -> str:
-        """The address of its page, from that of the sweep."""
+        """The address of its page, relative to the sweep's page."""
         return f"./{quote(self.name)}/{REPORT}"
 
 
-def find_jobs(folder: Path) -> list[Job]:
+def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
     return sorted((_job(folder, path) for path in _job_folders(folder)), key=lambda job: _by_number(job.name))
 
 
 def _job_folders(folder: Path) -> Iterator[Path]:
-    """Directories that hold a run, or where Hydra has begun one; what lies inside of them is not looked at."""
+    """Directories that hold a run, or where Hydra has begun one; their own folders are not searched."""
     for where, folders, files in os.walk(folder):
         path = Path(where)
         if path != folder and (STATUS in files or ".hydra" in folders):
@@ -70,22 +65,17 @@ def _job_folders(folder: Path) -> Iterator[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
 
 
-def _job(folder: Path, path: Path) -> Job:
+def _job(folder: Path, path: Path) -> JobFacts:
     status = _record(path / STATUS, Status)
-    reason = _cut_off(status)
+    reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
     values = dict[str, float]()
     for line in sampled(path / METRICS, lambda line: b'"split": "train"' not in line, limit=_ENOUGH).records:
         split = line.get("split", "")
-        for name, value in line.items():
-            if (
-                name not in ("step", "epoch")
-                and isinstance(value, int | float)
-                and not isinstance(value, bool)
-            ):
-                values[f"{split}/{name}" if split else name] = value
-    return Job(
+        for name, value in numbers(line, without=("step", "epoch")).items():
+            values[f"{split}/{name}" if split else name] = value
+    return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
         reason=str(status.get("reason") or ""),
@@ -97,10 +87,6 @@ def _job(folder: Path, path: Path) -> Job:
         argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
     )
-
-
-def _cut_off(status: dict[str, Any]) -> str:
-    return cut_off(status)
 
 
 def _record(path: Path, model: type[Record]) -> dict[str, Any]:
@@ -116,52 +102,6 @@ def _overrides(folder: Path) -> dict[str, str]:
     texts = content if isinstance(content, list) else []
     pairs = (str(text).lstrip("+").partition("=") for text in texts)
     return {key: value for key, _, value in pairs}
-
-
-def swept_keys(jobs: Iterable[Job]) -> list[str]:
-    """The keys whose values differ from job to job."""
-    jobs = list(jobs)
-    every = dict.fromkeys(key for job in jobs for key in job.overrides)
-    return [key for key in every if len({job.overrides.get(key) for job in jobs}) > 1]
-
-
-def asked_for(folder: Path) -> dict[str, int]:
-    """Swept key -> how many values, as Hydra wrote it down when the sweep began; empty where that is not known."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    content = read_yaml(folder / MULTIRUN, folder)
-    hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
-    try:
-        params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-        texts = [*params, *hydra["overrides"]["task"]]
-        if sum(map(len, texts)) > MOST_OVERRIDES:
-            return {}
-        overrides = OverridesParser.create().parse_overrides(texts)
-        return {
-            override.key_or_group: _values_of(override.value())
-            for override in overrides
-            if override.is_discrete_sweep()
-        }
-    except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
-        return {}  # half written, or of a sweeper of its own kind
-
-
-def _values_of(sweep: Any) -> int:
-    """How many values a sweep has, counted without making them."""
-    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
-
-    if isinstance(sweep, ChoiceSweep):
-        return len(sweep.list)
-    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
-        return max(math.ceil((sweep.stop - sweep.start) / sweep.step), 0)
-    raise ValueError("a sweep whose values are not known")
-
-
-def metric_names(jobs: Iterable[Job]) -> list[str]:
-    """The metrics that any job has: those of validation first."""
-    names = dict.fromkeys(name for job in jobs for name in job.metrics)
-    return sorted(names, key=lambda name: (name.startswith("train/"), "accuracy" not in name, name))
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

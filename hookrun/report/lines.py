@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +20,15 @@ from hookrun.store.records import METRICS_LINE
 
 MOST_BYTES = 24 * 2**20
 MOST_LINE = 2**20
+"""Bytes of a line; longer ones are left out."""
 
 
 @dataclass
-class Records:
-    """Records in the order of the file, and what to know of them.
+class SampledLines:
+    """The records of a file in its order.
 
-    is_sample: whether there are more in the file
+    notes:     what was left out, and why
+    is_sample: whether the file has more records
     """
 
     records: list[dict[str, Any]] = field(default_factory=list)
@@ -40,14 +42,14 @@ def sampled(
     limit: int = MOST_BYTES,
     keys: Mapping[str, type] = MappingProxyType({}),
     line_of: TypeAdapter[Any] = METRICS_LINE,
-) -> Records:
-    """About `limit` bytes of a file, drawn line by line with a fixed seed; all of a file that is no longer.
+) -> SampledLines:
+    """The whole file up to `limit` bytes; of a longer one about so many, drawn line by line with a fixed seed.
 
     always:  lines that are kept whatever the file's size
-    keys:    what each record must have, and of which type; others are left out
+    keys:    what each record must have, and of which type; other records are left out
     line_of: the model that each record must hold to
     """
-    found = Records()
+    found = SampledLines()
     counts = Counter[str]()
     try:
         with open_inside(path) as file:
@@ -106,3 +108,13 @@ def _notes(name: str, counts: Counter[str], drawn: int | None) -> Iterator[str]:
         yield f"{name}: {counts['strange']:,} lines hold no such record and are left out"
     if counts["long"]:
         yield f"{name}: {counts['long']:,} lines are longer than {MOST_LINE:,} bytes and left out"
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a record is a number; True and False are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def numbers(record: Mapping[str, Any], without: Collection[str]) -> dict[str, float]:
+    """The numbers of a record, those under the keys in `without` left out."""
+    return {name: value for name, value in record.items() if name not in without and is_number(value)}

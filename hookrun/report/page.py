@@ -1,41 +1,56 @@
-"""A template and its values -> one file of HTML that asks nothing of the network."""
+"""Sections and their templates -> one HTML file, which loads nothing from the network."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from hookrun.report.draw import text
+from hookrun.report.section import ReportSection
 from hookrun.store.files import replacing
 from hookrun.store.format import REPORT
 from hookrun.version import __version__
 
+F = TypeVar("F")
+
 _TEMPLATES = Path(__file__).with_name("templates")
+_SECTIONS = Path(__file__).with_name("sections")
 
 
-def write_page(folder: Path, template: str, values: Mapping[str, Any]) -> Path:
-    """Render into `report.html`; the page that was there before stays until the new one is whole."""
+def write_page(
+    folder: Path, template: str, sections: Sequence[ReportSection[F]], facts: F, values: Mapping[str, Any]
+) -> Path:
+    """Build the sections and render them into `report.html`; an earlier page stays until the new one is whole."""
+    built = [(section, data) for section in sections if (data := section.build(facts)) is not None]
+    page = render(
+        template,
+        {
+            **values,
+            "facts": facts,
+            "sections": built,
+            "built": {section.id: data for section, data in built},
+        },
+    )
     path = folder / REPORT
-    page = render(template, values)
     with replacing(path) as file:
         file.write(page.encode("utf-8"))
     return path
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The page. Every text in `values` is escaped, but for `Markup`, which only code of this package makes."""
+    """The page. Every text in `values` is escaped; only `Markup`, which this package alone makes, stays as it is."""
     script = _static("page.js")
     return _environment().get_template(template).render(
         style=_static("page.css"),
         script=script,
-        # The page runs its own script and no other, and loads nothing: whatever a run's names may hold.
+        # The page runs its own script only, and loads nothing, whatever the names in a run hold.
         policy=(
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
             f"script-src 'sha256-{_digest(script)}'"
@@ -48,7 +63,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_TEMPLATES),
+        loader=FileSystemLoader([_TEMPLATES, _SECTIONS]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

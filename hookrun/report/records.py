@@ -1,133 +1,82 @@
-"""What hooks recorded: statistics over steps, gradient norms by layer, checks that tripped, lines that were printed."""
+"""Records of hooks as pictures and text: numbers become charts over steps, everything else becomes lines.
+
+What a record is follows from its keys, so that the records of a new action are shown too.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from hookrun.actions.base import RECORD_KEYS
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name, number, one_line
-from hookrun.report.facts import GRADIENT_HOOKS, Facts
-from hookrun.runtime.site import verdict
+from hookrun.report.facts import Facts
+from hookrun.report.lines import is_number
 
-CONTEXT = frozenset(
-    {
-        "hook",
-        "module",
-        "path",
-        "action",
-        "mode",
-        "epoch",
-        "step",
-        "call",
-        "ok",
-        "message",
-        "policy",
-        "least",
-        "largest",
-    }
-)
-MOST_CHARTS = 8
+NOTICES = frozenset({"ok", "spent"})
+"""Keys of the records that the page shows as notices: the verdict of a check, a budget that is used up."""
+
+MOST_CHARTS = 16
 MOST_MODES = 4
 MOST_ROWS = 200
 MOST_COLUMNS = 200
-MOST_PRINTED = 60
-MOST_WORDS = 400
+MOST_LINES = 60
+MOST_CHARACTERS = 400
 
 Record = Mapping[str, Any]
 Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
 
 
-@dataclass(frozen=True)
-class Trip:
-    """A check at one module: its first failure, and how many there were."""
-
-    hook: str
-    module: str
-    epoch: int
-    step: int
-    mode: str
-    message: str
-    policy: str
-    times: int
+def recorded(record: Record) -> dict[str, Any]:
+    """What the action recorded; nothing of a notice."""
+    if not NOTICES.isdisjoint(record):
+        return {}
+    return {key: value for key, value in record.items() if key not in RECORD_KEYS}
 
 
-def trips(facts: Facts) -> list[Trip]:
-    """Checks that found what they must not find, the first failure first."""
-    found = dict[tuple[str, str], Trip]()
-    for record in facts.stats.records:
-        if record.get("action") != "check" or record.get("ok") is not False:
-            continue
-        key = (str(record["hook"]), f"{record['module']}{record.get('path', '')}")
-        if key in found:
-            found[key] = replace(found[key], times=found[key].times + 1)
-        else:
-            found[key] = Trip(
-                *key,
-                record["epoch"],
-                record["step"],
-                record["mode"],
-                _message(record),
-                str(record.get("policy", "")),
-                1,
-            )
-    return list(found.values())
+def is_measured(record: Record) -> bool:
+    """Whether everything recorded is a number, which can be drawn over steps."""
+    values = recorded(record).values()
+    return bool(values) and all(map(is_number, values))
 
 
-def _message(record: Record) -> str:
-    """What a check required, and what it found where the record says that."""
-    found = all(record.get(key) is not None for key in ("least", "largest", "message"))
-    return verdict(record) if found else str(record.get("message") or "")
-
-
-def spent(facts: Facts) -> list[str]:
-    """What to know of hooks whose `max_bytes` were used up."""
-    return [
-        f"{record['hook']} captured nothing after epoch {record['epoch']}, step {record['step']} "
-        f"({record['mode']} mode): its max_bytes of {number(record['spent'])} were used up"
-        for record in facts.stats.records
-        if record["action"] == "capture" and isinstance(record.get("spent"), int)
-    ]
-
-
-def printed(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Where and what of the first lines of `print` hooks."""
-    said = []
+def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
+    """Where, and what, of the first records that hold more than numbers."""
+    found = []
     for record in records:
-        if record.get("action") == "print":
-            words = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in CONTEXT)
-            at = f"{module_name(str(record['module']))} {one_line(str(record.get('path', '')))}".strip()
-            said.append((f"step {record['step']}  {at}", words[:MOST_WORDS]))
-            if len(said) == MOST_PRINTED:
+        if (values := recorded(record)) and not is_measured(record):
+            words = "  ".join(f"{key}={_short(value)}" for key, value in values.items())
+            at = f"{module_name(str(record['module']))} {one_line(str(record.get('path') or ''))}".strip()
+            found.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
+            if len(found) == MOST_LINES:
                 break
-    return said
+    return found
 
 
 def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
-    """A chart for each statistic that a hook took; gradient norms by layer first, as a map."""
-    measured = [record for record in records if record.get("action") == "stats"]
+    """A chart for each number that a hook recorded; the norms of gradients come first, as a map of layers too."""
+    measured = [record for record in records if is_measured(record)]
     modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
     places = facts.places(hook)
-    is_gradient = facts.planned.get(hook, {}).get("hook") in GRADIENT_HOOKS
     figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
-        every = dict.fromkeys(key for record in of_mode for key in record if key not in CONTEXT)
-        names = list(every)[: 2 * MOST_CHARTS]
+        every = dict.fromkeys(key for record in of_mode for key in recorded(record))
+        names = list(every)[:MOST_CHARTS]
         where = f", {mode} mode" if len(modes) > 1 else ""
         for name in sorted(names, key=lambda name: name != "norm"):
+            is_gradient_norm = name == "norm" and facts.sees_gradients(hook)
+            title = f"{'gradient norm' if is_gradient_norm else name}{where}"
             points, unit = _points(of_mode, name, places)
-            title = f"gradient norm{where}" if is_gradient and name == "norm" else f"{name}{where}"
-            if any(points.values()):
-                figures += over_steps(title, points, unit, name, by_layer=is_gradient and name == "norm")
-    return figures[: 2 * MOST_CHARTS]
+            figures += over_steps(title, points, unit, name, by_layer=is_gradient_norm)
+    return figures[:MOST_CHARTS]
 
 
 def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bool = False) -> list[Figure]:
@@ -169,9 +118,10 @@ def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> 
     """Module -> its values over steps, or in the order of recording where steps begin again."""
     by_module = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
     for record in records:
-        value = record.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            by_module[record["module"], record.get("path") or ""].append((record["step"], float(value)))
+        if name in record:
+            by_module[record["module"], record.get("path") or ""].append(
+                (record["step"], float(record[name]))
+            )
     rising = all(all(a[0] < b[0] for a, b in pairwise(some)) for some in by_module.values())
     points: Points = {
         f"{module}{path}": (

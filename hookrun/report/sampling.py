@@ -1,4 +1,4 @@
-"""A bounded look at captures of any size: some rows of some shards, read lazily."""
+"""Rows of captures of any size, read in bounded memory: some rows of some shards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.store.captures import Capture, read_captures, read_index
+from hookrun.store.captures import StoredCapture, read_captures, read_index
 from hookrun.store.shard import Entry, Shard, row_bytes
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ LARGEST_ROW = 64 * 2**20
 
 @dataclass(frozen=True)
 class Stream:
-    """One captured tensor of one hook at one module, as the index tells it.
+    """One captured tensor of one hook at one module, as the index describes it.
 
     rows, bytes: in all
     by:          what a row is: a `sample`, or a `firing`
@@ -51,7 +51,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Sample:
+class DrawnRows:
     """Rows of a stream in order, float32 on the CPU.
 
     values:  [rows, ...]
@@ -67,7 +67,7 @@ class Sample:
 
 
 def streams(folder: Path) -> list[Stream]:
-    """What the index of a folder names, nothing opened. Raises StoreError for an index that makes no sense."""
+    """The captured tensors in a folder's index; no shard is opened. Raises StoreError for a malformed index."""
     shards, _ = read_index(folder)
     found = dict[tuple[str, str, str, str, tuple[int, ...]], list[tuple[Shard, Entry]]]()
     for shard in shards:
@@ -86,7 +86,7 @@ def _stream(parts: Sequence[tuple[Shard, Entry]]) -> Stream:
     )
 
 
-def draw(folder: Path, stream: Stream) -> Sample:
+def draw(folder: Path, stream: Stream) -> DrawnRows:
     """Rows spread evenly over the stream. Raises HookrunError where they are too large or can't be read."""
     row = row_bytes(stream.dtype, stream.shape)
     if row > LARGEST_ROW:
@@ -107,14 +107,14 @@ def draw(folder: Path, stream: Stream) -> Sample:
     if not values:
         raise HookrunError("it holds no rows")
     whole = torch.cat(columns, dim=1)
-    return Sample(torch.cat(values), *whole)
+    return DrawnRows(torch.cat(values), *whole)
 
 
-def _capture(folder: Path, shard: Shard) -> Capture:
+def _capture(folder: Path, shard: Shard) -> StoredCapture:
     found = read_captures(folder, [shard], {})
     (by_module,) = found.values()
     (leaf,) = by_module.values()
-    if isinstance(leaf, Capture):
+    if isinstance(leaf, StoredCapture):
         return leaf
     (inside,) = leaf.values()
     return inside

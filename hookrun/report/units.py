@@ -1,4 +1,4 @@
-"""Units that tell nothing: dead, saturated, or the same for every input."""
+"""Dead units: channels or elements that are always zero, saturated, or the same for every input."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hookrun.errors import listed
+
 # Class -> the ends of its range.
 _RANGES = {
     "Sigmoid": (0.0, 1.0),
@@ -15,7 +17,7 @@ _RANGES = {
     "Tanh": (-1.0, 1.0),
     "Hardtanh": (-1.0, 1.0),
     "Softsign": (-1.0, 1.0),
-    "ReLU6": (None, 6.0),  # its other end is where it is meant to be
+    "ReLU6": (None, 6.0),  # at 0 it is simply inactive, not saturated
 }
 _NEAR = 0.01
 _OFTEN = 0.95
@@ -25,9 +27,12 @@ _SHOWN = 24
 
 @dataclass(frozen=True)
 class Units:
-    """Units of one kind among those looked at.
+    """The units that share a fault.
 
-    what: ``dead``, ``saturated`` or ``constant``
+    what:    ``dead``, ``saturated`` or ``constant``
+    meaning: how that was measured
+    which:   their indices, of `total`
+    kind:    ``unit`` or ``channel``
     """
 
     what: str
@@ -38,13 +43,15 @@ class Units:
 
     @property
     def shown(self) -> str:
-        """Their numbers, as far as there is room."""
-        more = f" and {len(self.which) - _SHOWN} more" if len(self.which) > _SHOWN else ""
-        return ", ".join(map(str, self.which[:_SHOWN])) + more
+        """The first of their indices."""
+        return listed(map(str, self.which), _SHOWN)
 
 
 def idle_units(rows: Tensor, module_class: str) -> list[Units]:
-    """Judge the units of [rows, ...]: channels of images, else the elements of the last dimension."""
+    """The units of [rows, ...] at fault: channels of images, else elements of the last dimension.
+
+    Fewer than 8 rows prove nothing: the result is empty then. Saturation is judged where the class has a range.
+    """
     if len(rows) < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
         return []
     is_image = rows.dim() == 4

@@ -1,4 +1,4 @@
-"""What Hydra wrote into a directory, as far as it can be read."""
+"""The files that Hydra wrote into a directory, as far as they can be read."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 from hookrun.store import stored_config
 from hookrun.store.files import StoreError
 
+MULTIRUN = "multirun.yaml"
+
 
 def read_yaml(path: Path, root: Path) -> Any:
-    """The content, interpolations left as they are; None where there is no such file, or no YAML in it yet.
+    """The content, interpolations left as they are; None where the file is missing or does not hold YAML.
 
     root: the directory of the run or the sweep, below which no link is followed
     """

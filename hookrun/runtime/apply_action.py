@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookrun import containers
@@ -12,7 +13,9 @@ from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSING
 from hookrun.runtime.site import PlacedHook
+from hookrun.snapshot import copied
 from hookrun.spec.target import Item, Key
+from hookrun.tensor_copies import readable
 
 Op = Callable[[Any], Any]
 """value -> value; the same object where nothing changed."""
@@ -158,6 +161,8 @@ def _observer_of_all(site: PlacedHook, function: Op) -> Op:
         except PASSING:
             raise
         except Exception as error:
+            if site.traced(value):  # there is nothing to observe, and a trace may allow less than a run
+                return value
             raise _named(site, error) from error
         return value
 
@@ -188,6 +193,8 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
         except PASSING:
             raise
         except Exception as error:
+            if site.traced(value):  # there is nothing to observe, and a trace may allow less than a run
+                return value
             raise _named(site, error) from error
 
     return observe
@@ -222,8 +229,11 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
         if site.spec.keys.index is not None:
             old, after = _part(old, site.spec.keys.index.items), _part(after, site.spec.keys.index.items)
         changed = (after != old) & ~(after.isnan() & old.isnan())
-        site.changed = site.changed + changed.sum()
-        site.total += old.numel()
+        if (total := readable(changed)) is None:  # the model is being traced
+            return
+        with torch._C._DisableFuncTorch():
+            site.changed = site.changed + total.sum()
+        site.total += total.numel()
 
 
 # ---- index -----------------------------------------------------------------------------------------------------
@@ -231,7 +241,7 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
 
 def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> Op:
     if scope == "value":
-        return lambda value: function(containers.rebuild(value, lambda leaf: _part(leaf, items)))
+        return lambda value: function(copied(value, lambda tensor: _part(tensor, items)))
     if scope == "together":
         return lambda olds: [
             _with_part(old, items, new)
@@ -249,9 +259,7 @@ def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> 
     return edit_part
 
 
-def _part(tensor: Any, items: tuple[Item, ...]) -> Any:
-    if not isinstance(tensor, Tensor):
-        return tensor
+def _part(tensor: Tensor, items: tuple[Item, ...]) -> Tensor:
     part = tensor[items]
     if part.numel() == 0 and tensor.numel() > 0:
         raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")

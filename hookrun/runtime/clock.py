@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor
 from torch.nn import Module
+from torch.optim import Optimizer
 
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
 from hookrun.spec.when import When
@@ -27,10 +28,15 @@ class Clock:
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
     on_change:    called when step or epoch changes
+
+    In a loop of the user's own the step is that of the first optimizer that steps the model's parameters, until the
+    first call of `advance`.
     """
 
     __slots__ = (
+        "_counted_by_hand",
         "_epoch",
+        "_optimizer",
         "_step",
         "accumulating",
         "counting",
@@ -48,6 +54,8 @@ class Clock:
         self.on_change: Callable[[], None] | None = None
         self._step = 0
         self._epoch = 0
+        self._counted_by_hand = False
+        self._optimizer: ReferenceType[Optimizer] | None = None
         self.forwards = 0
         self.accumulating = False
         self.samples: Tensor | None = None
@@ -73,6 +81,31 @@ class Clock:
     def epoch(self, number: int) -> None:
         self._epoch = number
         self._changed()
+
+    def advance(self) -> None:
+        """The step is over, says the loop; from now on it says so for each."""
+        is_counted = (
+            self._optimizer is not None and not self._counted_by_hand
+        )  # by the optimizer that was followed
+        self._counted_by_hand = True
+        if not is_counted:
+            self.step += 1
+
+    def before(self, optimizer: Optimizer) -> None:
+        """A step begins with the forward before it: nothing to count."""
+
+    def after(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        if self._counted_by_hand:
+            return
+        if self._optimizer is None or self._optimizer() is None:
+            own = {id(parameter) for parameter in self.model.parameters()}
+            stepped = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            if all(id(parameter) not in own for parameter in stepped):
+                return
+            self._optimizer = ref(optimizer)
+        if self._optimizer() is optimizer:
+            self.step += 1
 
     def _changed(self) -> None:
         if self.on_change is not None:

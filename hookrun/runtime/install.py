@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.errors import CompileError, HookrunError
+from hookrun.errors import CompileError, HookrunError, HookrunWarning, listed
 from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.wiring import Wiring
@@ -30,6 +35,12 @@ class Installation:
     captures: hook name -> module path -> live list, one entry for each firing
     records:  what print, stats and check emitted, in order: flat dicts
     fired:    (hook name, module path) -> how often
+
+    standalone: in a loop of the user's own, where nothing else counts steps and tells what hooks did: the step follows
+                the optimizer, and leaving the block warns of hooks that did nothing
+    strict:     leaving the block raises HookrunError then
+    restored:   the identities of the hooks that had changed the model when its present state was saved; what they
+                would write again is put back
     """
 
     def __init__(
@@ -40,12 +51,18 @@ class Installation:
         sink: Sink | None = None,
         effects: bool = False,
         scaler: GradScaler | None = None,
+        standalone: bool = False,
+        strict: bool = False,
+        restored: Collection[str] = (),
     ) -> None:
         self.plan = plan
+        self._standalone = standalone
+        self._strict = strict
+        self._ran = ModelRan()
         self.clock = Clock(model, scaler, counting=effects)
         self.sink = sink if sink is not None else Memory()
         self._model = model
-        self._wiring = Wiring(plan, model, self.clock, self.sink)
+        self._wiring = Wiring(plan, model, self.clock, self.sink, restored)
 
     def __enter__(self) -> Installation:
         if self._wiring.sites:
@@ -54,15 +71,37 @@ class Installation:
             )
         try:
             self._wiring.install()
+            if self._standalone:
+                self._ran.watch(self._model)
+                follow(self.clock)
         except BaseException:
-            self._wiring.remove()
+            self._remove()
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._remove()
+        if self._standalone and kind is None and self._model_ran():
+            self._tell_inactive()
+
+    def _remove(self) -> None:
+        unfollow(self.clock)
+        self._ran.forget()
         self._wiring.remove()
+
+    def _model_ran(self) -> bool:
+        """Whether the model, or a part of it that is hooked, has run in the block."""
+        later = (site for site in self.sites if site.hook_type.phase != "installation")
+        return self._ran.ran or any(self._fired(site) for site in later)
+
+    def _tell_inactive(self) -> None:
+        lines = what_did_nothing(self.inactive)
+        if lines and self._strict:
+            raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
+        for line in lines:
+            warnings.warn(line, HookrunWarning, stacklevel=3)  # at the `with` statement
 
     @property
     def sites(self) -> list[PlacedHook]:
@@ -148,8 +187,11 @@ class Installation:
                     site.fired, site.idle, site.changed, site.total = fired, idle, changed, total
 
     def step(self) -> None:
-        """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation."""
-        self.clock.step += 1
+        """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation.
+
+        Without it the step is that of the first optimizer that steps the model; the first call takes over.
+        """
+        self.clock.advance()
 
     def epoch(self) -> None:
         """The epoch that `when` sees is over."""
@@ -207,6 +249,42 @@ class Installation:
             module = self._model.get_submodule(owner)
             if was_added(module, name):
                 remove_parameter(module, name)
+
+
+class ModelRan(RegisteredHook):
+    """Whether the model has been called since. It takes itself off at the first call, so that it costs nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran = False
+        self._handle: RemovableHandle | None = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Wait for the first call."""
+        self._handle = model.register_forward_pre_hook(self.note)
+
+    def note(self, module: nn.Module, args: Any) -> None:
+        """torch's forward pre-hook."""
+        if not tracing():
+            self.ran = True
+            self.forget()
+
+    def forget(self) -> None:
+        """Wait no longer."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def what_did_nothing(inactive: Iterable[tuple[str, str, str]], shown: int = 4) -> list[str]:
+    """A line for each hook that did nothing on some modules: why, and where."""
+    by_hook = dict[str, dict[str, list[str]]]()
+    for hook, path, why in inactive:
+        by_hook.setdefault(hook, {}).setdefault(why, []).append(path or "(root)")
+    return [
+        f"{hook} " + "; ".join(f"{why} on {listed(paths, shown)}" for why, paths in reasons.items())
+        for hook, reasons in by_hook.items()
+    ]
 
 
 class Counts(dict[tuple[str, str], int]):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
+from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError
 from hookrun.runtime.clock import Clock
 
@@ -48,7 +49,8 @@ class KeptSamples:
             drawn = torch.zeros(population, dtype=torch.bool).index_fill_(
                 0, order[: self._keep.reservoir], True
             )
-            self._drawn[population] = drawn
+            if holds_data(drawn):
+                self._drawn[population] = drawn
         return drawn[samples]
 
     def _error(self, what: str) -> HookError:

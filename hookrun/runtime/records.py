@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import Keeper
-from hookrun.containers import snapshot, snapshot_of_tensor, tensors
-from hookrun.errors import HookError
-from hookrun.runtime.site import PlacedHook, verdict
+from hookrun.actions.base import RECORD_KEYS, Keeper
+from hookrun.actions.check import verdict
+from hookrun.errors import HookError, reason
+from hookrun.runtime.site import PlacedHook
+from hookrun.snapshot import copied, held, in_reach, snapshot
+from hookrun.tensor_copies import held_bytes, lazy_clone, owned, readable
 
-_lazy_clone = torch._lazy_clone
 DECIDED = torch.empty(0)
 """Stands for a first captured value that is no longer needed."""
 
@@ -29,11 +30,10 @@ class Budget:
     spent: bool = False
 
     def takes(self, size: int) -> bool:
-        """Whether so many more fit; once they do not, nothing does."""
-        self.spent = self.spent or self.used + size > self.limit
-        if not self.spent:
-            self.used += size
-        return not self.spent
+        """Whether so many more fit; if so they count as used."""
+        fits = self.used + size <= self.limit
+        self.used += size if fits else 0
+        return fits
 
 
 class RecordSink(ABC):
@@ -58,11 +58,14 @@ class RecordSink(ABC):
         budget, clock = self._budgets.setdefault(site.hook_name, Budget(limit)), site.clock
 
         def limited(value: Any, rows: Tensor | None = None) -> None:
-            if budget.spent:
+            if budget.spent or (value := in_reach(value)) is None:
                 return
-            if budget.takes(sum(tensor.numel() * tensor.element_size() for tensor in tensors(value))):
+            if budget.takes(self.size(value)):
                 keep(value, rows)
                 return
+            budget.spent = True
+            if (part := self._first_rows(site, value, rows, budget)) is not None:
+                keep(*part)
             used, at = f"{budget.used:,} of {limit:,} bytes", f"epoch {clock.epoch}, step {clock.step}"
             self.show(
                 f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
@@ -71,12 +74,47 @@ class RecordSink(ABC):
 
         return limited
 
+    def size(self, value: Any) -> int:
+        """The bytes that a captured value takes: on disk those of every tensor in it."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in held(value))
+
+    def _first_rows(
+        self, site: PlacedHook, value: Any, rows: Tensor | None, budget: Budget
+    ) -> tuple[Any, Tensor] | None:
+        """As many rows of a batch as still fit, with their places in it; None where there is not one."""
+        found = list(held(value))
+        lengths = {len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in found}
+        count = lengths.pop() if len(lengths) == 1 else 0
+        samples = site.clock.samples if rows is None else rows
+        if not count or not site.hook_type.batch or (samples is not None and len(samples) != count):
+            return None  # the first dimension is not that of the batch
+        row = sum(tensor.numel() * tensor.element_size() for tensor in found) // count
+        fitting = min((budget.limit - budget.used) // max(row, 1), count)
+        if not fitting:
+            return None
+        part = copied(value, lambda tensor: tensor.detach()[:fitting])
+        budget.takes(row * fitting)
+        places = torch.arange(count, device="cpu") if rows is None else rows
+        return part, places[:fitting]
+
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op: its failure ends the run."""
         return op
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Take a record; `show`: print it at once."""
+        """Take a record; `show`: print it at once.
+
+        What `torch.func` wraps is taken out of it; a record of a model that is being traced says nothing, and is left.
+        """
+        for key, value in record.items():
+            if isinstance(value, Tensor):
+                if (found := readable(value)) is None:
+                    if value.is_meta:
+                        place = f"hook {record['hook']!r} on {record['module'] or '(root)'}"
+                        raise HookError(f"{place}: a meta tensor has no values to record")
+                    return
+                if found is not value:
+                    record = record | {key: found}
         if show:
             record = read(record)
             self.show(line(record))
@@ -89,15 +127,29 @@ class RecordSink(ABC):
         raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
-        """Read the tensors of the pending records; a check that passed leaves none."""
+        """Read the tensors of the pending records; a check that passed leaves none.
+
+        HookError for a record that cannot be read; those after it stay pending.
+        """
         pending, self._pending = self._pending, []
-        for record in pending:
-            if record.get("ok"):
-                continue
-            record = read(record)
-            self.store(record)
-            if record.get("policy") == "stop" and self.stop is None:
-                self.stop = f"hook {record['hook']!r} on {record['module'] or '(root)'}: {verdict(record)}"
+        for number, record in enumerate(pending):
+            try:
+                self._settle(record)
+            except BaseException:
+                self._pending = [*pending[number + 1 :], *self._pending]
+                raise
+
+    def _settle(self, record: dict[str, Any]) -> None:
+        place = f"hook {record['hook']!r} on {record['module'] or '(root)'}"
+        if record.get("ok"):
+            return
+        try:
+            plain = read(record)
+        except RuntimeError as error:  # of a kind of tensor that torch does not read
+            raise HookError(f"{place}: what it recorded cannot be read: {reason(error)}") from error
+        self.store(plain)
+        if plain.get("policy") == "stop" and self.stop is None:
+            self.stop = f"{place}: {verdict(plain)}"
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""
@@ -120,30 +172,47 @@ class Memory(RecordSink):
         """Append to the live list of the site's module.
 
         Both ways to copy are right, whatever happens to the value. Copy-on-write costs next to nothing where nothing
-        is written, and more than a clone where it is (its copy runs on one thread): the first firing decides.
+        is written, and more than a clone where it is (its copy runs on one thread): the first firing decides. Memory
+        that others share, and views of larger memory, are always copied.
         """
         append = self.captures.setdefault(site.hook_name, {}).setdefault(site.path, []).append
-        copy, first, version = _lazy_clone, None, 0
+        is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+        copy, first, version = lazy_clone, None, 0
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
             nonlocal copy, first, version
-            if type(value) is not Tensor:
-                append(snapshot(value))
+            if type(value) is not Tensor or not owned(value, whole=True):
+                keep_any(value)
                 return
-            if value.requires_grad:
-                value = value.detach()
             if first is not DECIDED:
                 if first is None and not value.is_inference():  # which keep no version
-                    first, version = value, value._version
+                    first, version = value.detach(), value._version
                 else:
-                    copy = torch.clone if first is not None and first._version != version else _lazy_clone
+                    copy = torch.clone if first is not None and first._version != version else lazy_clone
                     first = DECIDED
             try:
-                append(copy(value))
-            except RuntimeError:
-                append(snapshot_of_tensor(value))
+                if not value.requires_grad:
+                    append(copy(value))
+                    return
+                grad = is_grad_enabled()
+                set_grad_enabled(False)  # half the price of a detached alias
+                try:
+                    append(copy(value))
+                finally:
+                    set_grad_enabled(grad)
+            except RuntimeError:  # shared memory, an allocator of another library
+                append(value.detach().clone())
+
+        def keep_any(value: Any) -> None:
+            if (value := in_reach(value)) is not None:
+                with torch._C._DisableFuncTorch():
+                    append(snapshot(value))
 
         return self.within_budget(site, keep)
+
+    def size(self, value: Any) -> int:
+        """The bytes that its copy holds."""
+        return sum(held_bytes(tensor) for tensor in {id(tensor): tensor for tensor in held(value)}.values())
 
     def store(self, record: dict[str, Any]) -> None:
         """Keep a record."""
@@ -168,12 +237,8 @@ def read(record: dict[str, Any]) -> dict[str, Any]:
 def line(record: dict[str, Any]) -> str:
     """A record as one line for people: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
-    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in CONTEXT)
+    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in RECORD_KEYS)
     return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
-
-
-CONTEXT = frozenset({"hook", "module", "path", "action", "mode", "epoch", "step", "call"})
-"""The keys of a record that say where and when, beside what was seen."""
 
 
 def _short(value: Any) -> str:

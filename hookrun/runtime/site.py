@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,12 +11,16 @@ from torch import Generator, Tensor, nn
 
 from hookrun import containers
 from hookrun.actions.base import Keeper, add_parameter, was_added
+from hookrun.actions.check import verdict
+from hookrun.actions.tensors import holds_data
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import Rows
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.kept_samples import KeptSamples
 from hookrun.runtime.rng import Draws, derived_seed
+from hookrun.snapshot import copied
+from hookrun.tensor_copies import readable
 
 if TYPE_CHECKING:
     from hookrun.actions.keep import Keep
@@ -123,7 +126,9 @@ class PlacedHook:
                 return source.to(device=like.device, dtype=like.dtype)
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
-                found = made[key] = source.to(device=like.device, dtype=like.dtype)
+                found = source.to(device=like.device, dtype=like.dtype)
+                if holds_data(found) or not self.sink.has_values:  # what a trace makes is of no use after it
+                    made[key] = found
             return found
 
         return constant
@@ -180,8 +185,14 @@ class PlacedHook:
         return containers.leaves(value)
 
     def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        """The value with `change` applied to every member that is not a container."""
-        return containers.rebuild(value, change)
+        """The value with `change` applied to every member that is not a container; in a capture also within caches."""
+        rebuild = copied if self.spec.action.captures else containers.rebuild
+        return rebuild(value, change)
+
+    def traced(self, value: Any) -> bool:
+        """Whether a tensor of the value only stands for others, since the model is being exported or traced."""
+        found = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
+        return self.sink.has_values and any(readable(tensor) is None for tensor in found)
 
     # ---- random numbers ----------------------------------------------------------------------------------------
 
@@ -231,6 +242,12 @@ class PlacedHook:
 
     def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
+        found = readable(ok)
+        if found is None and self.sink.has_values and not ok.is_meta:  # the model is being traced
+            return
+        if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
+            with torch._C._DisableFuncTorch():
+                ok, least, largest = found.all(), _plain(least).min(), _plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
         if policy != "error" or not self.sink.has_values:
             self.emit(record)
@@ -244,8 +261,6 @@ class PlacedHook:
         return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
 
 
-def verdict(record: Mapping[str, Any]) -> str:
-    """What a check required and what it found: ``expected every element to be finite, found nan``."""
-    least, largest = float(record["least"]), float(record["largest"])
-    found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    return f"{record['message']}, found {found}"
+def _plain(tensor: Tensor) -> Tensor:
+    found = readable(tensor)
+    return tensor if found is None else found

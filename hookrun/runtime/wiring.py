@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -22,6 +22,7 @@ from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, Regist
 from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
+from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.unscaled import unscaled
 
@@ -33,15 +34,25 @@ class Wiring:
 
     sites:   one for each hook and module or parameter, in the order of installation
     tracing: what they do inside compiled graphs
+
+    restored: the identities of the hooks that had changed the model when its present state was saved
     """
 
-    def __init__(self, plan: ResolvedPlan, model: nn.Module, clock: Clock, sink: Sink) -> None:
+    def __init__(
+        self,
+        plan: ResolvedPlan,
+        model: nn.Module,
+        clock: Clock,
+        sink: Sink,
+        restored: Collection[str] = (),
+    ) -> None:
         self.plan = plan
         self.clock = clock
         self.sink = sink
         self.sites = list[PlacedHook]()
         self.tracing = Tracing(plan)
         self._model = model
+        self._restored = restored
         self._shared = Shared(model, clock)
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
@@ -111,7 +122,9 @@ class Wiring:
         for hook in self.plan.hooks:
             if hook.spec.hook_type.phase == "installation":
                 paths = {id(modules[match.path]): match.path for match in hook.matches}
-                AtInstallation.run(self._model, paths, partial(self._site, hook))
+                site_for = partial(self._site, hook)
+                restored = hook.spec.identity in self._restored
+                AtInstallation.run(self._model, paths, site_for, restored=restored)
 
     def _install_on_modules(self, modules: Mapping[str, nn.Module]) -> None:
         by_module = defaultdict[int, list[tuple[PlannedHook, Match]]](list)
@@ -179,7 +192,9 @@ class Wiring:
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
             self._handles.append(registered.register(parameters[path]))
         if on_steps:
-            self._handles += self._made(OptimizerSteps, on_steps).register()
+            steps = self._made(OptimizerSteps, on_steps)
+            follow(steps)
+            self._shared.closing.callback(unfollow, steps)
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""

@@ -8,40 +8,49 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from hookrun.arguments import problems_of
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.spec.experiment import Settings
+from hookrun.spec.experiment import Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, parse_hooks
-from hookrun.spec.problems import problems_of
+from hookrun.spec.task import parse_task
 
-__all__ = ["Experiment", "HookSpec", "Settings", "Spec", "parse_experiment", "parse_spec"]
+__all__ = ["Experiment", "HookSpec", "Settings", "Spec", "TaskKeys", "parse_experiment", "parse_spec"]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A whole experiment: its settings and its hooks."""
+    """A whole experiment: its settings and its hooks.
+
+    notes: what to know beside the plan
+    """
 
     settings: Settings
     hooks: Spec
+    notes: tuple[str, ...] = ()
 
 
-def parse_experiment(config: Mapping[str, Any]) -> Experiment:
+def parse_experiment(config: Mapping[str, Any], tasks: Mapping[str, type[TaskKeys]]) -> Experiment:
     """Validate the root mapping of a composed configuration.
+
+    tasks: every task by name
 
     Raises SpecError with every mistake in it.
     """
     problems = [_unknown_root(key) for key in config if key not in ROOT_KEYS]
+    task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
+    problems += wrong_in_task
     hooks, wrong = parse_hooks(config.get("hooks"))
     settings = None
+    given = {key: config[key] for key in config if key in Settings.model_fields}
     try:
-        settings = Settings.model_validate(
-            {key: config[key] for key in config if key in Settings.model_fields}
-        )
+        # Without a valid task too: the mistakes in all the other sections are reported beside those of the task.
+        settings = Settings.model_validate(given | {"task": task or TaskKeys()})
     except ValidationError as error:
         problems += problems_of(error, "", Settings)
     problems += wrong
     if problems or settings is None:
         raise SpecError(problems)
-    return Experiment(settings, Spec(tuple(hooks), seed=settings.seed))
+    return Experiment(settings, Spec(tuple(hooks), seed=settings.seed), tuple(notes))
 
 
 def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:

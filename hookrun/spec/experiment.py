@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -15,21 +15,20 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Task(Section):
-    """What to do. `split` is the part of the data that all but training read; `select` filters `modules`.
+class TaskKeys(Section):
+    """The keys of the section `task` beside `name`. Each subclass is one task, and its fields are its own keys.
 
-    run, capture: the run that `probe` and `similarity` look at, and which of its hooks
-    tensorboard:  write event files for TensorBoard as well
+    task_name:  the word after `task=`
+    is_default: it is the task of an experiment that names none; not inherited
     """
 
-    name: Literal["train", "evaluate", "predict", "export", "plan", "modules", "probe", "similarity"] = (
-        "train"
-    )
-    split: Literal["train", "val"] = "val"
-    select: Any = None
-    run: str | None = None
-    capture: str | None = None
-    tensorboard: bool = False
+    task_name: ClassVar[str]
+    is_default: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """The name of the task."""
+        return self.task_name
 
 
 class Model(Section):
@@ -113,7 +112,7 @@ class Compute(Section):
 class Settings(Section):
     """Every root key of an experiment but `hooks`."""
 
-    task: Task = Task()
+    task: TaskKeys
     model: Model
     data: Data
     train: Train = Train()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,32 +12,14 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, WithJsonSchema
 
 from hookrun.actions import Action, actions
+from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
-from hookrun.spec.problems import join, problems_of, unknown_key
-from hookrun.spec.selector import Selector
+from hookrun.spec.selector import AnySelector
 from hookrun.spec.target import Index, Target
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)
-_SELECT_SCHEMA = {
-    "description": "path, glob, re:PATTERN, type:CLASS, a list of these, or a mapping",
-    "anyOf": [
-        {"type": ["string", "integer"]},
-        {"type": "array", "items": {"type": ["string", "integer", "object"]}},
-        {
-            "type": "object",
-            "additionalProperties": False,
-            "properties": {
-                "path": {},
-                "type": {},
-                "leaf": {"type": "boolean"},
-                "exclude": {},
-                "min_params": {"type": "integer"},
-            },
-        },
-    ],
-}
 
 
 class HookKeys(BaseModel):
@@ -45,7 +29,7 @@ class HookKeys(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    select: Annotated[Selector, WithJsonSchema(_SELECT_SCHEMA)]
+    select: AnySelector
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
     target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
@@ -85,6 +69,13 @@ class HookSpec:
     def where(self) -> str:
         """The key path."""
         return f"hooks.{self.name}"
+
+    @property
+    def identity(self) -> str:
+        """What a checkpoint knows the hook by: the same for the same name, modules, action and parameters."""
+        plain = self.to_dict()
+        what = [self.name, plain["select"], plain["action"], plain["params"]]
+        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that says the same, ready for JSON."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class _Part:
     entry: Entry
 
 
-class Capture:
+class StoredCapture:
     """The rows captured of one tensor, read from the shards when asked for.
 
     Rows stand in data-set order where each sample was captured once, else in the order of recording. An int
@@ -222,7 +222,7 @@ class Capture:
                 out[places] = block[run - first]
 
 
-Leaf = Capture | Lookup[Capture]
+Leaf = StoredCapture | Lookup[StoredCapture]
 """What a hook captured at a module: one tensor, or the tensors of a container by their paths."""
 
 
@@ -247,6 +247,27 @@ def read_index(folder: Path) -> tuple[list[Shard], str]:
     return list(shards.values()), note
 
 
+class _Shards:
+    """Opens the shards of a folder by name and keeps some open; a copy or a pickle of it opens its own.
+
+    shards: name -> what the index says of it
+    """
+
+    def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
+        self._given = folder, shards
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_named, folder, shards))
+
+    def __call__(self, name: str) -> Any:
+        return self._opened(name)
+
+    def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, Shard]]]:
+        return type(self), self._given
+
+
+def _open_named(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
+    return open_whole_shard(folder, shards[name])
+
+
 def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str]) -> Lookup[Lookup[Leaf]]:
     """Hook -> module -> what was captured there. No shard is opened before a row is asked for."""
     found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
@@ -255,16 +276,12 @@ def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, s
             paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
             paths.setdefault(entry.path, []).append(_Part(shard, entry))
 
-    named = {shard.file: shard for shard in shards}
-
-    @lru_cache(maxsize=_OPEN_SHARDS)
-    def open_shard(name: str) -> Any:
-        return open_whole_shard(folder, named[name])
+    open_shard = _Shards(folder, {shard.file: shard for shard in shards})
 
     def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
         label = f"{hook} at {module!r}"
         captures = {
-            path: Capture(f"{label}, {path}" if path else label, parts, open_shard)
+            path: StoredCapture(f"{label}, {path}" if path else label, parts, open_shard)
             for path, parts in paths.items()
         }
         return captures[""] if list(captures) == [""] else Lookup("tensor", label, captures)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -13,10 +13,13 @@ from hookrun.store.format import decode
 from hookrun.store.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
 
 _ALIASES = "aliases"
+_APPLIED = "applied"
 
 
-def save(model: nn.Module, path: str | Path) -> None:
+def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> None:
     """Write the model's state dict; what `path` held before stays until the new file is whole.
+
+    applied: the identities of the hooks that changed the model at installation, which the file is to name
 
     Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
     StoreError if the disk refuses or an entry is no tensor that a file can hold.
@@ -27,7 +30,7 @@ def save(model: nn.Module, path: str | Path) -> None:
     first: dict[object, str] = {}
     for name, tensor in model.state_dict().items():
         found = type(tensor).__name__
-        problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {found}, no tensor"
+        problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {found}, not a tensor"
         if problem:
             raise StoreError(f"cannot save {name!r} of the model in {path}: {problem}")
         same = first.setdefault(_identity(tensor), name)
@@ -37,7 +40,8 @@ def save(model: nn.Module, path: str | Path) -> None:
             aliases[name] = same
     make_folder(path.parent)
     with replacing(path) as file:
-        write_tensors(file, stored, {_ALIASES: json.dumps(aliases)} if aliases else None)
+        kept = {_ALIASES: aliases, _APPLIED: sorted(applied)}
+        write_tensors(file, stored, {key: json.dumps(value) for key, value in kept.items() if value} or None)
 
 
 def read(path: str | Path) -> dict[str, Tensor]:

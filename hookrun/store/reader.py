@@ -14,7 +14,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Capture, Leaf, read_captures, read_index
+from hookrun.store.captures import Leaf, StoredCapture, read_captures, read_index
 from hookrun.store.exports import Labelled, as_table, merge
 from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason
 from hookrun.store.format import (
@@ -101,7 +101,7 @@ class Run:
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:
-        """Hook -> module -> a Capture, or path -> Capture where the module's value was a container.
+        """Hook -> module -> a StoredCapture, or path -> StoredCapture where the module's value was a container.
 
         A module may be looked up by any of its names.
         """
@@ -130,7 +130,7 @@ class Run:
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
 
-        split: of the data; the one that the task was about unless given
+        split: of the data; unless given, the one that the run's rows are of, which is train where they are of both
 
         HookrunError where the run does not say which data that was, SpecError where the data is not there.
         """
@@ -139,7 +139,7 @@ class Run:
         if not self.config:
             raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
         used = data_used(self.config, self.path / CONFIG)
-        samples = data.load(used.data, split or used.split, seed=used.seed)
+        samples = data.load(used.data, split or self._split() or used.split, seed=used.seed)
         outside = (sample_ids < 0) | (sample_ids >= len(samples))
         if outside.any():
             raise HookrunError(
@@ -147,7 +147,17 @@ class Run:
             )
         return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
 
-    def labels_of(self, capture: Capture) -> Tensor:
+    def _split(self) -> Split | None:
+        """The first split that any captured or predicted row is of; None where no row says one."""
+        leaves = [leaf for modules in self.captures.values() for leaf in modules.values()]
+        leaves += [] if self.predictions is None else [self.predictions]
+        rows = [
+            each for leaf in leaves for each in ([leaf] if isinstance(leaf, StoredCapture) else leaf.values())
+        ]
+        parts = {part for each in rows for part in each.splits.unique().tolist() if part >= 0}
+        return SPLITS[min(parts)] if parts else None
+
+    def labels_of(self, capture: StoredCapture) -> Tensor:
         """[rows, ...]: the label of each row's sample. HookrunError where a row is of no sample."""
         ids, splits = capture.sample_ids, capture.splits
         if (ids < 0).any() or (splits < 0).any():
@@ -156,7 +166,7 @@ class Run:
         by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
         return torch.cat(by_split)[order.argsort()]
 
-    def dataset(self, capture: Capture) -> Labelled:
+    def dataset(self, capture: StoredCapture) -> Labelled:
         """The rows of a capture with their labels, as a `torch.utils.data.Dataset`."""
         return Labelled(capture, self.labels_of(capture))
 

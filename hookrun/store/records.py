@@ -24,7 +24,6 @@ Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
 Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
 Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
-Number = Whole | float
 
 T = TypeVar("T")
 Listing = Annotated[list[T], FailFast()]
@@ -132,7 +131,7 @@ class EnvRecord(Record):
 
 
 class StatsLine(Record):
-    """A line of stats.jsonl; what else it holds is the action's."""
+    """A line of stats.jsonl: the keys that have a meaning whatever the action. The others are the action's own."""
 
     hook: Name
     module: Name | None = None
@@ -143,10 +142,6 @@ class StatsLine(Record):
     step: Count | None = None
     call: Count | None = None
     ok: bool | None = None
-    message: Text | None = None
-    policy: Name | None = None
-    least: Number | None = None
-    largest: Number | None = None
     spent: Count | None = None
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hookrun.data.info import Split
+from hookrun.arguments import problems_of
+from hookrun.data.info import SPLITS, Split
 from hookrun.errors import SpecError
 from hookrun.store.files import StoreError, os_reason
 from hookrun.store.inside import read_inside
@@ -30,7 +31,7 @@ def read_yaml(path: Path, root: Path) -> Any:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from hookrun.config_files import refuse_bomb
+    from hookrun.yaml_files import refuse_bomb
 
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
@@ -50,7 +51,7 @@ def read_yaml(path: Path, root: Path) -> Any:
 class DataUsed:
     """What a run's samples were read from.
 
-    split: the part of the data that its task was about
+    split: the part of the data that its task names; train where it names none
     """
 
     data: Data
@@ -66,14 +67,11 @@ def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
     from pydantic import ValidationError
 
     from hookrun.spec.experiment import Data
-    from hookrun.spec.problems import problems_of
 
     task, seed = config.get("task"), config.get("seed")
-    split = task.get("split", "val") if isinstance(task, Mapping) else None
-    if isinstance(task, Mapping) and task.get("name") == "train":
-        split = "train"
-    if split not in ("train", "val") or not isinstance(seed, int) or isinstance(seed, bool):
-        raise StoreError(f"{path} does not say which data was used: it needs task.name, task.split and seed")
+    split = task.get("split", SPLITS[0]) if isinstance(task, Mapping) else None
+    if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
+        raise StoreError(f"{path} does not say which data was used: it needs task, task.split and seed")
     try:
         return DataUsed(Data.model_validate(config.get("data")), split, seed)
     except ValidationError as error:

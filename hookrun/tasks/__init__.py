@@ -1,38 +1,69 @@
-"""Experiment -> Prepared -> run directory: train, evaluate, predict; plan and modules are shown and leave nothing."""
+"""Experiment -> Ready -> run directory, or what is shown on the screen. Each module here that defines a task adds it.
+
+Importing this package imports no torch: a configuration is validated without it.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
-from hookrun.errors import HookrunError
+from hookrun import spec
+from hookrun.discovery import discovered
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec import Experiment
-from hookrun.store.reader import open_run
-from hookrun.tasks.analysis import ANALYSES, Analysis, prepare_analysis
-from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.loop.run import run, show_prepared
-from hookrun.tasks.modules import show_modules
-from hookrun.tasks.prepare import Prepared
-from hookrun.tasks.prepare import prepare as prepare_model
+from hookrun.tasks.base import Ready, Task, task_of
 
-__all__ = ["Analysis", "Prepared", "objective", "prepare", "run", "show"]
+__all__ = ["Ready", "Task", "objective", "parse_experiment", "prepare", "run", "show", "task_of", "tasks"]
 
 
-def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Prepared | Analysis:
-    """Check everything that can be checked before there is a run directory. Raises SpecError and CompileError."""
-    if experiment.settings.task.name in ANALYSES:
-        return prepare_analysis(experiment)
-    return prepare_model(experiment, trust=trust)
+@cache
+def tasks() -> Mapping[str, type[Task]]:
+    """Every task by name."""
+    return discovered(sys.modules[__name__], Task, "task_name")  # type: ignore[type-abstract]
 
 
-def show(prepared: Prepared | Analysis) -> None:
-    """Print what the tasks `plan` and `modules` show."""
-    if isinstance(prepared, Analysis):
-        raise HookrunError(f"task {prepared.settings.task.name!r} is run, not shown")
-    screen = Screen()
-    if prepared.settings.task.name == "modules":
-        show_modules(prepared, screen)
-    else:
-        show_prepared(prepared, screen)
+def parse_experiment(config: Mapping[str, Any]) -> Experiment:
+    """Validate the root mapping of a composed configuration. Raises SpecError with every mistake in it."""
+    return spec.parse_experiment(config, tasks())
+
+
+def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Ready:
+    """Check everything that can be checked before there is a run directory.
+
+    trust: packages that a user's own code may come from
+
+    Raises SpecError and CompileError.
+    """
+    return task_of(experiment).prepare(experiment, trust=trust)
+
+
+def refuse_ranks() -> None:
+    """SpecError where the process is one of several, as torchrun starts them: each would do a whole run of its own."""
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    if ranks.isdecimal() and int(ranks) > 1:
+        what = f"found {ranks} processes (WORLD_SIZE), and a run uses one"
+        hint = "start it without torchrun; hooks in a distributed loop of your own: `with hookrun.hooked(model, spec)`"
+        raise SpecError([Problem("compute", what, hint)])
+
+
+def show(ready: Ready) -> None:
+    """Print what the task shows. Raises HookrunError for a task that is run."""
+    ready.task.show(ready)
+
+
+def run(ready: Ready, path: Path) -> int:
+    """Run the task in the directory `path`.
+
+    Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
+    """
+    from hookrun.tasks.loop.run import run_in
+
+    return run_in(ready, path)
 
 
 def objective(run_dir: Path) -> float:
@@ -40,6 +71,8 @@ def objective(run_dir: Path) -> float:
 
     Raises HookrunError where the run has neither, as `predict` has.
     """
+    from hookrun.store.reader import open_run
+
     metrics = open_run(run_dir).metrics
     accuracies = [line["accuracy"] for line in metrics if line.get("split") == "val" and "accuracy" in line]
     losses = [line["loss"] for line in metrics if "loss" in line]

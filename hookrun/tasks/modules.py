@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from rich.tree import Tree
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import CompileError, Problem, SpecError, nearest
-from hookrun.plan.model_tree import ModelNames
-from hookrun.plan.plan import Match
+from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import Selector, parse_selector
-from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.prepare import Prepared
+from hookrun.tasks.base import Task
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from hookrun.plan.plan import Match
+    from hookrun.tasks.loop.prepared import Prepared
 
 
-def show_modules(prepared: Prepared, screen: Screen) -> None:
-    """Print the tree; modules that `task.select` matches are marked with ``*``.
+class ModulesTask(Task):
+    """Shows the tree. The experiment's hooks are not compiled: one looks at the modules to write them.
 
-    Raises SpecError for a selector that makes no sense, CompileError for one that matches nothing.
+    select: a selector; the modules that it matches are marked with ``*``
     """
-    matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
-    raw = prepared.settings.task.select
-    selector = None if raw is None else _parsed(raw)
-    picked = set[str]() if selector is None else _picked(selector, prepared)
-    root = Tree(_label(matches[""], picked))
-    branches = {"": root}
-    for path, match in matches.items():
-        if path:
-            branches[path] = branches[path.rpartition(".")[0]].add(_label(match, picked))
-    screen.console.print(root, soft_wrap=True)
-    screen.say(f"{len(matches)} modules, {matches[''].parameters:,} parameters")
-    if selector is not None:
-        screen.say(
-            f"* {str(selector)!r} matches {len(picked)}: {', '.join(sorted(p or '(root)' for p in picked))}"
-        )
-    if prepared.plan.unchecked:
-        screen.say(f"shapes unknown: {prepared.plan.unchecked}")
+
+    task_name: ClassVar[str] = "modules"
+    shows: ClassVar[bool] = True
+
+    select: Any = None
+
+    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
+        """Build the model, and prove a hook on every module, from which its output shapes are known."""
+        from hookrun.tasks.loop.prepared import build, compiled
+
+        every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
+        built = build(experiment.settings, "train", trust)
+        return compiled(experiment, every, built, "train", training=True)
+
+    def show(self, prepared: Prepared) -> None:
+        """Print the tree.
+
+        Raises SpecError for a selector that makes no sense, CompileError for one that matches nothing.
+        """
+        from rich.tree import Tree
+
+        from hookrun.tasks.loop.progress import Screen
+
+        screen = Screen()
+        matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
+        selector = None if self.select is None else _parsed(self.select)
+        picked = set[str]() if selector is None else _picked(selector, prepared.model)
+        root = Tree(_label(matches[""], picked))
+        branches = {"": root}
+        for path, match in matches.items():
+            if path:
+                branches[path] = branches[path.rpartition(".")[0]].add(_label(match, picked))
+        screen.console.print(root, soft_wrap=True)
+        screen.say(f"{len(matches)} modules, {matches[''].parameters:,} parameters")
+        if selector is not None:
+            names = ", ".join(sorted(path or "(root)" for path in picked))
+            screen.say(f"* {str(selector)!r} matches {len(picked)}: {names}")
+        if prepared.plan.unchecked:
+            screen.say(f"shapes unknown: {prepared.plan.unchecked}")
+        screen.note(prepared.notes)
 
 
 def _parsed(raw: object) -> Selector:
@@ -43,9 +70,11 @@ def _parsed(raw: object) -> Selector:
         raise SpecError([Problem("task.select", str(error))]) from error
 
 
-def _picked(selector: Selector, prepared: Prepared) -> set[str]:
+def _picked(selector: Selector, model: Module) -> set[str]:
     """The modules that match, which stand for their parameters too; else the parameters that do."""
-    names = ModelNames(prepared.model)
+    from hookrun.plan.model_tree import ModelNames
+
+    names = ModelNames(model)
     modules = {names.first_name(path) for path in selector.select(names.tree)}
     picked = modules or set(selector.select(names.parameter_tree()))
     if not picked:

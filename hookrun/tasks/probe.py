@@ -1,18 +1,55 @@
-"""A linear probe: how well a linear model reads the label off a layer's activations."""
+"""task=probe: how well a linear model reads the label off each layer's activations."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
-from torch import Tensor
+from hookrun.errors import HookrunError, Problem
+from hookrun.tasks.of_captures import TaskOfCaptures
 
-from hookrun.errors import HookrunError
+if TYPE_CHECKING:
+    from torch import Tensor
 
+    from hookrun.tasks.loop.analysis import Analysing, Analysis
+
+PROBES = "probes.safetensors"
 TEST_SHARE = 0.25
+
+
+class ProbeTask(TaskOfCaptures):
+    """Fits a probe to what each module captured."""
+
+    task_name: ClassVar[str] = "probe"
+
+    def problem(self, analysis: Analysis) -> Problem | None:
+        """The labels are in the data, which the run has to name."""
+        run = analysis.run
+        if run.config:
+            return None
+        return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
+
+    def analyse(self, analysing: Analysing) -> None:
+        """Log and show how each probe does, and write their weights."""
+        from safetensors.torch import save_file
+
+        from hookrun.tasks.loop.analysis import matrix, table
+
+        analysis, seed = analysing.analysis, analysing.analysis.settings.seed
+        shown = table("module", "features", "train", "test", "by chance")
+        weights: dict[str, Tensor] = {}
+        for module, capture in analysis.captures.items():
+            found = probe(matrix(capture, seed), analysis.run.labels_of(capture), seed)
+            analysing.run_dir.log_metrics(
+                split=self.name, module=module, score=found.score, samples=len(capture),
+                features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
+            )  # fmt: skip
+            scores = [f"{value:.3f}" for value in (found.train, found.test, found.chance)]
+            shown.add_row(module, str(found.features), *scores)
+            weights |= {f"{module}.{name}": tensor for name, tensor in found.weights.items()}
+        analysing.screen.console.print(shown)
+        save_file(weights, analysing.run_dir.path / PROBES)
 
 
 @dataclass(frozen=True)
@@ -39,8 +76,9 @@ def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
     labels:   [samples] of integers, for logistic regression; of floats, [samples] or [samples, targets], for ridge
               regression
 
-    HookrunError where there are too few samples to judge on.
+    Raises HookrunError where there are too few samples to judge on.
     """
+    import numpy as np
     from sklearn.dummy import DummyClassifier, DummyRegressor
     from sklearn.linear_model import LogisticRegression, RidgeCV
     from sklearn.model_selection import train_test_split
@@ -75,6 +113,9 @@ def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
 
 def _weights(scaler: Any, model: Any) -> dict[str, Tensor]:
     """The linear map of features that are not standardized."""
+    import numpy as np
+    import torch
+
     weight = np.atleast_2d(model.coef_) / scaler.scale_
     bias = np.atleast_1d(model.intercept_) - weight @ scaler.mean_
     whole = {"weight": np.ascontiguousarray(weight), "bias": bias}

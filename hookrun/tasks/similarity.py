@@ -1,8 +1,46 @@
-"""How alike two layers' representations of the same samples are."""
+"""task=similarity: how alike two layers' representations of the same samples are, by linear CKA."""
 
 from __future__ import annotations
 
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
+
+from hookrun.errors import HookrunError, Problem
+from hookrun.tasks.of_captures import TaskOfCaptures
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookrun.tasks.loop.analysis import Analysing, Analysis
+
+
+class SimilarityTask(TaskOfCaptures):
+    """Compares each module that was captured with each other."""
+
+    task_name: ClassVar[str] = "similarity"
+
+    def problem(self, analysis: Analysis) -> Problem | None:
+        """One module alone has nothing to be compared with."""
+        if len(analysis.captures) > 1:
+            return None
+        text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
+        return Problem("task.capture", text, "capture several modules")
+
+    def analyse(self, analysing: Analysing) -> None:
+        """Log and show the matrix. Raises HookrunError where the modules were captured on different samples."""
+        from hookrun.tasks.loop.analysis import matrix, table
+
+        captures, seed = analysing.analysis.captures, analysing.analysis.settings.seed
+        ids = [capture.sample_ids.tolist() for capture in captures.values()]
+        if any(each != ids[0] for each in ids):
+            raise HookrunError("the modules were captured on different samples: capture them in one run")
+        matrices = {name: matrix(capture, seed) for name, capture in captures.items()}
+        shown = table("linear CKA", *matrices)
+        for name, rows in matrices.items():
+            values = {other: linear_cka(rows, others) for other, others in matrices.items()}
+            for other, value in values.items():
+                analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value)
+            shown.add_row(name, *(f"{value:.3f}" for value in values.values()))
+        analysing.screen.console.print(shown)
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:

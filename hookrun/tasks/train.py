@@ -1,127 +1,43 @@
-"""task=train: the loop, with accumulation, mixed precision, schedules, validation and checkpoints."""
+"""task=train: train the model, validate after each epoch, keep the best and the last checkpoint."""
 
 from __future__ import annotations
 
-import math
-from contextlib import closing
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from torch.amp import GradScaler
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from hookrun.spec import Settings
+from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, samples_of_a_pass
 
-from hookrun.store import checkpoint
-from hookrun.tasks.loop.batches import Batch, Batches
-from hookrun.tasks.loop.metrics import Average
-from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
-from hookrun.tasks.loop.progress import numbers
-from hookrun.tasks.loop.running import Running
+if TYPE_CHECKING:
+    from hookrun.data import Split
+    from hookrun.tasks.loop.running import Running
 
 
-@dataclass
-class Loop:
-    """The state of training beside the model."""
+class TrainTask(TaskUnderHooks):
+    """Trains as the section `train` says."""
 
-    running: Running
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
-    scaler: GradScaler
-    train: Batches
-    val: Batches | None
-    best: float | None = None
+    task_name: ClassVar[str] = "train"
+    is_default: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
+    scores: ClassVar[bool] = True
 
+    def split_seen(self) -> Split:
+        """The training samples; those of the validation come after each epoch."""
+        return "train"
 
-def train(running: Running, scaler: GradScaler) -> None:
-    """Train until the epochs or the steps are over, or a check asks to stop."""
-    settings = running.settings.train
-    sizes = running.prepared.data.sizes
-    batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
-    val = Batches(running.prepared, "val") if sizes["val"] != 0 else None
-    optimizer = make_optimizer(settings.optimizer, running.model)
-    steps_per_epoch = -(-len(batches) // settings.accumulate)
-    steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
-    per_epoch = settings.scheduler is not None and settings.scheduler.interval == "epoch"
-    scheduler = make_scheduler(settings.scheduler, optimizer, max(settings.epochs if per_epoch else steps, 1))
-    loop = Loop(running, optimizer, scheduler, scaler, batches, val)
-    running.model.train()
-    for epoch in range(settings.epochs):
-        running.hooks.clock.epoch = epoch
-        if _over(loop):
-            break
-        _train_epoch(loop, epoch)
-        _after_epoch(loop)
-    checkpoint.save(running.model, running.run_dir.checkpoints / "last.safetensors")
+    def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
+        """All of them where they are shuffled: `train.limit_batches` then takes other ones in each epoch."""
+        size = sizes[self.split_seen()]
+        return size if settings.train.shuffle else samples_of_a_pass(settings, size)
 
+    def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
+        """Both splits in each epoch; None also where `train.steps` may end the run earlier."""
+        train, val = (samples_of_a_pass(settings, sizes[split]) for split in ("train", "val"))
+        if train is None or val is None or settings.train.steps is not None:
+            return None
+        return (train + val) * settings.train.epochs
 
-def _over(loop: Loop) -> bool:
-    running, limit = loop.running, loop.running.settings.train.steps
-    return running.stopped or (limit is not None and running.hooks.clock.step >= limit)
+    def perform(self, running: Running) -> None:
+        """Train until the epochs or the steps are over, or a check asks to stop."""
+        from hookrun.tasks.loop.training import train
 
-
-def _train_epoch(loop: Loop, epoch: int) -> None:
-    running, accumulate = loop.running, loop.running.settings.train.accumulate
-    total = len(loop.train)
-    average, shown = Average(), dict[str, float]()
-    group = list[Batch]()
-    label = f"epoch {epoch + 1}/{running.settings.train.epochs}"
-    with closing(running.screen.track(loop.train.epoch(epoch), total, label, shown)) as batches:
-        for number, batch in enumerate(batches):
-            group.append(batch)
-            if len(group) < accumulate and number + 1 < total:
-                continue
-            _step(loop, group, average, shown)
-            group.clear()
-            if _over(loop):
-                break
-    running.metrics["train"] = average.read()
-    running.screen.say(f"{label}  train {numbers(average.read())}")
-
-
-def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, float]) -> None:
-    """One optimizer step over the micro-batches of `group`."""
-    running, hooks = loop.running, loop.running.hooks
-    samples = sum(len(batch.ids) for batch in group)
-    of_step = Average()
-    with running.logged(hooks.clock.step) as logs:
-        loop.optimizer.zero_grad(set_to_none=True)
-        for number, batch in enumerate(group):
-            hooks.accumulating = number + 1 < len(group)
-            output = running.forward(batch)
-            loss = running.loss(output, batch)
-            loop.scaler.scale(loss * (len(batch.ids) / samples)).backward()
-            average.add(loss, output, batch.target)
-            if logs:
-                of_step.add(loss, output, batch.target)
-        loop.scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
-        scale = loop.scaler.get_scale()
-        loop.scaler.step(loop.optimizer)
-        loop.scaler.update()
-        skipped = loop.scaler.get_scale() < scale  # gradients overflowed, and the optimizer has not stepped
-        if logs:
-            shown.update(of_step.read())
-            running.log("train", of_step.read(), lr=loop.optimizer.param_groups[0]["lr"])
-            running.sink.settle()
-    schedule = running.settings.train.scheduler
-    if loop.scheduler is not None and schedule is not None and schedule.interval == "step" and not skipped:
-        loop.scheduler.step()
-    hooks.step()
-
-
-def _after_epoch(loop: Loop) -> None:
-    """Validate, keep the best weights, step the schedule."""
-    running = loop.running
-    values = running.metrics["train"]
-    if loop.val is not None and not running.stopped:
-        values = running.evaluate(loop.val, "val", "validation")
-        running.log("val", values)
-        running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
-    score = values.get("accuracy", -values["loss"])
-    if loop.best is None or score > loop.best or math.isnan(loop.best):
-        loop.best = score
-        checkpoint.save(running.model, running.run_dir.checkpoints / "best.safetensors")
-    schedule = running.settings.train.scheduler
-    if loop.scheduler is not None and schedule is not None and schedule.interval == "epoch":
-        if isinstance(loop.scheduler, ReduceLROnPlateau):
-            loop.scheduler.step(values["loss"])
-        else:
-            loop.scheduler.step()
+        train(running)

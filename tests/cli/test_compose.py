@@ -10,9 +10,9 @@ import pytest
 from hydra import compose, initialize_config_dir
 
 from hookrun.cli.compose import compose_dict
-from hookrun.cli.hydra_core import conf_dir
+from hookrun.cli.hydra import conf_dir
 from hookrun.errors import SpecError
-from hookrun.spec import parse_experiment
+from hookrun.tasks import parse_experiment
 
 Conf = Callable[..., str]
 

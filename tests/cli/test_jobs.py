@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hookrun.cli import main
-from hookrun.cli.jobs import Job, exit_code, most_serious, report
+from hookrun.cli.jobs import SweepJob, exit_code, most_serious, report
 from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
 
 
@@ -134,4 +134,4 @@ def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:
 
 
 def test_a_job_is_what_a_launcher_needs_and_no_more() -> None:
-    assert Job(frozenset()) == Job(trust=frozenset(), optimizing=False)
+    assert SweepJob(frozenset()) == SweepJob(trust=frozenset(), optimizing=False)

@@ -15,7 +15,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from hookrun.cli import main
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["experiment=clip_fc", "train.epochs=1", "train.limit_batches=2", "compute=cpu"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.cli.hydra_core import parse_override
+from hookrun.cli.hydra import parse_override
 from hookrun.cli.overrides import quoted, take_trust
 from hookrun.errors import SpecError
 

@@ -16,7 +16,7 @@ from hydra.plugins.sweeper import Sweeper
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.jobs import Job, JobFailed
+from hookrun.cli.jobs import JobFailed, SweepJob
 
 Conf = Callable[..., str]
 SWEEP = "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper: {params: {seed: '5,6'}}\n"
@@ -126,7 +126,7 @@ def test_a_read_only_sweep_shows_every_job_and_leaves_nothing_behind(cwd: Path, 
 
 
 def test_a_job_travels_to_other_processes() -> None:
-    assert pickle.loads(pickle.dumps(Job(frozenset({"mypkg"})))) == Job(frozenset({"mypkg"}))
+    assert pickle.loads(pickle.dumps(SweepJob(frozenset({"mypkg"})))) == SweepJob(frozenset({"mypkg"}))
     failed = pickle.loads(pickle.dumps(JobFailed("multirun/0", 3)))
     assert (failed.exit_code, str(failed)) == (3, "job failed with exit code 3: multirun/0")
 

@@ -10,8 +10,8 @@ import yaml
 
 from hookrun.cli import main
 from hookrun.cli.compose import compose_dict
-from hookrun.spec import parse_experiment
-from hookrun.spec.experiment import Compute, Data, Model, Section, Task, Train
+from hookrun.spec.experiment import Compute, Data, Model, Section, Train
+from hookrun.tasks import Task, parse_experiment, tasks
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 FILES = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml"))
@@ -57,10 +57,17 @@ def test_a_section_spells_out_every_key_that_it_may_have(section: str, model: ty
     assert set(compose_dict(section_of.get(section, []))[section]) == set(model.model_fields)
 
 
-def test_there_is_a_task_for_every_name_and_it_bears_that_name() -> None:
-    names = {path.stem for path in FILES if path.parts[0] == "task"}
-    assert names == set(Task.model_fields["name"].annotation.__args__)
-    assert all(compose_dict([f"task={name}"])["task"]["name"] == name for name in names)
+def test_there_is_a_file_for_every_task() -> None:
+    assert {path.stem for path in FILES if path.parts[0] == "task"} == set(tasks())
+
+
+@pytest.mark.parametrize(("name", "task"), tasks().items())
+def test_the_file_of_a_task_names_it_and_spells_out_its_keys(name: str, task: type[Task]) -> None:
+    section = compose_dict([f"task={name}"])["task"]
+    assert section.pop("name") == name
+    assert set(section) == (
+        set() if task.takes_place else set(task.model_fields)
+    )  # plan: those of another task
 
 
 @pytest.mark.parametrize("choice", CHOICES)

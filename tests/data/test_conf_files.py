@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from hookrun.arguments import Args
 from hookrun.data import names, registry
-from hookrun.data.args import Args
 from hookrun.data.pipeline import parse_transforms
 from hookrun.spec.experiment import Data
 

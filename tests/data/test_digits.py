@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hookrun.data import Split, describe, load
-from hookrun.data.samples import Rows
+from hookrun.data.samples import TensorSamples
 from hookrun.spec.experiment import Data
 
 DIGITS = Data(name="digits")
@@ -17,7 +17,7 @@ DIGITS = Data(name="digits")
 
 def tensors(split: Split, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     samples = load(DIGITS, split, seed=seed)
-    assert isinstance(samples, Rows)
+    assert isinstance(samples, TensorSamples)
     inputs, targets = zip(*(samples[i] for i in range(len(samples))), strict=True)
     return torch.stack(inputs), torch.stack(targets)
 

@@ -90,9 +90,9 @@ def test_a_split_of_none_is_an_error_where_it_is_used() -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("shape", [3, 8]), ("shape", [3, 0, 8]), ("num_classes", 0), ("train_size", -1), ("seed", -1)],
+    [("shape", [3, 8]), ("shape.1", [3, 0, 8]), ("num_classes", 0), ("train_size", -1), ("seed", -1)],
 )
 def test_impossible_images_are_refused(key: str, value: Any) -> None:
     with pytest.raises(SpecError) as caught:
-        describe(section(**{key: value}))
+        describe(section(**{key.split(".")[0]: value}))
     assert [problem.where for problem in caught.value.errors] == [f"data.args.{key}"]

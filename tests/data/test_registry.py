@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from torchvision.datasets import mnist
 
 from hookrun.data import Split, describe, load, names, registry
 from hookrun.data.source import Source
@@ -147,10 +148,10 @@ def test_a_path_that_the_system_refuses_is_the_users_to_mend(tmp_path: Path) -> 
 def test_a_file_that_cannot_be_opened_is_the_users_to_mend(
     mnist_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: Path, *args: Any) -> None:
-        raise PermissionError(13, "Permission denied", str(self))
+    def refuse(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(mnist, "read_image_file", refuse)
     (problem,) = problems(name="mnist", root=str(mnist_root))
     assert (problem.where, problem.hint) == ("data.root", "make it readable, or give another path")
     assert problem.what == f"{mnist_root / 'MNIST/raw/train-images-idx3-ubyte'}: Permission denied"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hookrun.data.samples import Rows, Sample, Samples, Transformed, unit_float
+from hookrun.data.samples import Sample, Samples, TensorSamples, Transformed, unit_float
 
 
 def double(value: torch.Tensor) -> torch.Tensor:
@@ -27,7 +27,7 @@ class Named(Samples):
         return {"a": torch.zeros(1)}, torch.zeros(())
 
 
-ROWS = Rows(torch.arange(3.0), torch.tensor([0, 10, 20]))
+ROWS = TensorSamples(torch.arange(3.0), torch.tensor([0, 10, 20]))
 
 
 def test_row_i_is_sample_i() -> None:

@@ -12,26 +12,22 @@ from torch import nn
 from hookrun.errors import Problem, SpecError
 from hookrun.models.arguments import (
     FROM_DATA,
-    Call,
-    Sample,
+    DataDefaults,
+    ModelCall,
     construct,
     given,
-    missing,
-    parameters,
-    reason,
-    unknown,
 )
 
 sizes = st.one_of(st.just(-1), st.integers(1, 64))
 samples = st.builds(
-    Sample,
+    DataDefaults,
     st.one_of(st.none(), st.lists(sizes, max_size=4).map(tuple)),
     st.one_of(st.none(), st.integers(1, 1000)),
 )
 
 
 @examples(samples)
-def test_what_follows_from_the_data_is_positive_and_the_rest_has_a_reason(sample: Sample) -> None:
+def test_what_follows_from_the_data_is_positive_and_the_rest_has_a_reason(sample: DataDefaults) -> None:
     values = sample.values()
     assert set(values) <= set(FROM_DATA)
     for name in set(FROM_DATA) - set(values):
@@ -42,19 +38,19 @@ def test_what_follows_from_the_data_is_positive_and_the_rest_has_a_reason(sample
 
 @examples(st.lists(st.integers(1, 64), max_size=4).map(tuple))
 def test_in_features_counts_the_numbers_of_a_sample(shape: tuple[int, ...]) -> None:
-    assert Sample(shape, None).values()["in_features"] == math.prod(shape)
+    assert DataDefaults(shape, None).values()["in_features"] == math.prod(shape)
 
 
 def test_channels_and_size_are_those_of_images_only() -> None:
-    assert Sample((3, 4, 5), 7).values() == {
+    assert DataDefaults((3, 4, 5), 7).values() == {
         "num_classes": 7,
         "in_features": 60,
         "in_channels": 3,
         "image_size": (4, 5),
     }
-    assert set(Sample((4, 5), 7).values()) == {"num_classes", "in_features"}
-    assert Sample((3, -1, -1), None).values() == {"in_channels": 3}
-    assert Sample((-1, 4, 5), None).values() == {"image_size": (4, 5)}
+    assert set(DataDefaults((4, 5), 7).values()) == {"num_classes", "in_features"}
+    assert DataDefaults((3, -1, -1), None).values() == {"in_channels": 3}
+    assert DataDefaults((-1, 4, 5), None).values() == {"image_size": (4, 5)}
 
 
 def test_only_arguments_that_the_data_can_tell_may_be_null_for_it() -> None:
@@ -64,31 +60,9 @@ def test_only_arguments_that_the_data_can_tell_may_be_null_for_it() -> None:
     }
 
 
-def test_an_unknown_argument_names_the_nearest() -> None:
-    [problem] = unknown({"widht": 3, "depth": 2}, ["width", "depth"], "net")
-    assert problem.where == "model.args.widht"
-    assert problem.what == "'net' takes no argument 'widht'; did you mean 'width'?"
-
-
-def test_a_signature_tells_its_names_unless_it_takes_any() -> None:
-    def fixed(a: int, *, b: int = 1) -> None: ...
-    def positional(a: int, /, b: int) -> None: ...
-    def anything(a: int, **rest: int) -> None: ...
-
-    assert list(parameters(fixed) or ()) == ["a", "b"]
-    assert list(parameters(positional) or ()) == ["b"]
-    assert parameters(anything) is None
-
-
-def test_only_a_parameter_without_default_can_be_missing() -> None:
-    def fixed(a: int, b: int, c: int = 1) -> None: ...
-
-    assert [p.where for p in missing({"b": None}, parameters(fixed) or {}, "net")] == ["model.args.a"]
-
-
 def test_a_call_with_problems_is_never_made() -> None:
     called: list[bool] = []
-    call = Call(lambda: called.append(True), {}, (Problem("model.args.x", "wrong"),))
+    call = ModelCall(lambda: called.append(True), {}, (Problem("model.args.x", "wrong"),))
     with pytest.raises(SpecError, match="wrong"):
         construct(call, "net")
     assert called == []
@@ -97,7 +71,7 @@ def test_a_call_with_problems_is_never_made() -> None:
 def test_what_a_constructor_says_is_shown_with_the_arguments_it_got() -> None:
     with pytest.raises(SpecError) as caught:
         construct(
-            Call(nn.Conv2d, {"in_channels": 3, "out_channels": 4, "kernel_size": 1, "groups": 2}), "net"
+            ModelCall(nn.Conv2d, {"in_channels": 3, "out_channels": 4, "kernel_size": 1, "groups": 2}), "net"
         )
     [problem] = caught.value.errors
     assert problem.where == "model.args"
@@ -108,9 +82,4 @@ def test_what_a_constructor_says_is_shown_with_the_arguments_it_got() -> None:
 
 def test_a_call_must_return_a_module() -> None:
     with pytest.raises(SpecError, match=r"'net' returned list, not a torch\.nn\.Module"):
-        construct(Call(list, {}), "net")
-
-
-def test_a_reason_is_one_line() -> None:
-    assert reason(ValueError("first\nsecond")) == "ValueError: first"
-    assert reason(ValueError()) == "ValueError"
+        construct(ModelCall(list, {}), "net")

@@ -108,7 +108,7 @@ def test_a_misfit_is_told_in_the_words_of_yaml() -> None:
     found = problems(Model(name="mlp", args={"hidden": 64})) + problems(
         Model(name="cnn", args={"channels": [1]})
     )
-    assert [p.what for p in found] == ["expected a list, found 64", "missing, found [1]"]
+    assert [p.what for p in found] == ["found 64: expected a valid list", "is missing"]
 
 
 def test_images_that_are_too_small_for_the_model_are_refused() -> None:

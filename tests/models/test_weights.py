@@ -221,7 +221,7 @@ def test_a_file_that_holds_code_is_refused_and_not_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [([1, 2], "holds list"), ({"epoch": 3, "lr": 0.1}, "2 of 2 entries that are no tensors: epoch, lr")],
+    [([1, 2], "holds list"), ({"epoch": 3, "lr": 0.1}, "2 of 2 entries that are not tensors: epoch, lr")],
 )
 def test_a_file_without_a_state_dict_is_refused(tmp_path: Path, content: object, said: str) -> None:
     [problem] = problems(net(), saved(tmp_path / "w.pt", content))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
 import hookrun
+from hookrun.plan.table import show
 
 SCALE = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
 
@@ -98,3 +101,13 @@ def test_the_same_structure_is_accepted() -> None:
     with torch.no_grad(), plan().install(model):
         hooked = model(torch.ones(1, 2))
     assert torch.equal(hooked, model(torch.ones(1, 2)) * 2)
+
+
+def test_the_whole_plan_names_every_module() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
+    plan = hookrun.compile({"h": {"select": "*", "hook": "forward", "action": "print"}}, model)
+    whole, some = io.StringIO(), io.StringIO()
+    show(plan, Console(file=whole, no_color=True, width=200))
+    show(plan, Console(file=some, no_color=True, width=200), limit=4)
+    assert whole.getvalue().count("Linear") == 12 and "more" not in whole.getvalue()
+    assert some.getvalue().count("Linear") == 3 and "and 9 more" in some.getvalue()

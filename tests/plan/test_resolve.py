@@ -166,3 +166,24 @@ def test_the_model_is_not_changed() -> None:
     assert before == {
         name: (len(module._forward_hooks), module.training) for name, module in model.named_modules()
     }
+
+
+@pytest.mark.parametrize(
+    ("hook", "action"),
+    [
+        ("grad", {"action": "capture"}),
+        ("post_accumulate_grad", {"action": "clamp", "min": -1.0}),
+        ("apply", {"action": "freeze"}),
+    ],
+)
+def test_what_needs_the_shape_of_a_lazy_parameter_says_what_to_do_first(
+    hook: str, action: dict[str, Any]
+) -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    spec = {"g": {"select": "0", "hook": hook, **action}}
+    with pytest.raises(CompileError, match=r"hooks\.g: .*weight.* no shape yet.*run one batch") as error:
+        hookrun.compile(spec, model)
+    assert "0" in str(error.value)
+    model(torch.ones(2, 3))
+    with hookrun.hooked(model, spec):
+        assert model(torch.ones(2, 3)).shape == (2, 4)

@@ -14,9 +14,10 @@ import pytest
 import torch
 from PIL import Image
 
-from hookrun.report.captures import BINS, look
+from hookrun.report.captures import BINS, view_capture
 from hookrun.report.draw.axes import axis_of
 from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, bars, lines
+from hookrun.report.draw.palettes import palette
 from hookrun.report.draw.pictures import mosaic
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import MOST_ROWS, draw, streams
@@ -39,12 +40,13 @@ def captured(folder: Path, *batches: torch.Tensor, by_sample: bool = True) -> An
 
 
 def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: str = "forward") -> Any:
-    facts = Facts.__new__(Facts)
-    facts.plan, facts.model = (
-        {"hooks": [{"name": "h", "hook": hook}]},
-        {"modules": [{"path": "layer", "class": "Tanh"}]},
+    facts = Facts(
+        folder,
+        status={},
+        plan={"hooks": [{"name": "h", "hook": hook}]},
+        model={"modules": [{"path": "layer", "class": "Tanh"}]},
     )
-    return look(folder, captured(folder, *batches, by_sample=by_sample), facts)
+    return view_capture(folder, captured(folder, *batches, by_sample=by_sample), facts)
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -141,6 +143,20 @@ def test_large_maps_are_averaged() -> None:
     encoded = re.search(r"base64,([\w+/=]+)", figure.picture)
     assert encoded
     assert Image.open(io.BytesIO(base64.b64decode(encoded[1]))).size == (29, 44)
+
+
+@pytest.mark.parametrize(
+    ("diverging", "colours"),
+    [
+        (False, [(68, 1, 84), (59, 81, 139), (33, 145, 140), (115, 208, 86), (253, 231, 37)]),
+        (True, [(5, 48, 97), (104, 171, 208), (247, 246, 246), (218, 104, 83), (103, 0, 31)]),
+    ],
+    ids=["viridis", "RdBu_r"],
+)
+def test_colours_are_those_of_matplotlib(diverging: bool, colours: list[tuple[int, int, int]]) -> None:
+    """Its colours at 0, 63, 127, 200 and 254 of 254."""
+    found = palette(diverging=diverging)[[0, 63, 127, 200, 254]].astype(int)
+    assert np.abs(found - np.array(colours)).max() <= 1
 
 
 def points(figure: Figure) -> list[tuple[float, float]]:

@@ -15,9 +15,13 @@ from pathlib import Path
 import pytest
 
 import hookrun
+from hookrun.actions.base import RECORD_KEYS
 from hookrun.cli import main
 from hookrun.report import write_report
 from hookrun.report.__main__ import main as report_main
+from hookrun.report.facts import Facts
+from hookrun.report.section import ReportSection
+from hookrun.report.sections import OF_A_RUN, model
 from hookrun.store.files import StoreError
 
 
@@ -54,18 +58,42 @@ def table_rows(source: str, section: str) -> list[list[str]]:
 
 
 def test_the_tree_marks_hooked_modules_with_their_counts(observed: Path, page) -> None:
-    tree = page(observed).source.split('id="tree"')[1].split("</ul>")[0]
-    lines = [re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", line)).strip() for line in tree.split("</li>")]
-    assert lines[0] == "> (root) MLP 8,970"
-    [fc] = [line for line in lines if " fc " in f" {line} "]
+    tree = page(observed).source.split('id="tree"')[1].split("<h2")[0]
+    lines = [
+        re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", line)).strip()
+        for line in re.findall(r"<li><div>(.*?)</div>", tree, re.S)
+    ]
+    assert lines[0] == "(root) MLP 8,970"
+    [fc] = [line for line in lines if line.startswith("fc ")]
     assert (
-        fc.startswith("└─ fc Linear 650 [2, 10]")
-        and "halved ×36" in fc
-        and "norms weight ×18, bias ×18" in fc
+        fc.startswith("fc Linear 650 [2, 10]") and "halved ×36" in fc and "norms weight ×18, bias ×18" in fc
     )
     [flatten] = [line for line in lines if "flatten" in line]
     assert "×" not in flatten
     assert '<span class="mark silent" title="never fired">late ×0</span>' in tree
+
+
+def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
+    tree = page(observed).source.split('id="tree"')[1].split("<h2")[0]
+    depth, found = 0, dict[str, int]()
+    for closes, opens, name in re.findall(r"(</ul>)|(<ul>)|<li><div><span[^>]*>([^<]*)<", tree):
+        depth += bool(opens) - bool(closes)
+        if name:
+            found[name] = depth
+    assert found == {"(root)": 0, "flatten": 1, "layers": 1, "0": 2, "1": 2, "2": 2, "3": 2, "fc": 1}
+
+
+def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
+    """Modules below the deepest level stand on it; one whose parent is missing stands with the next one above."""
+    paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
+    modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
+    shown = model.SECTION.build(Facts(Path(), {}, model={"modules": modules}))
+    assert [child.name for child in shown.root.children] == ["m", "child"]
+    depth, count, level = 0, 0, [shown.root]
+    while level:
+        depth, count = depth + 1, count + len(level)
+        level = [child for node in level for child in node.children]
+    assert (depth, count) == (model.DEEPEST + 2, len(paths))
 
 
 def test_a_hook_that_never_fired_stands_at_the_top(observed: Path, page) -> None:
@@ -250,6 +278,43 @@ def test_records_of_another_shape_are_left_out_and_counted(observed: Path, tmp_p
     text = page(path).text
     assert "stats.jsonl: 3 lines hold no such record" in text
     assert "the hooks' counts can't be read: found a int, expected a mapping" in text
+
+
+def test_every_record_begins_with_the_same_keys(observed: Path) -> None:
+    records = hookrun.open_run(observed).stats
+    assert {tuple(record)[: len(RECORD_KEYS)] for record in records} == {RECORD_KEYS}
+
+
+def test_the_records_of_an_unknown_action_are_shown(observed: Path, tmp_path: Path, page) -> None:
+    """Numbers as a chart over steps, everything else as lines; the plan's hook type may be unknown too."""
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    plan = (path / "plan.json").read_text()
+    (path / "plan.json").write_text(plan.replace('"optimizer_step_pre"', '"of_the_future"'))
+    context = {"hook": "norms", "module": "fc", "path": "", "action": "rank", "mode": "train", "epoch": 0}
+    with (path / "stats.jsonl").open("a") as file:
+        for step in range(4):
+            record = {**context, "step": step, "call": 0}
+            file.write(json.dumps({**record, "rank": step}) + "\n")
+            file.write(json.dumps({**record, "largest": "fc.weight"}) + "\n")
+    write_report(path)
+    found = page(path)
+    assert "<span>rank</span>" in found.source and "largest=fc.weight" in found.text
+    assert "of_the_future, stats on 6 modules" in found.text
+
+
+def test_a_section_is_one_entry_of_the_list(observed: Path, tmp_path: Path, page, monkeypatch) -> None:
+    """The page and its navigation name no section."""
+    path = tmp_path / "run"
+    shutil.copytree(observed, path)
+    added = ReportSection("mine", "My section", lambda facts: [f"seed {facts.config['seed']}"], "notes.html")
+    missing = ReportSection("none", "Nothing to say", lambda facts: None, "notes.html")
+    monkeypatch.setattr("hookrun.report.run.OF_A_RUN", (missing, *OF_A_RUN, added))
+    write_report(path)
+    found = page(path)
+    assert '<a href="#mine">My section</a>' in found.source and "<li>seed 0</li>" in found.source
+    assert "Nothing to say" not in found.text
+    assert found.source.index("<li>seed 0</li>") > found.source.index('id="repeat"')
 
 
 def test_a_status_that_says_nothing_is_an_error_that_names_it(observed: Path, tmp_path: Path, capsys) -> None:

@@ -16,7 +16,8 @@ import pytest
 import hookrun
 from hookrun.cli import main
 from hookrun.report import write_report
-from hookrun.report.jobs import find_jobs, swept_keys
+from hookrun.report.jobs import find_jobs
+from hookrun.report.sweep_facts import swept_keys
 
 SHORT = ("-m", "compute.device=cpu", "model=mlp", "train.limit_batches=1", "train.epochs=1")
 

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.errors import HookrunError
 
+# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
+
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
 
 EVERYWHERE: dict[str, Any] = {

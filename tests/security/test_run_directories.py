@@ -261,7 +261,8 @@ BYTES = {
 @pytest.mark.parametrize("file", [file for file in FILES if ".json" in file])
 @pytest.mark.parametrize("what", BYTES)
 def test_text_that_is_no_such_record_is_an_error(folder: Path, what: str, file: str) -> None:
-    (folder / file).write_bytes(BYTES[what] + b"\n{}\n")
+    is_blank = not file.endswith("l") and not BYTES[what].strip()  # line ends before JSON are part of it
+    (folder / file).write_bytes(BYTES[what] + (b"" if is_blank else b"\n{}\n"))
     reader = read_lines if file.endswith("l") else read_json
     if what not in ("another kind of JSON", "null", "100 deep") or not file.endswith("l"):
         with pytest.raises(StoreError, match=Path(file).name):

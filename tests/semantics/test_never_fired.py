@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,14 @@ def watched(select: object, hook: str = "forward", **keys: Any) -> dict[str, Any
 
 
 def inactive(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str, str, str]]:
-    with hookrun.hooked(model, spec) as hooks:
-        run(model)
+    """What did nothing; leaving the block has warned of each such hook, in one line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with hookrun.hooked(model, spec) as hooks:
+            run(model)
+    told = [str(each.message) for each in caught if issubclass(each.category, hookrun.HookrunWarning)]
+    assert [line.split()[0] for line in told] == list(dict.fromkeys(hook for hook, _, _ in hooks.inactive))
+    assert all(any(why in line for line in told) for _, _, why in hooks.inactive)
     return hooks.inactive
 
 
@@ -103,7 +110,8 @@ def test_a_fused_fast_path_in_evaluation(train: bool) -> None:
         model.get_submodule(path).register_forward_hook(
             lambda *_, path=path: by_hand.update({path: by_hand[path] + 1}) and None
         )
-    with hookrun.hooked(model, watched(INSIDE)) as hooks, torch.no_grad():
+    with warnings.catch_warnings(), hookrun.hooked(model, watched(INSIDE)) as hooks, torch.no_grad():
+        warnings.simplefilter("ignore", hookrun.HookrunWarning)
         model(X)
     assert {path: hooks.fired["h", path] for path in INSIDE} == by_hand
     assert [path for _, path, _ in hooks.inactive] == [path for path in INSIDE if not by_hand[path]]
@@ -152,6 +160,56 @@ def test_an_edit_of_integers_or_of_a_gradient_that_is_none_fired_and_did_nothing
     }
     found = inactive(Tokens(), spec, lambda m: m(torch.tensor([1, 2])).sum().backward())
     assert sorted(found) == [("ids", "ids", IDLE), ("none", "table", IDLE)]
+
+
+def test_strict_raises_when_the_block_is_left() -> None:
+    model = Branching()
+    with (
+        pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other"),
+        hookrun.hooked(model, watched("*"), strict=True),
+    ):
+        model(X)
+
+
+def test_the_warning_points_at_the_block() -> None:
+    model = Branching()
+    with (
+        pytest.warns(hookrun.HookrunWarning, match="h never fired on other") as caught,
+        hookrun.hooked(model, watched("*")),
+    ):
+        model(X)
+    assert caught[0].filename == __file__
+
+
+def test_python_s_own_filters_silence_it() -> None:
+    model = Branching()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("ignore", hookrun.HookrunWarning)
+        with hookrun.hooked(model, watched("*")) as hooks:
+            model(X)
+    assert hooks.inactive and not told
+
+
+def test_neither_where_the_model_never_ran_nor_while_an_exception_passes() -> None:
+    model = Branching()
+    with hookrun.hooked(model, watched("*"), strict=True):
+        pass
+    filled = {"set": {"select": "one", "hook": "apply", "action": "fill", "value": 1}}
+    with hookrun.hooked(model, watched("*") | filled, strict=True) as hooks:
+        pass
+    assert hooks.fired["set", "one"] == 1, "at installation, which is not a run"
+    with pytest.raises(ValueError, match="mine"), hookrun.hooked(model, watched("*"), strict=True):
+        model(X)
+        raise ValueError("mine")
+
+
+def test_a_model_that_ran_in_parts_alone_has_run() -> None:
+    model = Direct()
+    with (
+        pytest.warns(hookrun.HookrunWarning, match="h never fired on direct"),
+        hookrun.hooked(model, watched("*")),
+    ):
+        model.called(X)
 
 
 UNUSED = "+hooks.never={select: fc, hook: forward, action: scale, factor: 2, when: {step: [999]}}"

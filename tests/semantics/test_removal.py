@@ -15,6 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 import hookrun
 
+# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
+
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 EVERY: dict[str, dict[str, Any]] = {

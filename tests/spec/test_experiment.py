@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from hookrun.errors import SpecError
-from hookrun.spec import parse_experiment, parse_spec
+from hookrun.spec import parse_spec
+from hookrun.tasks import parse_experiment
 
 CLAMP = {"select": "fc", "hook": "grad", "action": "clamp", "max": 0.1}
 ROOT: dict[str, Any] = {"model": {"name": "cnn"}, "data": {"name": "digits"}, "hooks": {"h": CLAMP}}

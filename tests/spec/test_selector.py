@@ -101,7 +101,7 @@ def test_an_unquoted_integer_is_a_path() -> None:
         ({"leaf": "yes"}, "leaf: found 'yes', expected true or false"),
         ({"min_params": -1}, "expected a whole number"),
         ({"exclude": 1.5}, "exclude: found the number 1.5"),
-        ("re:layer[", "no regular expression"),
+        ("re:layer[", "not a regular expression"),
         ("type:", "without a class name"),
         ("{q,k", "a { without its }"),
         ("q}", "a } without its {"),

@@ -92,7 +92,7 @@ def test_a_state_that_is_no_tensor_is_named_and_nothing_is_written(tmp_path: Pat
 
     path = tmp_path / "last.safetensors"
     with pytest.raises(
-        StoreError, match=r"cannot save '_extra_state' of the model in .*: it is a dict, no tensor"
+        StoreError, match=r"cannot save '_extra_state' of the model in .*: it is a dict, not a tensor"
     ):
         checkpoint.save(Extra(1, 1), path)
     assert list(tmp_path.iterdir()) == []

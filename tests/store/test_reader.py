@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from pathlib import Path
@@ -10,7 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.store.captures import Capture
+from hookrun import data
+from hookrun.data import Split
+from hookrun.spec.experiment import Data
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, update_latest
@@ -54,7 +58,7 @@ def test_everything_that_was_written_reads_back(tmp_path: Path) -> None:
     assert found.stats == [{"hook": "s", "values": {"mean": [0.5, -math.inf]}}]
     capture = found.captures["features"]["layer4"]
     assert torch.equal(capture[0:2], batch[[1, 0]])
-    assert isinstance(found.predictions, Capture)
+    assert isinstance(found.predictions, StoredCapture)
     assert torch.equal(found.predictions[:], batch)
     assert found.notes == []
     assert repr(found) == f"<run {tmp_path}: done>"
@@ -74,7 +78,7 @@ def test_predictions_may_be_a_container(tmp_path: Path) -> None:
     run.predictions.add("predictions", "output", {"boxes": torch.ones(1)}, sample_ids=[0], **AT)
     run.predictions.close()
     found = open_run(tmp_path).predictions
-    assert found is not None and not isinstance(found, Capture)
+    assert found is not None and not isinstance(found, StoredCapture)
     assert found["boxes"][0].tolist() == 1
 
 
@@ -140,6 +144,34 @@ def test_latest_opens_the_run_it_points_to_now(tmp_path: Path) -> None:
     run = open_run(tmp_path / "latest")
     update_latest(tmp_path / "second")
     assert run.path == tmp_path / "first"
+
+
+@pytest.mark.parametrize(
+    ("rows", "task", "split"),
+    [
+        (["val"], {"name": "train"}, "val"),
+        (["val", "train"], {"name": "train"}, "train"),
+        (["val", None], {"name": "train", "split": "train"}, "val"),
+        ([None], {"name": "predict", "split": "val"}, "val"),
+        ([], {"name": "evaluate", "split": "val"}, "val"),
+        ([], {"name": "train"}, "train"),
+    ],
+    ids=str,
+)
+def test_labels_are_of_the_split_that_the_rows_are_of(
+    rows: list[Split | None], task: dict[str, str], split: Split, tmp_path: Path
+) -> None:
+    run = RunDir.create(tmp_path)
+    for place, each in enumerate(rows):
+        run.captures.add("h", f"m{place}", torch.ones(3, 1), sample_ids=[0, 1, 2], **AT, split=each)
+    run.close()
+    run.set_status("done")
+    config = {"task": task, "data": {"name": "digits"}, "seed": 3}
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra/config.yaml").write_text(json.dumps(config))
+    samples = data.load(Data(name="digits"), split, seed=3)
+    labels = open_run(tmp_path).labels(torch.arange(40))
+    assert labels.tolist() == [int(samples[number][1]) for number in range(40)]
 
 
 class TestWhatIsNoRun:

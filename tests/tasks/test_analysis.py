@@ -116,7 +116,7 @@ def test_similarity_of_a_run(run: Any, captured: Run) -> None:
 
 def test_wide_rows_are_projected(run: Any, captured: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run("task=similarity", f"task.run={captured.path}").metrics
-    monkeypatch.setattr("hookrun.tasks.analysis.WIDEST", 48)
+    monkeypatch.setattr("hookrun.tasks.loop.analysis.WIDEST", 48)
     for ours, theirs in zip(run("task=similarity", f"task.run={captured.path}").metrics, whole, strict=True):
         assert ours["cka"] == pytest.approx(theirs["cka"], abs=0.2)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +75,6 @@ def test_nothing_is_written_unasked(run) -> None:
 
 
 def test_without_the_package_it_is_refused(refused, monkeypatch) -> None:
-    monkeypatch.setattr(sys.modules["hookrun.tasks.prepare"], "find_spec", lambda name: None)
+    monkeypatch.setattr("hookrun.tasks.under_hooks.find_spec", lambda name: None)
     said = refused("task.tensorboard=true")
     assert "task.tensorboard: tensorboard is not installed" in said and "hookrun[tensorboard]" in said

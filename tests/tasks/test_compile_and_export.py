@@ -102,7 +102,7 @@ def inputs(count: int) -> torch.Tensor:
         ),
         (
             {"hook": "forward", "action": "scale", "factor": 2, "when": "{step: 3}"},
-            "an exported program knows no step",
+            "an exported program has no step",
         ),
     ],
     ids=["capture", "grad", "output_grad", "step"],

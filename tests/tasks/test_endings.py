@@ -44,7 +44,7 @@ def test_a_run_that_fails_says_so_and_leaves_no_hooks(
 
 
 def test_an_interrupted_run_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    import hookrun.tasks.train as module
+    import hookrun.tasks.loop.training as module
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -113,7 +113,7 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
     """Schedulers and containers send SIGTERM before they kill."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        module = importlib.import_module("hookrun.tasks.train")
+        module = importlib.import_module("hookrun.tasks.loop.training")
         monkeypatch.setattr(module, "_after_epoch", lambda *_: signal.raise_signal(signal.SIGTERM))
         found = run(*QUICK, code=130)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -88,7 +88,10 @@ def test_the_length_of_the_run_is_filled_in_where_it_is_left_out() -> None:
         (check_optimizer(Named(name="AdamV")), "train.optimizer.name: found 'AdamV'"),
         (check_optimizer(Named(name="LBFGS")), "train.optimizer.name"),
         (check_optimizer(Named(name="Adam", beta=0.9)), "did you mean 'betas'"),  # type: ignore[call-arg]
-        (check_optimizer(Named(name="Adam", params=1)), "train.optimizer.params: is no argument"),  # type: ignore[call-arg]
+        (
+            check_optimizer(Named(name="Adam", params=1)),
+            "train.optimizer.params: 'Adam' takes no argument 'params'",
+        ),  # type: ignore[call-arg]
         (check_scheduler(Scheduler(name="ExponentialLR")), "train.scheduler.gamma: is missing"),
         (check_scheduler(Scheduler(name="LambdaLR")), "train.scheduler.name: found 'LambdaLR'"),
         (check_scheduler(Scheduler(name="StepLR", step_siz=1)), "did you mean 'step_size'"),  # type: ignore[call-arg]

@@ -11,9 +11,8 @@ from safetensors.torch import save_file
 
 from hookrun import data
 from hookrun.errors import CompileError, SpecError
-from hookrun.spec import parse_experiment
-from hookrun.tasks import Prepared, prepare
-from hookrun.tasks.prepare import added_names, as_call
+from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks.loop.prepared import Prepared, added_names, as_call
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}

@@ -24,7 +24,7 @@ def _no_data_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("+train.epoch=3", "did you mean 'epochs'"),
         ("train.loss=cross_entropi", "did you mean 'cross_entropy'"),
         ("train.optimizer.name=Adamm", "did you mean 'Adam"),
-        ("+train.optimizer.momentun=0.9", "train.optimizer.momentun: is no argument of AdamW"),
+        ("+train.optimizer.momentun=0.9", "train.optimizer.momentun: 'AdamW' takes no argument 'momentun'"),
         ("train.scheduler={name: StepLR}", "train.scheduler.step_size: is missing"),
         ("train.scheduler={name: StpLR}", "did you mean 'StepLR'"),
         ("compute.device=cud", "compute.device: found 'cud'"),

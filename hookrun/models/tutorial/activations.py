@@ -15,7 +15,7 @@ Edge = Annotated[int, Field(ge=2, strict=True)]  # halved once
 class Activations(nn.Module):
     """Leaves in the order they run: `conv`, `relu`, `fc1`, `seq.0`, `seq.1`, and no others.
 
-    `relu` gives pictures of half the size, 4x4 in the tutorial. Flattening is no module: the tutorial has five leaves.
+    `relu` gives pictures of half the size, 4x4 in the tutorial. Flattening is not a module, so there are five leaves.
 
     in_channels: channels of an image; from the data set unless given
     image_size:  height and width of an image, at least 2 each; from the data set unless given

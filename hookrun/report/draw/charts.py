@@ -1,4 +1,4 @@
-"""Charts as inline SVG: they take the page's colours, dark ones too, and stay sharp at any size."""
+"""Charts as inline SVG, in the page's colours for light and dark."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its caption, the names of its colours, and what to know of it."""
+    """A picture with its caption, a legend of its colours, and a note below it."""
 
     title: str
     picture: Markup
@@ -62,8 +62,8 @@ def lines(
 ) -> Figure:
     """Curves over one axis; values that are not finite break a curve and are counted in the note.
 
-    log, log_x: a logarithmic axis, which has no place for what is not positive
-    labels:     of x = 0, 1, …, where x is no number
+    log, log_x: a logarithmic axis; values that are not positive are left out
+    labels:     names for x = 0, 1, …, where x is not a number
     """
     lost = sum(not _fits(value, log) for each in series for value in each.y)
     series = [_thinned(each) for each in series]
@@ -88,7 +88,7 @@ def _lost(count: int, what: str) -> str:
 def histogram(
     title: str, counts: Sequence[int], edges: Sequence[float], *, x: str = "value", note: str = ""
 ) -> Figure:
-    """Counts between neighbouring edges, which are one more; on a logarithmic axis where few bins hold nearly all."""
+    """Counts [n] between neighbouring edges [n + 1]; on a logarithmic axis where few bins hold nearly all values."""
     across = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     is_log = sum(map(bool, counts)) > _FEW_BINS >= sum(count >= max(counts) / 100 for count in counts)
     if is_log:
@@ -235,7 +235,7 @@ def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None 
 
 
 def _short(text: str, most: int) -> str:
-    """As much as has room: of a path its end, which tells it from its neighbours."""
+    """At most `most` characters; of a module path the end, which differs from its neighbours' ends."""
     text, room = one_line(text), max(most, 3)
     if len(text) <= room:
         return text
@@ -255,7 +255,7 @@ def _text(
 def _hover(
     series: Sequence[Series], across: Axis, x: str, labels: Sequence[str] | None
 ) -> tuple[list[float], list[str]]:
-    """Positions, and what stands there: the values of every curve."""
+    """Positions, and the text to show at each: the values of every curve."""
     at = dict[float, list[str]]()
     for each in series:
         for place, value in zip(each.x, each.y, strict=True):

@@ -1,4 +1,4 @@
-"""Arrays as pictures: colour maps of matplotlib, one byte for each pixel, inline PNG."""
+"""Arrays as pictures: inline PNG, one byte for each pixel."""
 
 from __future__ import annotations
 
@@ -6,22 +6,23 @@ import base64
 import io
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import numpy as np
 import torch
 from markupsafe import Markup, escape
 from numpy.typing import NDArray
+from PIL import Image
 from torch.nn import functional
 
 from hookrun.report.draw.charts import Figure
+from hookrun.report.draw.palettes import LEVELS, palette
 from hookrun.report.draw.text import one_line, tick
 
 Array = NDArray[np.float32]
 
 MOST_PIXELS = 56
 """A side of a tile; larger ones are averaged down."""
-_CLEAR = 255
+_CLEAR = LEVELS  # the byte of a pixel without a colour
 _LABELS = 26
 _MANY = 1000
 """From so many values on, the scale of colours leaves out the furthest half per cent to each side."""
@@ -88,7 +89,7 @@ def heat(
 
 
 def _numbers(values: Array) -> Markup:
-    """The values of a heat map, each readable on its colour; nothing where there is no value."""
+    """The values of a heat map, each readable on its colour; cells without a value stay empty."""
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if finite.size else (0.0, 0.0)
     is_light = np.abs(values) < max(-low, high) / 2 if low < 0 < high else values > (low + high) / 2
@@ -122,37 +123,26 @@ def _coloured(
     if high <= low:
         low, high = low - 0.5, high + 0.5
     with np.errstate(invalid="ignore"):
-        level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (_CLEAR - 1)
+        level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (LEVELS - 1)
     index = np.where(np.isfinite(sheet), level.round(), _CLEAR).astype(np.uint8)
-    name = "RdBu_r" if diverging else "viridis"
-    data = base64.b64encode(_png(index, name)).decode("ascii")
+    colours = palette(diverging=diverging)
+    data = base64.b64encode(_png(index, colours)).decode("ascii")
     picture = Markup('<img class="{}" alt="{}" src="data:image/png;base64,{}">').format(
         kind, one_line(title), data
     )
-    palette = _palette(name)
-    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in palette[:: (_CLEAR - 1) // 8])
+    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in colours[:: (LEVELS - 1) // 8])
     scale = Markup(
         '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>{}</span>'
     )
     return picture, scale.format(said[0], stops, Markup("<span>{}</span>").format(escape(said[1])))
 
 
-def _png(index: NDArray[np.uint8], colours: str) -> bytes:
-    from PIL import Image
-
+def _png(index: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:
     image = Image.frombytes("P", index.shape[::-1], index.tobytes())
-    image.putpalette([level for colour in _palette(colours) for level in colour] + [0, 0, 0])
+    image.putpalette(colours.tobytes() + bytes(3))
     file = io.BytesIO()
     image.save(file, "PNG", optimize=True, transparency=_CLEAR)
     return file.getvalue()
-
-
-@cache
-def _palette(name: str) -> list[tuple[int, int, int]]:
-    from matplotlib import colormaps
-
-    shades = colormaps[name](np.linspace(0, 1, _CLEAR))[:, :3]
-    return [(int(r), int(g), int(b)) for r, g, b in (shades * 255).round()]
 
 
 def _small(tile: Array) -> Array:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import sys
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
+from hookrun.discovery import own_subclasses
 from hookrun.hook_types import HookType
 from hookrun.runtime.hooks.base import RegisteredHook
 
@@ -16,14 +16,6 @@ from hookrun.runtime.hooks.base import RegisteredHook
 def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
     """Hook type -> the class that is registered for it: every class of this package that names hook types."""
     found = dict[HookType, type[RegisteredHook]]()
-    for info in pkgutil.iter_modules(__path__):
-        module = importlib.import_module(f"{__name__}.{info.name}")
-        for item in vars(module).values():
-            own = (
-                isinstance(item, type)
-                and issubclass(item, RegisteredHook)
-                and item.__module__ == module.__name__
-            )
-            if own:
-                found |= dict.fromkeys(vars(item).get("hook_types", ()), item)
+    for item in own_subclasses(sys.modules[__name__], RegisteredHook):
+        found |= dict.fromkeys(vars(item).get("hook_types", ()), item)
     return MappingProxyType(found)

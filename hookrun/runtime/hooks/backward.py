@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from hookrun.containers import arguments, call_with, clone, members, rebuild
+from hookrun.containers import arguments, call_with, members, rebuild
 from hookrun.hook_types import BACKWARD, BACKWARD_PRE
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph, no_gradient
+from hookrun.tensor_copies import clone, functorch_level
 
 Grads = Sequence[Tensor | None]
 
@@ -164,6 +165,7 @@ class Backward(ModuleHook):
         self.open.append(call)
         if not self.full_firings or not torch.is_grad_enabled():
             return None
+        self._refuse_func()
         value = arguments(args, kwargs)
         inputs, call.inputs = _numbered(value)
         call.has_inputs = bool(inputs)
@@ -173,6 +175,14 @@ class Backward(ModuleHook):
         call.entered = [(old, new, new._version) for old, new in zip(inputs, news, strict=True)]
         return call_with(_exchanged(value, news))
 
+    def _refuse_func(self) -> None:
+        """A transform of `torch.func` computes gradients without autograd's nodes, which these hooks are."""
+        if functorch_level() is not None:
+            self.firings[0].site.fail(
+                "its gradients are computed by a transform of torch.func (grad, vmap, jvp), which has no "
+                "backward pass to hook; use loss.backward() or torch.autograd.grad, or leave the hook out here"
+            )
+
     def leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook, called also when the forward raised."""
         if not self.open:
@@ -181,6 +191,7 @@ class Backward(ModuleHook):
         entered, call.entered = call.entered, ()
         if not torch.is_grad_enabled() or output is None:
             return None
+        self._refuse_func()
         outputs, call.outputs = _numbered(output)
         if not outputs:
             self.firings[0].site.fail(no_gradient(output))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from hookrun.errors import HookError
 from hookrun.hook_types import APPLY
@@ -19,15 +21,26 @@ class AtInstallation(RegisteredHook):
 
     @staticmethod
     def run(
-        model: nn.Module, paths: Mapping[int, str], site_for: Callable[[str, nn.Module], PlacedHook]
+        model: nn.Module,
+        paths: Mapping[int, str],
+        site_for: Callable[[str, nn.Module], PlacedHook],
+        *,
+        restored: bool = False,
     ) -> None:
-        """paths: id of a selected module -> its path."""
+        """Run the hook on each of its modules.
+
+        paths:    id of a selected module -> its path
+        restored: the model's state was saved after the hook had acted: what the action writes into it is put back,
+                  what it adds or freezes stays
+        """
         left = dict(paths)
 
         def visit(module: nn.Module) -> None:
             path = left.pop(id(module), None)  # apply visits a shared module once for each parent
             if path is not None:
+                before = _state(module) if restored else {}
                 _run_on(module, site_for(path, module))
+                _put_back(module, before)
 
         model.apply(visit)
 
@@ -47,6 +60,18 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
         raise HookError(
             f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`"
         )
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    tensors = module.state_dict(keep_vars=True)
+    return {name: tensor.detach().clone() for name, tensor in tensors.items() if not is_lazy(tensor)}
+
+
+@torch.no_grad()
+def _put_back(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    now = module.state_dict(keep_vars=True)
+    for name, tensor in before.items():
+        now[name].copy_(tensor)
 
 
 def _requires_grad(module: nn.Module) -> dict[str, bool]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.runtime.hooks.base import Firing, RegisteredHook, Shared, write
@@ -18,7 +15,11 @@ from hookrun.runtime.unscaled import run_unscaled
 
 
 class OptimizerSteps(RegisteredHook):
-    """Every optimizer hook of an installation, in order."""
+    """Every optimizer hook of an installation, in order, for the parameters that each optimizer steps.
+
+    With a closure (``optimizer.step(closure)``: LBFGS, Lightning) the gradients are there after each call of it, so
+    `optimizer_step_pre` fires then.
+    """
 
     hook_types = (OPTIMIZER_STEP_PRE, OPTIMIZER_STEP_POST)
 
@@ -27,17 +28,12 @@ class OptimizerSteps(RegisteredHook):
         named = dict(shared.model.named_parameters(remove_duplicate=False)) if shared is not None else {}
         self.parameters = tuple(named[firing.site.path] for firing in firings)
 
-    def register(self) -> Iterable[RemovableHandle]:
-        """With all optimizers; each step is then looked at for the selected parameters."""
-        yield register_optimizer_step_pre_hook(self.pre)
-        yield register_optimizer_step_post_hook(self.post)
-
-    def pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """torch's global optimizer step pre-hook."""
+    def before(self, optimizer: Optimizer) -> None:
+        """The optimizer is about to use the gradients."""
         self._run(OPTIMIZER_STEP_PRE, optimizer)
 
-    def post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """torch's global optimizer step post-hook."""
+    def after(self, optimizer: Optimizer) -> None:
+        """The optimizer has stepped."""
         self._run(OPTIMIZER_STEP_POST, optimizer)
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from hookrun import data
 from hookrun.data import Split
 from hookrun.runtime.rng import derived_seed
-from hookrun.tasks.prepare import Prepared
+from hookrun.tasks.loop.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True)

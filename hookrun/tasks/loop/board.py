@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hookrun.actions.base import RECORD_KEYS
 from hookrun.containers import leaves
-from hookrun.runtime.records import CONTEXT
 from hookrun.runtime.site import PlacedHook
 
 FOLDER = "tensorboard"
@@ -41,7 +41,7 @@ class Board:
             return  # the end of a hook's captures, not a value
         place = _tag(record["hook"], record["module"], record["path"])
         for name, value in record.items():
-            if name not in CONTEXT and isinstance(value, int | float) and not isinstance(value, bool):
+            if name not in RECORD_KEYS and isinstance(value, int | float) and not isinstance(value, bool):
                 at = self._step(record["mode"], record["step"])
                 self._scalar(f"{place}/{name}/{record['mode']}", value, at)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -12,12 +11,13 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from hookrun.arguments import missing_arguments, parameters, unknown_arguments
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Named, Scheduler, Train
 
 OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"
 FILLED = ("T_max", "total_steps")
-"""The arguments of schedules that are the length of the run where they are left out."""
+"""The arguments of schedules that default to the length of the run."""
 
 _NEED_CODE = frozenset({"LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "LRScheduler"})
 _NEED_CLOSURE = frozenset({"LBFGS"})
@@ -46,12 +46,12 @@ def schedulers() -> Mapping[str, type[LRScheduler]]:
 
 
 def check_optimizer(named: Named) -> list[Problem]:
-    """What is wrong with the name of an optimizer and the names of its arguments."""
+    """The mistakes in the name of an optimizer and in the names of its arguments."""
     return _check_named(named, OPTIMIZER, optimizers())
 
 
 def check_scheduler(named: Scheduler) -> list[Problem]:
-    """What is wrong with the name of a schedule, the names of its arguments and its interval."""
+    """The mistakes in the name of a schedule, in the names of its arguments and in its interval."""
     problems = _check_named(named, SCHEDULER, schedulers(), FILLED)
     if not problems and named.interval == "step" and _found(named.name, schedulers()) is ReduceLROnPlateau:
         text = "ReduceLROnPlateau watches the validation loss, which there is once per epoch"
@@ -71,15 +71,10 @@ def _check_named(
                 nearest(named.name, registry),
             )
         ]
-    parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
-    problems = [
-        Problem(f"{where}.{key}", f"is no argument of {cls.__name__}", nearest(key, parameters))
-        for key in named.args
-        if key not in parameters
-    ]
-    needed = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
-    missing = [key for key in needed if key not in named.args and key not in filled]
-    return problems + [Problem(f"{where}.{key}", f"is missing: {cls.__name__} needs it") for key in missing]
+    found = list((parameters(cls) or {}).items())
+    own = dict(found[1:])  # hookrun gives the first: the model's parameters, or the optimizer
+    problems = unknown_arguments(named.args, own, where, cls.__name__)
+    return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__)
 
 
 def _found(name: str, registry: Mapping[str, type]) -> type | None:
@@ -88,9 +83,9 @@ def _found(name: str, registry: Mapping[str, type]) -> type | None:
 
 
 def check_arguments(train: Train, model: nn.Module) -> list[Problem]:
-    """Which values the optimizer or its schedule refuses, found by making both; what is made is dropped."""
+    """The values that the optimizer or its schedule refuses, found by constructing both and discarding them."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        return []  # hooks may add what is trained
+        return []  # hooks may add trainable parameters
     try:
         make_scheduler(train.scheduler, make_optimizer(train.optimizer, model), intervals=2)
     except SpecError as error:
@@ -103,25 +98,25 @@ def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
 
     Raises SpecError for arguments that it refuses, HookrunError where there is nothing to train.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
         raise HookrunError(
             "nothing to train: no parameter of the model requires a gradient; task=evaluate needs none"
         )
-    return _made(named, OPTIMIZER, optimizers(), parameters, named.args)  # type: ignore[no-any-return]
+    return _made(named, OPTIMIZER, optimizers(), trained, named.args)  # type: ignore[no-any-return]
 
 
 def make_scheduler(named: Scheduler | None, optimizer: Optimizer, intervals: int) -> LRScheduler | None:
-    """The schedule; its length is that of the run where it is left out.
+    """The schedule; where its length is not given, it is that of the run.
 
     intervals: how many times the run will step it
     """
     if named is None:
         return None
     cls = _found(named.name, schedulers())
-    takes = inspect.signature(cls).parameters if cls else {}
-    says_otherwise = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
-    length = {key: intervals for key in FILLED if key in takes and not says_otherwise}
+    takes = parameters(cls) or {} if cls else {}
+    given_in_epochs = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
+    length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
     return _made(named, SCHEDULER, schedulers(), optimizer, length | named.args)  # type: ignore[no-any-return]
 
 
@@ -131,7 +126,5 @@ def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, ar
         raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
     try:
         return cls(first, **args)
-    except (
-        Exception
-    ) as error:  # what torch's classes raise for arguments that they cannot use has no common type
+    except Exception as error:  # torch's classes may raise anything for arguments that they cannot use
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error

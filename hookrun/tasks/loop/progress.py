@@ -33,6 +33,11 @@ class Screen:
         """One line, above the bar if there is one."""
         self.console.print(text)
 
+    def note(self, notes: Iterable[str]) -> None:
+        """What to know beside what is shown, a line for each note."""
+        for note in notes:
+            self.say(f"NOTE: {note}")
+
     def track(self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float]) -> Generator[T]:
         """Go through batches under a bar, and close it, so that the bar is gone before an error is told.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 
 from hookrun.data import Split
 from hookrun.errors import HookrunError
@@ -20,9 +21,9 @@ from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.losses import loss_named
 from hookrun.tasks.loop.metrics import Average
-from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.prepared import Prepared, as_call
+from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.sink import RunSink
-from hookrun.tasks.prepare import Prepared, as_call
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -31,7 +32,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Running:
     """What the tasks share.
 
-    metrics: the latest of each split, for the summary
+    scaler: of the gradients; it does nothing but under `compute.precision: fp16`
     """
 
     prepared: Prepared
@@ -39,7 +40,7 @@ class Running:
     sink: RunSink
     run_dir: RunDir
     screen: Screen
-    metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    scaler: GradScaler
 
     @property
     def settings(self) -> Settings:
@@ -85,9 +86,13 @@ class Running:
         """One line of metrics.jsonl."""
         clock = self.hooks.clock
         self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, **values, **more)
-        self.metrics[split] = values
         if self.sink.board is not None:
             self.sink.board.metrics(split, {**values, **more}, clock.step)
+
+    def conclude(self, split: str, values: dict[str, float]) -> None:
+        """The result of the task: one line of metrics.jsonl, and one on the screen."""
+        self.log(split, values)
+        self.screen.say(f"{split:8} {numbers(values)}")
 
     @contextmanager
     def logged(self, number: int) -> Iterator[bool]:

@@ -6,14 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from hookrun.actions.base import Keeper
 from hookrun.data import Split
 from hookrun.runtime.records import RecordSink
 from hookrun.runtime.site import PlacedHook
+from hookrun.snapshot import in_reach, opened
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.board import Board
+from hookrun.tensor_copies import readable
 
 
 class RunSink(RecordSink):
@@ -40,6 +43,14 @@ class RunSink(RecordSink):
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
+            if (value := in_reach(value)) is None:
+                return
+            if rows is not None:
+                rows = readable(rows)
+            with torch._C._DisableFuncTorch():
+                write(value if isinstance(value, Tensor) else opened(value), rows)
+
+        def write(value: Any, rows: Tensor | None) -> None:
             samples = clock.samples if of_samples else None
             writer.add(
                 site.hook_name,

@@ -1,4 +1,4 @@
-"""What a run says at its end: metrics, how often each hook fired, what each action did, what stayed silent."""
+"""What a run says at its end: how often each hook fired, what each action did, what stayed silent."""
 
 from __future__ import annotations
 
@@ -8,19 +8,15 @@ from collections.abc import Iterator
 from hookrun.errors import listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
+from hookrun.runtime.install import what_did_nothing
 from hookrun.runtime.site import PlacedHook
-from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
 
 
 def summary(running: Running) -> list[str]:
     """The lines of the summary."""
-    lines = list[str]()
-    if running.settings.task.name != "train":  # which says them after each epoch
-        lines += [f"{split:8} {numbers(values)}" for split, values in running.metrics.items() if values]
-    lines += hook_lines(running)
-    lines += inactive_lines(running.hooks)
-    return [*lines, f"run directory: {running.run_dir.path}"]
+    end = f"run directory: {running.run_dir.path}"
+    return [*hook_lines(running), *inactive_lines(running.hooks), end]
 
 
 def hook_lines(running: Running) -> Iterator[str]:
@@ -50,8 +46,5 @@ def hook_lines(running: Running) -> Iterator[str]:
 
 
 def inactive_lines(hooks: Installation) -> list[str]:
-    """Every (hook, module) that matched and did nothing, loudly."""
-    by_reason = defaultdict[tuple[str, str], list[str]](list)
-    for hook, path, why in hooks.inactive:
-        by_reason[hook, why].append(path or "(root)")
-    return [f"WARNING: {hook} {why} on {listed(paths, SHOWN)}" for (hook, why), paths in by_reason.items()]
+    """A line for each hook that matched and did nothing, loudly."""
+    return [f"WARNING: {line}" for line in what_did_nothing(hooks.inactive, SHOWN)]

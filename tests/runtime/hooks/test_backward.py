@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 import hookrun
 
+# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
+
 
 class Residual(nn.Module):
     """Functional in-place operations around its children."""

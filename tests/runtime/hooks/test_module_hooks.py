@@ -13,6 +13,9 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.errors import HookError
 
+# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
+
 Pair = collections.namedtuple("Pair", ["first", "second"])
 
 

@@ -1,0 +1,198 @@
+"""Checks arguments before they are used, against a pydantic model or a function's signature. Imports no torch."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from hookrun.errors import Problem, nearest
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Args(BaseModel):
+    """Frozen arguments; an unknown key is an error, and so is a value that would have to be converted to fit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def parse(model: type[M], given: Mapping[str, Any], where: str) -> tuple[M | None, list[Problem]]:
+    """The validated model, or None and every mistake in `given`; `where` is the key path of `given` itself."""
+    try:
+        return model.model_validate(dict(given)), []
+    except ValidationError as error:
+        return None, problems_of(error, where, model)
+
+
+def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Problem]:
+    """A problem for each key that has a mistake, where pydantic reports each member of a union by itself.
+
+    model: of the section at the key path `where`
+    """
+    by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        by_key.setdefault(_key(detail, model), []).append(detail)
+    return [_problem(details, key, where, model) for key, details in by_key.items()]
+
+
+def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:
+    """The parameters of `target` that can be given by name; None where its signature does not list them all."""
+    try:
+        found = inspect.signature(target).parameters
+    except (TypeError, ValueError):  # builtins and C extensions need not have a signature
+        return None
+    if any(p.kind is p.VAR_KEYWORD for p in found.values()):
+        return None
+    return {name: p for name, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
+def unknown_arguments(
+    given: Collection[str], known: Collection[str], where: str, owner: str
+) -> list[Problem]:
+    """A problem for each given name that `owner`, a function or class, does not take."""
+    return [
+        Problem(
+            join(where, name),
+            f"'{owner}' takes no argument '{name}'; {nearest(name, known)}",
+            "correct the name, or remove it",
+        )
+        for name in given
+        if name not in known
+    ]
+
+
+def missing_arguments(
+    given: Collection[str],
+    found: Mapping[str, inspect.Parameter],
+    where: str,
+    owner: str,
+    why: Callable[[str], str] = lambda name: "",
+) -> list[Problem]:
+    """A problem for each parameter of `owner` that has no default and is not given.
+
+    why: the reason why nothing else supplies the argument of this name, or an empty text
+    """
+    needed = [name for name, parameter in found.items() if parameter.default is parameter.empty]
+    return [
+        Problem(
+            join(where, name),
+            "; ".join(filter(None, [f"is missing: '{owner}' needs it", why(name)])),
+            f"set {join(where, name)}",
+        )
+        for name in needed
+        if name not in given
+    ]
+
+
+def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
+    """The problem of a key that its section does not have."""
+    if isinstance(key, bool):
+        hint = "YAML reads on, off, yes and no as true and false: quote the key"
+    else:
+        hint = nearest(str(key), keys) if keys else ""
+    return Problem(join(where, str(key)), "unknown key", hint)
+
+
+def join(*parts: str) -> str:
+    """A key path; empty parts are left out."""
+    return ".".join(part for part in parts if part)
+
+
+def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
+    """The keys and list indices that lead to the mistake, up to the first union: pydantic goes on with its members."""
+    location = detail["loc"]
+    annotation: Any = model
+    for depth, part in enumerate(location):
+        annotation = _under(annotation, part)
+        if annotation is None:
+            last = depth == len(location) - 1
+            return location if last and detail["type"] == "extra_forbidden" else location[:depth]
+    return location
+
+
+def _under(annotation: Any, key: int | str) -> Any:
+    """The annotation of what a value of type `annotation` holds under a key; None where this is not known."""
+    fields = _fields(annotation)
+    if key in fields:
+        return fields[key].annotation
+    members = [each for each in _members(annotation) if each is not NoneType]
+    origin, inner = get_origin(members[0]), get_args(members[0])
+    if len(members) == 1 and isinstance(origin, type) and issubclass(origin, Mapping | Sequence):
+        return inner[-1] if issubclass(origin, Mapping) else inner[0]
+    return None
+
+
+def _fields(annotation: Any) -> dict[Any, FieldInfo]:
+    """The fields of a section, whichever of several models it may be; none where it is something else."""
+    models = [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
+    return {name: field for each in models for name, field in each.model_fields.items()}
+
+
+def _members(annotation: Any) -> list[Any]:
+    """The types in a union; the type itself where it is none."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _members(inner[0])
+    if origin in (Union, UnionType):
+        return [member for each in inner for member in _members(each)]
+    return [annotation]
+
+
+def _problem(
+    details: Sequence[ErrorDetails], key: tuple[int | str, ...], where: str, model: type[BaseModel]
+) -> Problem:
+    """The problem of one key, from every error that pydantic has for it."""
+    first = min(details, key=lambda detail: len(detail["loc"]))
+    kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
+    path = join(where, *map(str, key))
+    if kind == "extra_forbidden":
+        return unknown_key(join(where, *map(str, key[:-1])), key[-1], _keys(model, key[:-1]))
+    if kind == "missing":
+        return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
+    if kind == "value_error":
+        return Problem(path, _message(first))
+    found = f"found {first['input']!r}"
+    if kind in ("model_type", "dict_type"):
+        keys = ", ".join(_keys(model, key))
+        return Problem(path, f"{found}, expected a mapping", f"its keys: {keys}" if keys else "")
+    return Problem(path, f"{found}: {_merged(details)}", _nearest_literal(first))
+
+
+def _keys(model: type[BaseModel], key: Sequence[int | str]) -> Collection[str]:
+    """The keys of the section at `key`."""
+    annotation: Any = model
+    for part in key:
+        annotation = _under(annotation, part)
+    return list(_fields(annotation))
+
+
+def _merged(details: Sequence[ErrorDetails]) -> str:
+    """``expected a valid integer or a valid list; list should have at most 2 items``."""
+    prefix = "Input should be "
+    messages = dict.fromkeys(_message(detail) for detail in details)
+    expected = [each.removeprefix(prefix) for each in messages if each.startswith(prefix)]
+    others = [each[:1].lower() + each[1:] for each in messages if not each.startswith(prefix)]
+    return "; ".join([*(["expected " + " or ".join(expected)] if expected else []), *others])
+
+
+def _message(detail: ErrorDetails) -> str:
+    """pydantic's message in the words of YAML, which has lists and no tuples."""
+    if detail["type"] == "value_error":  # a validator of ours wrote it
+        return detail["msg"].removeprefix("Value error, ")
+    message = detail["msg"].replace(" after validation", "")
+    return message.replace("valid tuple", "valid list").replace("Tuple", "List")
+
+
+def _nearest_literal(detail: ErrorDetails) -> str:
+    """``did you mean 'fast'?`` where a misspelled name was found and only some names are allowed."""
+    if detail["type"] != "literal_error":
+        return ""
+    options = [part.strip("' ") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(",")]
+    hint = nearest(str(detail["input"]), options)
+    return hint if hint.startswith("did you mean") else ""

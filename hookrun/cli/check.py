@@ -1,0 +1,228 @@
+"""Why a command line does not compose: every wrong override, with the nearest names that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
+from hookrun.cli.overrides import quoted, several_values, unreadable
+from hookrun.errors import Problem, listed, nearest
+
+# Where a person may add keys of their own.
+_OPEN = (
+    "hooks.",
+    "model.args",
+    "data.args",
+    "data.transforms",
+    "data.train_transforms",
+    "train.optimizer.",
+    "train.scheduler.",
+)
+_SEARCH_PATH = "hydra.searchpath"
+
+
+@dataclass(frozen=True)
+class Composition:
+    """What one command line, or one job of a sweep, asks Hydra to compose."""
+
+    app: App
+    config_name: str
+    overrides: list[str]
+    mode: RunMode = RunMode.RUN
+
+    @cached_property
+    def repository(self) -> IConfigRepository:
+        """Where Hydra looks configs up, the folders of `hydra.searchpath` included."""
+        search = [text for text in self.overrides if text.lstrip("+").startswith(f"{_SEARCH_PATH}=")]
+        return self.app.repository(self.config_name, search)
+
+
+def wrong_overrides(asked: Composition) -> list[Problem]:
+    """The problems of the overrides: of those that cannot be read, else of choices, else of keys.
+
+    Empty where none of them is to blame. Raises what Hydra raises where the config files do not compose.
+    """
+    parsed, problems = _parsed(asked)
+    if problems:
+        return problems
+    single = [each for each in parsed if not each.is_sweep_override()]
+    choices = [each for each in single if _is_choice(each, asked)]
+    if problems := [problem for each in choices for problem in _wrong_choices(each, asked)]:
+        return problems
+    keys = [each for each in single if each not in choices and each.key_or_group != _SEARCH_PATH]
+    return _wrong_keys(keys, [each for each in parsed if each not in keys], asked)
+
+
+def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
+    parsed, problems = list[Override](), list[Problem]()
+    for text in asked.overrides:
+        try:
+            override = parse_override(text)
+        except OverrideParseException as error:
+            problems.append(unreadable(error, asked.app.options("experiment")))
+            continue
+        parsed.append(override)
+        if not override.key_or_group:
+            problems.append(Problem(text, "has no key before the `=`", "for one: experiment=clip_fc"))
+        elif override.is_sweep_override() and asked.mode is RunMode.RUN:
+            problems.append(several_values(override))
+    return parsed, problems
+
+
+def _is_choice(override: Override, asked: Composition) -> bool:
+    """Whether Hydra takes it for a choice from a config group: a mapping is merged into the keys instead."""
+    return asked.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
+
+
+def _wrong_choices(override: Override, asked: Composition) -> Iterator[Problem]:
+    group, value = override.key_or_group, override.value()
+    if override.is_delete():
+        return
+    if override.is_add() and override.package is None and group in _default_choices(asked):
+        yield Problem(group, "`+` adds a config group, and this one is there already", "leave the `+` out")
+        return
+    for name in value if isinstance(value, list) else [value]:
+        if not isinstance(name, str):
+            yield _not_a_name(override, options(asked.repository, group))
+        elif not asked.repository.config_exists(f"{group}/{name}"):
+            yield no_such_config(f"{group}/{name}", asked)
+
+
+def _default_choices(asked: Composition) -> Collection[str]:
+    return asked.app.compose_config(asked.config_name, [], asked.mode).hydra.runtime.choices  # type: ignore[no-any-return]
+
+
+def _not_a_name(override: Override, names: list[str]) -> Problem:
+    """The problem of a choice such as ``3`` or ``nan``, which Hydra reads as a number."""
+    typed = override.get_value_string()
+    fixed = quoted(f"{override.key_or_group}={typed}") if typed in names else None
+    hint = f"put the name in quotes of its own: {fixed}" if fixed else nearest(typed, names)
+    return Problem(override.key_or_group, f"found {typed!r}, expected a name", hint)
+
+
+def no_such_config(path: str, asked: Composition) -> Problem:
+    """The problem of a config that is not in the config folders, such as ``model/resnet19``."""
+    group, _, name = path.rpartition("/")
+    top = path.partition("/")[0]
+    if top not in ("hydra", path):  # what is wrong may be a folder inside the group
+        group, name = top, path.removeprefix(f"{top}/")
+    folders = asked.app.folders()
+    if top == "hydra":
+        hint = f"a {group.removeprefix('hydra/')} of another package must be installed first"
+        known = ", ".join(options(asked.repository, group))
+        return Problem(group, f"there is no {name!r}; there are: {known}", hint)
+    misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
+    if misnamed is not None:
+        return Problem(
+            str(misnamed), "configuration files end in .yaml", f"rename it to {misnamed.stem}.yaml"
+        )
+    roots = sorted({file.stem for folder in folders for file in folder.glob("*.yaml")})
+    names = options(asked.repository, group) if group else roots
+    near = nearest(name, names)
+    alike = [each for each in names if "/" in name or "/" not in each]
+    there_are = f"there are: {listed(alike, 40)}; " if near.startswith("did you mean") else ""
+    hint = f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}"
+    return Problem(group or "--config-name", f"there is no {name!r}; {near}", hint)
+
+
+def without_header(file: str) -> Problem:
+    """The problem of an experiment file that does not say where its keys belong."""
+    what = "its keys land under `experiment`, where nothing reads them"
+    return Problem(file, what, "make `# @package _global_` its first line")
+
+
+def lost_keys(cfg: DictConfig) -> list[Problem]:
+    """The problem of the chosen experiment if its keys landed under `experiment`."""
+    landed = cfg.hydra.runtime.choices.get("experiment") is not None and "experiment" in cfg
+    return [without_header(experiment_file(cfg))] if landed else []
+
+
+def experiment_file(cfg: DictConfig) -> str:
+    """The file of the chosen experiment."""
+    name = f"experiment/{cfg.hydra.runtime.choices.experiment}.yaml"
+    folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
+    return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
+
+
+def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> list[Problem]:
+    """The problems of `keys` over the configuration that the `others` compose."""
+    texts = [str(each.input_line) for each in others]
+    cfg = asked.app.compose_config(asked.config_name, texts, asked.mode, validate_sweep_overrides=False)
+    if problems := lost_keys(cfg):
+        return problems
+    is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
+    wrong = [_wrong_key(each, cfg, asked, is_swept) for each in keys]
+    return [each for each in wrong if each is not None]
+
+
+def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept: bool) -> Problem | None:
+    """What is wrong with the override of a key; if nothing is, it is applied to `cfg`, as Hydra would."""
+    key, value = override.key_or_group, override.value()
+    if override.package is not None:  # of a config group that is not there, which Hydra says
+        return None
+    if "/" in key:
+        hint = nearest(key, asked.app.list_all_config_groups())
+        return Problem(key, "there is no such config group", hint)
+    try:
+        if override.is_delete():
+            is_known = OmegaConf.select(cfg, key) is not None
+            return None if is_known else Problem(f"~{key}", "there is no such key", _near(key, cfg))
+        is_value = not isinstance(value, dict | list)
+        if override.is_add() and is_value and OmegaConf.select(cfg, key) is not None:
+            return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
+        adds = override.is_add() or override.is_force_add()
+        OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
+    except (ConfigKeyError, ConfigAttributeError) as error:
+        if asked.repository.group_exists(key) and key not in cfg:
+            return _not_a_name(override, options(asked.repository, key))
+        inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
+        return _unknown_key(override, inside if inside.startswith(f"{key}.") else key, cfg, is_swept)
+    except OmegaConfBaseException as error:
+        return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
+    return None
+
+
+def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) -> Problem:
+    hints = [_near(key, cfg)]
+    if key.startswith(_OPEN):
+        hints.append(f"to add it: +{override.input_line}")
+    if is_swept:
+        hints.append(f"where only a swept experiment has it: ++{override.input_line}")
+    return Problem(key, "there is no such key", "; ".join(hints))
+
+
+def _near(key: str, cfg: DictConfig) -> str:
+    """The nearest keys: those that end in `key`, else those that differ from it in the first part that is wrong."""
+    groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
+    paths = [*groups, *_paths(OmegaConf.to_container(cfg))]
+    if endings := [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]:
+        return f"did you mean {' or '.join(map(repr, endings[:3]))}?"
+    above, part, rest = "", *key.partition(".")[::2]
+    while rest and f"{above}{part}" in paths:
+        above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
+    siblings = dict.fromkeys(
+        path.removeprefix(above).partition(".")[0] for path in paths if path.startswith(above)
+    )
+    close = [f"{above}{name}" for name in get_close_matches(part, siblings)]
+    whole = [f"{path}.{rest}" if rest else path for path in close]
+    if found := [path for path in whole if path in paths] or whole:
+        return f"did you mean {' or '.join(map(repr, found))}?"
+    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+
+
+def _paths(node: Any, prefix: str = "") -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield f"{prefix}{key}"
+            yield from _paths(value, f"{prefix}{key}.")

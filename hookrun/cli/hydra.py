@@ -1,0 +1,230 @@
+"""The bridge to Hydra: the only file that imports its private modules.
+
+`hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
+and cannot say what the jobs of a sweep are before they run. hookrun stops in between: a refused configuration
+leaves nothing behind. So it calls the classes that `hydra.main` calls; they are the same in Hydra 1.3 and 1.4.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import hydra
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import IConfigRepository as IConfigRepository
+from hydra._internal.core_plugins import file_config_source
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra._internal.utils import create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobRuntime, configure_log
+from hydra.plugins.config_source import ConfigResult
+from hydra.types import RunMode, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.errors import Problem, SpecError
+from hookrun.yaml_files import reading
+
+BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+
+
+class FileConfigSource(file_config_source.FileConfigSource):
+    """Hydra's reader of config folders, with errors that name the file.
+
+    Hydra's registry, which launchers carry to other processes, refuses another reader unless it has this name.
+    """
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        if not self.is_config(config_path):
+            return super().load_config(config_path)
+        with reading(Path(self.path, self._normalize_file_name(config_path)).resolve()):
+            return super().load_config(config_path)
+
+    def available(self) -> bool:
+        """Whether the folder is there. Raises SpecError where it is not: Hydra would warn and leave it out."""
+        if not super().available():
+            what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
+            raise SpecError([Problem("hydra.searchpath", what, hint)])
+        return True
+
+
+class App(Hydra):
+    """Hydra, made to run the configuration that was checked instead of composing it again.
+
+    A second composition could differ from the first, in `${now:…}` for one.
+    """
+
+    _checked: DictConfig | None = None
+
+    def compose_config(self, *args: Any, **options: Any) -> DictConfig:
+        """The configuration that `run_checked` or `sweep_checked` is running, else a new composition."""
+        if self._checked is None:
+            with _warnings_are_errors():
+                return super().compose_config(*args, **options)
+        if options.get("with_log_configuration"):
+            configure_log(self._checked.hydra.hydra_logging, self._checked.hydra.verbose)
+        return self._checked
+
+    def configured_mode(self, config_name: str, overrides: list[str]) -> RunMode | None:
+        """`hydra.mode`, where a file or an override sets it; None also where nothing composes."""
+        try:
+            cfg = self.compose_config(
+                config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
+            )
+        except Exception:  # the composition in the mode that follows from it says what is wrong
+            return None
+        return cast(RunMode | None, cfg.hydra.mode)
+
+    def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
+        """Make the run directory of `cfg` and call `task` in it."""
+        with self._checking(cfg):
+            return self.run(cfg.hydra.job.config_name, task, [])
+
+    def sweep_checked(self, cfg: DictConfig, task: TaskFunction) -> Any:
+        """Let sweeper and launcher of `cfg` call `task` once per job; returns what the sweeper returns."""
+        with self._checking(cfg):
+            return self.multirun(cfg.hydra.job.config_name, task, [])
+
+    @contextmanager
+    def _checking(self, cfg: DictConfig) -> Iterator[None]:
+        self._checked = cfg
+        try:
+            yield
+        finally:
+            self._checked = None
+
+    def jobs(self, cfg: DictConfig) -> list[list[str]] | None:
+        """The overrides of each job of a sweep; None where the sweeper chooses them as it goes."""
+        if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
+            return None
+        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
+        lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
+        overrides = OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
+        (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
+        return jobs
+
+    def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
+        """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""
+        with _warnings_are_errors():
+            return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
+
+    def options(self, group: str) -> list[str]:
+        """The names in a config group, those of its subgroups included."""
+        return options(self.config_loader, group)
+
+    def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
+        """Where a composition with these overrides looks configs up: `hydra.searchpath` may add folders."""
+        with _warnings_are_errors():
+            loader = cast(ConfigLoaderImpl, self.config_loader)
+            return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
+
+    def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
+        """The completion of each shell, over whole groups."""
+        return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
+
+    def folders(self) -> list[Path]:
+        """The config folders on disk, in the order in which they are searched."""
+        return [Path(source.path) for source in self.config_loader.get_sources() if source.scheme() == "file"]
+
+
+def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
+    """The names in a config group, those of its subgroups included."""
+    names = list(source.get_group_options(group, ObjectType.CONFIG))
+    for folder in source.get_group_options(group, ObjectType.GROUP):
+        names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
+    return names
+
+
+class _WholeGroups:
+    """A config loader for completion, which stops at a group that holds files and folders both: here it is a group."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._loader = app.config_loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
+        """The configs of a group, those of its subgroups included; or the groups in one that holds nothing else."""
+        files = self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
+        if results_filter == ObjectType.CONFIG:
+            return self._app.options(group_name) if files else []
+        return (
+            []
+            if files and group_name
+            else self._loader.get_group_options(group_name, results_filter, **options)
+        )
+
+
+def numbered(cfg: DictConfig, number: int) -> DictConfig:
+    """The configuration `cfg`, now of the job `number` of a sweep."""
+    with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
+        cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
+    return cfg
+
+
+@contextmanager
+def _warnings_are_errors() -> Iterator[None]:
+    """What Hydra's loader warns of, such as a package of `hydra.searchpath` that is missing, is an error here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", category=UserWarning, module=ConfigLoaderImpl.__module__)
+        yield
+
+
+def conf_dir() -> Path:
+    """The config folder that comes with hookrun: inside an installed package, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    shipped = package / "conf"
+    return shipped if shipped.is_dir() else package.parent / "conf"
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """Hydra's flags."""
+    parser = get_args_parser()
+    parser.prog = "hookrun"
+    return parser
+
+
+def parse_override(text: str) -> Override:
+    """One override of the command line; raises OverrideParseException."""
+    return OverridesParser.create().parse_overrides([text])[0]
+
+
+@contextmanager
+def opened(main: Path, *extra: Path) -> Iterator[App]:
+    """Hydra over the config folder `main`, with the folders `extra` before it.
+
+    An application's own Hydra comes back afterwards.
+    """
+    path = create_config_search_path(str(main))
+    for folder in extra:
+        path.prepend("command-line", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
+    state = GlobalHydra.instance(), HydraConfig.instance(), JobRuntime.instance()
+    outer, outer_config, outer_name = state[0].hydra, state[1].cfg, state[2].get("name")
+    base, sources = version.VersionBase.instance(), SourcesRegistry.instance().types
+    outer_base = base.version_base
+    try:
+        state[0].clear()
+        if hydra.__version__.startswith("1.3"):  # later ones know no other behaviour than this
+            version.setbase("1.3")
+        sources["file"] = FileConfigSource
+        yield cast(App, App.create_main_hydra2("hookrun", path))
+    finally:
+        state[0].hydra, state[1].cfg = outer, outer_config
+        state[2].conf["name"] = outer_name  # `set` would log it
+        base.version_base = outer_base
+        sources["file"] = file_config_source.FileConfigSource

@@ -1,0 +1,29 @@
+"""Closed registries: what the modules of a package define, found by importing each of them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, ModuleType
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def own_subclasses(package: ModuleType, base: type[T]) -> Iterator[type[T]]:
+    """The subclasses of `base` that the direct modules of a package define; not those that they only import."""
+    for info in pkgutil.iter_modules(package.__path__):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        for item in vars(module).values():
+            if isinstance(item, type) and issubclass(item, base) and item.__module__ == module.__name__:
+                yield item
+
+
+def discovered(package: ModuleType, base: type[T], name: str) -> Mapping[str, type[T]]:
+    """The subclasses of `base` that name themselves, by that name, in alphabetical order.
+
+    name: the attribute with the name; a class that inherits it without one of its own is not in the registry
+    """
+    found = {getattr(item, name): item for item in own_subclasses(package, base) if name in vars(item)}
+    return MappingProxyType(dict(sorted(found.items())))

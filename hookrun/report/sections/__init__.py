@@ -1,0 +1,46 @@
+"""The sections of the two pages, in the order of the page. Each is one file, with its template beside it."""
+
+from __future__ import annotations
+
+from hookrun.report.facts import Facts
+from hookrun.report.section import ReportSection
+from hookrun.report.sections import (
+    analysis,
+    checks,
+    failed_jobs,
+    hooks,
+    inactive,
+    job_outcomes,
+    jobs,
+    metrics,
+    model,
+    notes,
+    outcome,
+    plan,
+    repeat,
+    summary,
+    swept,
+)
+from hookrun.report.sweep_facts import SweepFacts
+
+OF_A_RUN: tuple[ReportSection[Facts], ...] = (
+    outcome.SECTION,
+    checks.SECTION,
+    inactive.SECTION,
+    notes.SECTION,
+    summary.SECTION,
+    plan.SECTION,
+    model.SECTION,
+    metrics.SECTION,
+    analysis.SECTION,
+    hooks.SECTION,
+    repeat.OF_A_RUN,
+)
+
+OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
+    job_outcomes.SECTION,
+    jobs.SECTION,
+    swept.SECTION,
+    failed_jobs.SECTION,
+    repeat.OF_A_SWEEP,
+)

@@ -1,0 +1,77 @@
+"""The results of the tasks that analyse captures: a table and bars of probes, a matrix of similarities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hookrun.report.draw.charts import Figure, bars
+from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import module_name
+from hookrun.report.facts import Facts
+from hookrun.report.lines import is_number
+from hookrun.report.section import ReportSection
+
+MOST_MODULES = 400
+"""Of a table of probes, and of a side of a matrix of similarities."""
+
+_PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "chance"}
+_SIMILARITY = {"module", "other", "cka"}
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AnalysisResult:
+    """What the lines of metrics.jsonl hold: one for each probed module, or one for each pair of modules."""
+
+    title: str
+    probes: list[Line]
+    figures: list[Figure]
+
+
+def _analysis(facts: Facts) -> AnalysisResult | None:
+    probes = _lines(facts, _PROBE, "accuracy")[:MOST_MODULES]
+    similarities = _lines(facts, _SIMILARITY, "cka")
+    figures = [_bars(probes)] if probes else []
+    figures += [_matrix(similarities)] if similarities else []
+    return AnalysisResult("Probes" if probes else "Similarity", probes, figures) if figures else None
+
+
+def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
+    """The lines with all of the keys, of which `result` names the number that was measured at a module."""
+    found = [line for line in facts.metrics.records if line.keys() >= keys]
+    return [line for line in found if is_number(line[result]) and isinstance(line["module"], str)]
+
+
+def _bars(probes: list[Line]) -> Figure:
+    """The score of each module's probe, with a line at the score of chance."""
+    score, chance = str(probes[0].get("score", "accuracy")), probes[0]["chance"]
+    is_known = isinstance(chance, float)
+    return bars(
+        f"{score} on samples not fitted on",
+        [float(line["accuracy"]) for line in probes],
+        x="module",
+        y=score,
+        names=[module_name(str(line["module"])) for line in probes],
+        note=f"dashed: by chance, {chance:.3f}" if is_known else "",
+        mark=chance if is_known else None,
+    )
+
+
+def _matrix(similarities: list[Line]) -> Figure:
+    names = list(dict.fromkeys(str(line["module"]) for line in similarities))[:MOST_MODULES]
+    place = {name: n for n, name in enumerate(names)}
+    values = np.full((len(names), len(names)), np.nan, dtype=np.float32)
+    for line in similarities:
+        row, column = (place.get(str(line[key])) for key in ("module", "other"))
+        if row is not None and column is not None:
+            values[row, column] = np.clip(line["cka"], -1e30, 1e30)
+    shown = [module_name(name) for name in names]
+    few = len(names) <= 12
+    return heat("linear CKA", values, rows=shown, columns=shown, x="module", numbers=few, limits=(0, 1))
+
+
+SECTION = ReportSection("analysis", "Analysis", _analysis, "analysis.html")

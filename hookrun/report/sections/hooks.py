@@ -1,0 +1,95 @@
+"""What each hook recorded and captured, as pictures."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hookrun.report.captures import CaptureView, view_capture
+from hookrun.report.draw.charts import Figure
+from hookrun.report.draw.text import counted
+from hookrun.report.facts import MOST_HOOKS, Facts
+from hookrun.report.records import as_lines, over_steps, statistics
+from hookrun.report.sampling import Stream
+from hookrun.report.section import ReportSection
+from hookrun.store.format import CAPTURES, PREDICTIONS
+
+MOST_VIEWS = 40
+"""Captured tensors that are drawn, the predictions not counted; every one is listed."""
+
+
+@dataclass(frozen=True)
+class HookViews:
+    """What one hook recorded.
+
+    order: its place in the plan; -1 where the plan lacks it
+    left:  captured tensors that are not drawn
+    lines: where and what, of the first records that hold more than numbers
+    """
+
+    name: str
+    title: str
+    order: int
+    figures: list[Figure]
+    views: list[CaptureView]
+    left: list[Stream]
+    lines: list[tuple[str, str]]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.figures or self.views or self.left or self.lines)
+
+
+def _hooks(facts: Facts) -> list[HookViews] | None:
+    """Every hook that recorded something, in firing order; predictions come last."""
+    records = defaultdict[str, list[dict[str, Any]]](list)
+    for record in facts.stats.records:
+        records[record["hook"]].append(record)
+    captured = _by_hook(facts.captured)
+    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
+    names.sort(key=lambda name: facts.order.get(name, len(facts.order)))
+    share = max(2, MOST_VIEWS // max(len(captured), 1))
+    shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
+    found = [_of_hook(facts, name, records[name], captured[name], shares.get(name, 0)) for name in names]
+    predicted = list(_by_hook(facts.predicted).values())[:MOST_VIEWS]
+    found += [_of_predictions(facts, streams, share) for streams in predicted]
+    return [each for each in found if not each.is_empty] or None
+
+
+def _by_hook(streams: Iterable[Stream]) -> defaultdict[str, list[Stream]]:
+    found = defaultdict[str, list[Stream]](list)
+    for stream in streams:
+        found[stream.hook].append(stream)
+    return found
+
+
+def _of_hook(
+    facts: Facts, name: str, records: Sequence[dict[str, Any]], streams: Sequence[Stream], share: int
+) -> HookViews:
+    title, order = "", -1
+    if hook := facts.planned.get(name):
+        matches = counted(len(hook["targets"]), "parameter" if facts.is_on_parameters(name) else "module")
+        title = f"{hook['hook']}, {hook['action']} on {matches}"
+        order = facts.order[name]
+    places = facts.places(name)
+    streams = sorted(streams, key=lambda stream: places.get(stream.module, len(places)))
+    views = _views(facts, CAPTURES, streams[:share])
+    figures = statistics(facts, name, records)
+    if norms := {view.stream.label: view.norms for view in views if view.norms is not None}:
+        figures += over_steps("norm of the captured gradient", norms, "step", "norm", by_layer=True)
+    return HookViews(name, title, order, figures, views, list(streams[share:]), as_lines(records))
+
+
+def _of_predictions(facts: Facts, streams: Sequence[Stream], share: int) -> HookViews:
+    views = _views(facts, PREDICTIONS, streams[:share])
+    return HookViews("predictions", "what the model predicted", -1, [], views, list(streams[share:]), [])
+
+
+def _views(facts: Facts, folder: str, streams: Iterable[Stream]) -> list[CaptureView]:
+    return [view_capture(facts.path / folder, stream, facts) for stream in streams]
+
+
+SECTION = ReportSection("hooks", "Hooks", _hooks, "hooks.html")

@@ -1,0 +1,24 @@
+"""How the jobs of a sweep stand, where not all of them are done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hookrun.report.section import ReportSection
+from hookrun.report.sweep_facts import SweepFacts
+
+
+@dataclass(frozen=True)
+class JobOutcomes:
+    """Numbers of jobs that are not over, and that did not end well."""
+
+    unfinished: int
+    failed: int
+
+
+def _outcomes(facts: SweepFacts) -> JobOutcomes | None:
+    unfinished = facts.counts.get("running", 0) + facts.counts.get("not started", 0)
+    return JobOutcomes(unfinished, len(facts.failed)) if unfinished or facts.failed else None
+
+
+SECTION = ReportSection("outcomes", "", _outcomes, "job_outcomes.html")

@@ -1,0 +1,16 @@
+"""The table of a sweep's jobs, which the page sorts and filters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hookrun.report.jobs import JobFacts
+from hookrun.report.section import ReportSection
+from hookrun.report.sweep_facts import SweepFacts
+
+
+def _jobs(facts: SweepFacts) -> Sequence[JobFacts]:
+    return facts.jobs
+
+
+SECTION = ReportSection("jobs", "Jobs", _jobs, "jobs.html")

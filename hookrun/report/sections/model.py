@@ -1,0 +1,148 @@
+"""The model as a tree of its modules, marked where hooks are, with how often they fired."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hookrun.report.facts import Facts
+from hookrun.report.section import ReportSection
+
+SHORT = 60
+"""A larger model shows the modules that have to do with hooks first, the others when asked for."""
+
+MOST = 4000
+DEEPEST = 40
+"""Levels of the tree; modules further down stand on the last one."""
+
+
+@dataclass(frozen=True)
+class FiredCount:
+    """How often a hook fired at a module, or at a parameter of it; None where the run kept no counts."""
+
+    parameter: str
+    fired: int | None
+
+
+@dataclass(frozen=True)
+class HookMark:
+    """A hook at a module; `silent` says why it did nothing there, or at one of the module's parameters."""
+
+    hook: str
+    counts: tuple[FiredCount, ...]
+    silent: str | None
+
+
+@dataclass(frozen=True)
+class ModuleNode:
+    """A module, and what it holds.
+
+    others: further paths of the same module
+    shape:  of its output; None where no hook needed it
+    quiet:  it is folded away until asked for: neither it nor what it holds is hooked
+    """
+
+    name: str
+    others: tuple[str, ...]
+    type: str
+    parameters: int
+    shape: str | None
+    marks: tuple[HookMark, ...]
+    quiet: bool
+    children: list[ModuleNode] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ShownModel:
+    """The tree, from the root module.
+
+    modules, parameters: in all
+    left_out: modules that are not in the tree, because there are too many
+    """
+
+    root: ModuleNode
+    modules: int
+    parameters: int
+    folds: bool
+    left_out: int
+
+
+def _model(facts: Facts) -> ShownModel | None:
+    """None where the run wrote no model."""
+    modules = {module["path"]: module for module in facts.model.get("modules", [])}
+    if "" not in modules:
+        return None
+    marks = _marks(facts, modules)
+    shapes = {
+        match["path"]: match["shape"]
+        for name, hook in facts.planned.items()
+        if not facts.is_on_parameters(name)
+        for match in hook["targets"]
+    }
+    loud = {"", *(ancestor for path in marks for ancestor in _with_ancestors(path))}
+    folds = len(modules) > SHORT and bool(marks) and len(loud & modules.keys()) < len(modules)
+    kept = _kept(modules, loud)
+    nodes = {
+        path: ModuleNode(
+            name=path.rpartition(".")[2],
+            others=tuple(name for name in modules[path]["names"] if name != path),
+            type=modules[path]["class"],
+            parameters=modules[path]["parameters"],
+            shape=shapes.get(path),
+            marks=tuple(marks.get(path, ())),
+            quiet=folds and path not in loud,
+        )
+        for path in kept
+    }
+    for path, node in nodes.items():
+        if path:
+            nodes[_holder(path, nodes)].children.append(node)
+    return ShownModel(
+        nodes[""], len(modules), modules[""]["parameters"], folds, left_out=len(modules) - len(nodes)
+    )
+
+
+def _kept(modules: Mapping[str, Any], loud: Collection[str]) -> list[str]:
+    """At most `MOST` modules in the model's order: those that have to do with hooks, then the first others."""
+    if len(modules) <= MOST:
+        return list(modules)
+    by_need = sorted(modules, key=lambda path: (path != "", path not in loud))
+    chosen = set(by_need[:MOST])
+    return [path for path in modules if path in chosen]
+
+
+def _with_ancestors(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _holder(path: str, nodes: Mapping[str, ModuleNode]) -> str:
+    """The nearest module of the tree that holds the module, not below the level `DEEPEST`."""
+    parts = path.split(".")[:-1][:DEEPEST]
+    while parts and ".".join(parts) not in nodes:
+        parts.pop()
+    return ".".join(parts)
+
+
+def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMark]]:
+    """Module -> its hooks; a parameter's stand with the module that owns it."""
+    found = defaultdict[str, list[HookMark]](list)
+    for name, hook in facts.planned.items():
+        counts, silent = defaultdict[str, list[FiredCount]](list), dict[str, str]()
+        for match in hook["targets"]:
+            path, parameter = match["path"], ""
+            if facts.is_on_parameters(name):
+                path, _, parameter = path.rpartition(".")
+            site = facts.sites.get((name, match["path"]), {})
+            counts[path].append(FiredCount(parameter, site.get("fired")))
+            if site.get("silent"):
+                silent[path] = site["silent"]
+        for path, each in counts.items():
+            if path in modules:
+                found[path].append(HookMark(name, tuple(each), silent.get(path)))
+    return found
+
+
+SECTION = ReportSection("model", "Model", _model, "model.html")

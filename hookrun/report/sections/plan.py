@@ -1,0 +1,90 @@
+"""The plan as a table: each hook with its modules, its settings, and how often it fired and what it changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookrun.report.facts import MOST_HOOKS, Facts
+from hookrun.report.section import ReportSection
+
+SHOWN_MODULES = 4
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One hook.
+
+    fired:   how often, over all its modules; None where the run kept no counts
+    changed: the fraction of elements that its edits changed; None where none were counted
+    """
+
+    order: int
+    name: str
+    modules: list[str]
+    more_modules: int
+    classes: list[str]
+    type: str
+    action: str
+    settings: str
+    when: list[str]
+    shapes: list[str | None]
+    fired: int | None
+    changed: float | None
+
+
+def _rows(facts: Facts) -> list[PlanRow] | None:
+    """In firing order."""
+    hooks = list(facts.planned.values())[:MOST_HOOKS]
+    return [_row(order, hook, facts) for order, hook in enumerate(hooks)] or None
+
+
+def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
+    matches = hook["targets"]
+    shown = matches[:SHOWN_MODULES]
+    keys = ((hook["name"], each["path"]) for each in matches)
+    sites = [facts.sites[key] for key in keys if key in facts.sites]
+    total = sum(site["total"] for site in sites)
+    own = {key: hook[key] for key in ("target", "index") if key in hook}
+    settings = {key: value for key, value in {**own, **(hook["params"] or {})}.items() if value is not None}
+    return PlanRow(
+        order=order,
+        name=hook["name"],
+        modules=[each["path"] for each in shown],
+        more_modules=len(matches) - len(shown),
+        classes=[each["class"] or "" for each in shown],
+        type=hook["hook"] or "",
+        action=hook["action"] or "",
+        settings=" ".join(f"{key}={_plain(value)}" for key, value in settings.items()),
+        when=_when(hook["when"] or {}),
+        shapes=[each["shape"] for each in shown],
+        fired=sum(site["fired"] for site in sites) if sites else None,
+        changed=sum(site["changed"] for site in sites) / total if total else None,
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " ".join(f"{key} {_plain(each)}" for key, each in value.items() if each is not None)
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+_ALWAYS = {"start": 0, "every": 1, "end": None}
+
+
+def _when(when: Mapping[str, Any]) -> list[str]:
+    """The conditions that differ from the defaults."""
+    parts = []
+    for key, value in when.items():
+        if value in (None, "any", 1.0) or key == "seed":
+            continue
+        if isinstance(value, Mapping):
+            given = {name: each for name, each in value.items() if each != _ALWAYS.get(name)}
+            value = " ".join(f"{name} {each}" for name, each in given.items())
+        if value:
+            parts.append(f"{key} {_plain(value)}")
+    return parts
+
+
+SECTION = ReportSection("plan", "Plan", _rows, "plan.html")

@@ -1,0 +1,114 @@
+"""What the directory of a sweep holds: its jobs, what was varied, and what came out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hookrun.report.jobs import JobFacts, find_jobs
+from hookrun.report.yaml_files import MULTIRUN, read_yaml
+from hookrun.store.files import StoreError
+
+MOST_OVERRIDES = 50_000
+"""Characters of a sweep's command line that is taken apart."""
+
+MOST_JOBS = 10**9
+"""A sweep that asks for more was not started by a person: the number of its jobs counts as unknown."""
+
+_NOT_WELL = ("cut off", "failed", "stopped", "interrupted", "unreadable")
+_ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started", "done")
+
+
+@dataclass(frozen=True)
+class SweepFacts:
+    """What the directory of one sweep says.
+
+    asked: swept key -> number of its values, as the sweep was started; empty where that is not known
+    """
+
+    folder: Path
+    jobs: Sequence[JobFacts]
+    asked: dict[str, int]
+
+    @cached_property
+    def varied(self) -> list[str]:
+        """The keys whose values differ from job to job."""
+        return swept_keys(self.jobs)
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The keys of the table: those that were swept, then others that differ."""
+        given = {key for job in self.jobs for key in job.overrides}
+        return list(dict.fromkeys([*(key for key in self.asked if key in given), *self.varied]))
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """The metrics that any job has: those of validation first."""
+        names = dict.fromkeys(name for job in self.jobs for name in job.metrics)
+        return sorted(names, key=lambda name: (name.startswith("train/"), "accuracy" not in name, name))
+
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Status -> how many jobs have it, those that have not started among them."""
+        counts = Counter(job.status for job in self.jobs)
+        if self.asked:
+            counts["not started"] += max(math.prod(self.asked.values()) - len(self.jobs), 0)
+        return {status: counts[status] for status in _ORDER if counts[status]}
+
+    @cached_property
+    def failed(self) -> list[JobFacts]:
+        """The jobs that did not end well, for whatever reason."""
+        return [job for job in self.jobs if job.status in _NOT_WELL]
+
+
+def read_sweep(folder: Path) -> SweepFacts:
+    """Read what is known of every job. Raises StoreError where there is none."""
+    if not folder.is_dir():
+        raise StoreError(f"there is no folder {folder}")
+    jobs = find_jobs(folder)
+    if not jobs:
+        raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
+    return SweepFacts(folder, jobs, _asked(folder))
+
+
+def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:
+    """The keys whose values differ from job to job."""
+    jobs = list(jobs)
+    every = dict.fromkeys(key for job in jobs for key in job.overrides)
+    return [key for key in every if len({job.overrides.get(key) for job in jobs}) > 1]
+
+
+def _asked(folder: Path) -> dict[str, int]:
+    """Swept key -> number of its values, as Hydra wrote it down when the sweep began."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    content = read_yaml(folder / MULTIRUN, folder)
+    hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
+    try:
+        params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
+        texts = [*params, *hydra["overrides"]["task"]]
+        if sum(map(len, texts)) > MOST_OVERRIDES:
+            return {}
+        overrides = OverridesParser.create().parse_overrides(texts)
+        swept = [override for override in overrides if override.is_discrete_sweep()]
+        asked = {override.key_or_group: _values_of(override.value()) for override in swept}
+    except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
+        return {}  # half written, or of another sweeper
+    return asked if math.prod(asked.values()) <= MOST_JOBS else {}
+
+
+def _values_of(sweep: Any) -> int:
+    """The number of a sweep's values, counted without making them. ValueError where it is not known."""
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
+        return max(math.ceil((sweep.stop - sweep.start) / sweep.step), 0)
+    raise ValueError("a sweep whose values are not known")

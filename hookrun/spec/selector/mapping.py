@@ -1,0 +1,132 @@
+"""A selector by mapping: several conditions that must hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookrun.errors import nearest
+from hookrun.spec.selector.base import Parser, Selector, Unmatched, check_text, shown
+from hookrun.spec.selector.class_name import ClassSelector
+from hookrun.spec.selector.tree import Names, Node, Tree
+from hookrun.spec.selector.union import UnionSelector
+
+KEYS = ("path", "type", "leaf", "exclude", "min_params")
+_MAX_PARAMETERS = 10**18
+
+
+@dataclass(frozen=True)
+class MappingSelector(Selector):
+    """A mapping: every given key must hold."""
+
+    text: str
+    path: Selector | None = None
+    type: Selector | None = None
+    leaf: bool | None = None
+    exclude: Selector | None = None
+    min_params: int | None = None
+
+    position = 40
+    rows = {
+        "{path:, type:, leaf:, exclude:, min_params:}": "a mapping: all given keys must hold; "
+        "`exclude` is a selector"
+    }
+
+    @classmethod
+    def reads(cls, raw: Any) -> bool:
+        return isinstance(raw, dict)
+
+    @classmethod
+    def parse(cls, raw: Any, parser: Parser) -> Selector:
+        _check_keys(raw)
+        keys = dict(raw)
+        for key in ("path", "exclude"):
+            if key in keys:
+                keys[key] = parser.named(key, keys[key])
+        if "type" in keys:
+            keys["type"] = parser.named("type", keys["type"], lambda value: _parse_types(value, parser))
+        written = {
+            key: str(value).lower() if isinstance(value, bool) else value for key, value in keys.items()
+        }
+        return cls("{" + ", ".join(f"{key}: {value}" for key, value in written.items()) + "}", **keys)
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        selector = {"type": ["string", "integer", "array", "object"]}
+        return {
+            "type": "object",
+            "description": "a mapping",
+            "additionalProperties": False,
+            "minProperties": 1,
+            "properties": {
+                "path": selector,
+                "type": {"type": ["string", "array"], "items": {"type": "string"}},
+                "leaf": {"type": "boolean"},
+                "exclude": selector,
+                "min_params": {"type": "integer", "minimum": 0},
+            },
+        }
+
+    def find(self, tree: Tree) -> set[str]:
+        found = set(tree.nodes)
+        for part in (self.path, self.type):
+            if part is not None:
+                found &= set(part.find(tree))
+        found = {path for path in found if self._holds(tree.nodes[path])}
+        return found if self.exclude is None else tree.without(found, self.exclude.find(tree))
+
+    def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
+        found = set(parameters.nodes)
+        for part in (self.path, self.type):
+            if part is not None:
+                found &= part.select_parameters(modules, parameters)
+        found = {name for name in found if self._holds(parameters.nodes[name])}
+        if self.exclude is None:
+            return found
+        return parameters.without(found, self.exclude.select_parameters(modules, parameters))
+
+    def _holds(self, node: Node) -> bool:
+        return (self.leaf is None or self.leaf == node.leaf) and (
+            self.min_params is None or node.parameters >= self.min_params
+        )
+
+    def unmatched(
+        self, modules: Tree, parameters: Tree | None = None, where: str = ""
+    ) -> Iterator[Unmatched]:
+        """Lists under `path` and `type` only: a name under `exclude` says what must not be hooked, if it is there."""
+        for key, part in (("path", self.path), ("type", self.type)):
+            if part is not None:
+                place = f"`{key}` of {where}" if where else f"`{key}`"
+                yield from part.unmatched(modules, parameters, place)
+
+    def nearest(self, names: Names) -> str:
+        part = self.path or self.type
+        return super().nearest(names) if part is None else part.nearest(names)
+
+
+def _check_keys(raw: Mapping[Any, Any]) -> None:
+    if not raw:
+        raise ValueError("the mapping is empty: give at least one of " + ", ".join(KEYS))
+    for key in raw:
+        if key not in KEYS:
+            text = key if isinstance(key, str) and len(key) < 100 else ""
+            raise ValueError(f"found the key {shown(key)}: {nearest(text, KEYS)}")
+    if "leaf" in raw and not isinstance(raw["leaf"], bool):
+        raise ValueError(f"leaf: found {shown(raw['leaf'])}, expected true or false")
+    if "min_params" in raw:
+        least = raw["min_params"]
+        if isinstance(least, bool) or not isinstance(least, int) or not 0 <= least < _MAX_PARAMETERS:
+            raise ValueError(f"min_params: found {shown(least)}, expected a whole number of elements")
+
+
+def _parse_types(raw: Any, parser: Parser) -> Selector:
+    """One class name or a list of them, with or without ``type:`` in front."""
+    names = raw if isinstance(raw, list | tuple) else [raw]
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"found {shown(raw)}, expected a class name or a list of them")
+    parser.count(len(names))
+    for name in names:
+        check_text(name)
+    parts = tuple(ClassSelector.parse(name, parser) for name in names)
+    return parts[0] if len(parts) == 1 else UnionSelector.of(parts)

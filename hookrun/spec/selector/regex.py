@@ -1,0 +1,79 @@
+"""A selector by regular expression, in RE2: matching takes time linear in the length of a name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import re2
+
+from hookrun.spec.selector.base import REGEX_PARTS, Parser, Selector, shown
+from hookrun.spec.selector.tree import Tree
+
+_PREFIX = "re:"
+_MAX_MEMORY = 4 << 20
+"""Bytes for one expression, compiled, with the states that matching has visited; beyond, RE2 refuses or forgets."""
+_RANGE_BYTES = 100
+"""Bytes of the least and the greatest name that an expression can match; longer ones are cut to this length."""
+_BEYOND_RE2 = re.compile(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]")
+
+
+@dataclass(frozen=True)
+class RegexSelector(Selector):
+    r"""``re:PATTERN``, always a full match. A dot matches a newline too; ``\d``, ``\w`` and ``\s`` are ASCII."""
+
+    text: str
+
+    position = 10
+    rows = {
+        r"re:layer[1-4]\.\d+": "regular expression in RE2's syntax, always a full match; "
+        r"no lookaround, no backreferences (say it with `exclude`); `\d`, `\w`, `\s` are ASCII"
+    }
+
+    @classmethod
+    def reads(cls, raw: Any) -> bool:
+        return isinstance(raw, str) and raw.startswith(_PREFIX)
+
+    @classmethod
+    def parse(cls, raw: Any, parser: Parser) -> Selector:
+        parser.count(REGEX_PARTS - 1)
+        pattern = raw.removeprefix(_PREFIX)
+        try:
+            _compile(pattern)
+        except re2.error as error:
+            reason = error.args[0].decode(errors="replace") if error.args else "it is too large"
+            found = f"found {shown(raw)}, which is not a regular expression of RE2: {reason}"
+            raise ValueError(found + _hint(pattern)) from error
+        return cls(raw)
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        return {"type": "string", "pattern": f"^{_PREFIX}", "description": "re:PATTERN"}
+
+    def find(self, tree: Tree) -> list[str]:
+        pattern = self.text.removeprefix(_PREFIX)
+        fullmatch = _compile(pattern).fullmatch
+        try:  # RE2 tells the range in which matches lie for an expression that begins with ^
+            least, most = _compile(f"^(?:{pattern})").possiblematchrange(_RANGE_BYTES)
+        except re2.error:  # a match may begin with anything
+            return [path for path, name in tree.encoded.items() if fullmatch(name)]
+        return [path for path, name in tree.encoded.items() if least <= name <= most and fullmatch(name)]
+
+
+def _compile(pattern: str) -> Any:
+    options = re2.Options()
+    options.dot_nl = True
+    options.log_errors = False  # to stderr
+    options.max_mem = _MAX_MEMORY
+    options.never_capture = True  # without groups it matches in one pass
+    return re2.compile(pattern, options)
+
+
+def _hint(pattern: str) -> str:
+    if _BEYOND_RE2.search(pattern):
+        return (
+            "; lookaround and backreferences are not supported: write what must not match under `exclude`, "
+            "as in {path: 're:h.*', exclude: 're:h.3.*'}"
+        )
+    return r"; a match is always full, leave \Z out" if r"\Z" in pattern else ""

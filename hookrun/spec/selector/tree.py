@@ -1,0 +1,104 @@
+"""What selectors are matched against: the names of a model's modules, or of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A module, or a parameter, as selectors see it.
+
+    path:       its name in ``named_modules(remove_duplicate=False)`` (the root's is empty) or ``named_parameters``
+    types:      class name and qualified name of its class and of each base; a parameter has its module's
+    leaf:       it has no children; a parameter: its module has none
+    parameters: number of elements of its own and its descendants' parameters
+    """
+
+    path: str
+    types: frozenset[str] = frozenset()
+    leaf: bool = True
+    parameters: int = 0
+
+
+@dataclass(slots=True)
+class Branch:
+    """A name between two dots, with the names that follow it. `is_node`: its path is one of the tree's."""
+
+    path: str
+    is_node: bool = False
+    children: dict[str, Branch] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Every path of a model in ``named_modules`` order, and the numbered children of its containers.
+
+    numbered: path of a container -> the names of its numbered children, in the container's order
+    first: path -> the first name of the same object, for an object that has several
+    """
+
+    nodes: Mapping[str, Node]
+    numbered: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    first: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def root(self) -> Branch:
+        """The paths as a tree of the names between their dots."""
+        root = Branch("")
+        for path in self.nodes:
+            branch = root
+            for name in path.split(".") if path else ():
+                child = branch.children.get(name)
+                if child is None:
+                    child = Branch(f"{branch.path}.{name}" if branch.path else name)
+                    branch.children[name] = child
+                branch = child
+            branch.is_node = True
+        return root
+
+    @cached_property
+    def encoded(self) -> Mapping[str, bytes]:
+        """Each path in UTF-8."""
+        return {path: path.encode("utf-8", "surrogatepass") for path in self.nodes}
+
+    def ordered(self, found: Collection[str]) -> list[str]:
+        """The paths found, each once, in the tree's order."""
+        return [path for path in self.nodes if path in found] if found else []
+
+    def without(self, found: Iterable[str], excluded: Iterable[str]) -> set[str]:
+        """The paths found, less every name of an object of which one name is excluded."""
+        first = self.first
+        objects = {first.get(path, path) for path in excluded}
+        return {path for path in found if first.get(path, path) not in objects}
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names that a selector could have meant, for the hint when it matches nothing.
+
+    parameters: empty unless the hook is for parameters
+    """
+
+    modules: Sequence[str]
+    parameters: Sequence[str] = ()
+    classes: Sequence[str] = ()
+
+    @property
+    def paths(self) -> list[str]:
+        """Modules, then parameters, without the root's empty path."""
+        return [path for path in (*self.modules, *self.parameters) if path]
+
+    @property
+    def children(self) -> list[str]:
+        """The modules directly below the root, or all paths of a model without any."""
+        return [path for path in self.modules if path and "." not in path] or self.paths
+
+
+def ancestors(name: str) -> Iterator[str]:
+    """Every module path that `name` lies under, the root's too: ``a.b.weight`` -> ``a.b``, ``a``, the empty path."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name

@@ -1,0 +1,68 @@
+"""A selector by list: the union of its members."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hookrun.spec.selector.base import Parser, Selector, Unmatched
+from hookrun.spec.selector.tree import Names, Tree
+
+
+@dataclass(frozen=True)
+class UnionSelector(Selector):
+    """A list: whatever any of its members matches."""
+
+    text: str
+    members: tuple[Selector, ...]
+
+    position = 30
+    rows = {
+        "[conv1, fc]": "a list: union, each module once; each member must match, unless `expect` admits 0 "
+        '(`">=0"`)'
+    }
+
+    @classmethod
+    def reads(cls, raw: Any) -> bool:
+        return isinstance(raw, list | tuple)
+
+    @classmethod
+    def parse(cls, raw: Any, parser: Parser) -> Selector:
+        if not raw:
+            raise ValueError("the list is empty: name at least one module")
+        return cls.of(tuple(parser.parse(item) for item in raw))
+
+    @classmethod
+    def of(cls, members: tuple[Selector, ...]) -> UnionSelector:
+        """The union of parsed selectors."""
+        return cls("[" + ", ".join(member.text for member in members) + "]", members)
+
+    @classmethod
+    def schema(cls) -> dict[str, Any]:
+        items = {"type": ["string", "integer", "array", "object"]}
+        return {"type": "array", "items": items, "minItems": 1, "description": "a list of selectors"}
+
+    def find(self, tree: Tree) -> set[str]:
+        return {path for member in self.members for path in member.find(tree)}
+
+    def select_parameters(self, modules: Tree, parameters: Tree) -> set[str]:
+        return {name for member in self.members for name in member.select_parameters(modules, parameters)}
+
+    def unmatched(
+        self, modules: Tree, parameters: Tree | None = None, where: str = ""
+    ) -> Iterator[Unmatched]:
+        for number, member in enumerate(self.members, start=1):
+            place = f"member {number} of {where or 'the list'}"
+            inner = list(member.unmatched(modules, parameters, place))
+            if inner:
+                yield from inner
+                continue
+            found = (
+                member.find(modules) if parameters is None else member.select_parameters(modules, parameters)
+            )
+            if not found:
+                yield Unmatched(member, place)
+
+    def nearest(self, names: Names) -> str:
+        return self.members[0].nearest(names)

@@ -1,0 +1,71 @@
+"""What a task is: its own keys, what it does to be ready, and what it then runs or shows. Imports no torch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from hookrun.errors import HookrunError
+from hookrun.spec import Experiment, Settings, TaskKeys
+
+if TYPE_CHECKING:
+    from hookrun.store.run_dir import RunDir
+
+
+class Task(TaskKeys):
+    """Base of the tasks. One subclass with a `task_name` is one task; its fields are its own keys in `task:`.
+
+    What a task declares here and in its methods is all that the rest of the program knows of it. Its module is
+    imported to validate a configuration, and therefore imports torch, and what imports torch, inside functions only.
+
+    shows:        it is shown by `show` and leaves nothing behind; else it is run by `execute` in a run directory
+    has_plan:     hooks are compiled for it, and `show` prints their plan
+    takes_place:  it is typed in place of the experiment's own task, and shows the plan of that one
+    """
+
+    shows: ClassVar[bool] = False
+    has_plan: ClassVar[bool] = False
+    takes_place: ClassVar[bool] = False
+
+    @abstractmethod
+    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Ready:
+        """Check everything that can be checked before there is a run directory. Writes nothing.
+
+        trust: packages that a user's own code may come from
+
+        Raises SpecError and CompileError with every mistake found.
+        """
+
+    def show(self, prepared: Any) -> None:
+        """Print what the task shows of what `prepare` returned. Raises HookrunError where it shows nothing."""
+        raise HookrunError(f"task={self.name} is run, not shown")
+
+    def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
+        """Do the task with what `prepare` returned; returns why a check stopped it, or None.
+
+        Raises HookrunError where the task is only shown.
+        """
+        raise HookrunError(f"task={self.name} is shown, not run")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An experiment that was checked and can be run or shown. Each kind of task adds what it starts from."""
+
+    experiment: Experiment
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the experiment."""
+        return self.experiment.settings
+
+    @property
+    def task(self) -> Task:
+        """The task of the experiment."""
+        return task_of(self.experiment)
+
+
+def task_of(experiment: Experiment) -> Task:
+    """The task of an experiment that `hookrun.tasks.parse_experiment` validated."""
+    return cast(Task, experiment.settings.task)

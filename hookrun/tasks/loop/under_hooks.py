@@ -1,0 +1,75 @@
+"""Installs the hooks on the model, lets a task perform under them, and says what came of each hook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+
+from torch.amp import GradScaler
+
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.plan import table
+from hookrun.runtime import Installation
+from hookrun.store.run_dir import RunDir, environment
+from hookrun.tasks.loop.board import Board
+from hookrun.tasks.loop.facts import hook_facts, model_facts
+from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.run import ending
+from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.session import session
+from hookrun.tasks.loop.sink import RunSink
+from hookrun.tasks.loop.summary import inactive_lines, summary
+
+
+def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
+    """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
+    table.show(prepared.plan, screen.console, limit)
+    screen.note(prepared.notes)
+
+
+def run_under_hooks(
+    prepared: Prepared, run_dir: RunDir, perform: Callable[[Running], None], *, tensorboard: bool
+) -> str | None:
+    """Run a task under its hooks; returns why a check stopped it, or None.
+
+    tensorboard: write event files as well
+    """
+    run_dir.write_plan(prepared.plan.to_dict())
+    run_dir.write_env(environment(device=str(prepared.device)))
+    run_dir.write_model(model_facts(prepared.model))
+    settings = prepared.settings
+    screen = Screen()
+    show_plan(prepared, screen, table.SHOWN)
+    board = Board(run_dir.path) if tensorboard else None
+    sink = RunSink(run_dir, screen.say, board)
+    model = prepared.model.to(prepared.device)
+    scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
+    with (
+        closing(board) if board is not None else nullcontext(),
+        session(settings.compute, settings.seed),
+        Installation(prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied) as hooks,
+    ):
+        _load_leftover(prepared, hooks)
+        running = Running(prepared, hooks, sink, run_dir, screen, scaler)
+        # What was recorded before a failure is what explains it.
+        with ending(sink.settle, lambda: run_dir.write_hooks(hook_facts(hooks))):
+            perform(running)
+        stopped = hooks.stopped
+        for line in summary(running):
+            screen.say(line)
+        inactive = inactive_lines(hooks)
+        if inactive and settings.strict and stopped is None:
+            raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(inactive))
+    return stopped
+
+
+def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
+    """The values of added parameters that came with `model.weights`."""
+    added = dict(hooks.named_parameters())
+    for name, tensor in prepared.leftover.items():
+        if tensor.shape != added[name].shape:
+            shapes = f"{list(tensor.shape)} in the file and {list(added[name].shape)} where its hook adds it"
+            hint = "use the hooks that the file was saved with"
+            raise SpecError([Problem("model.weights", f"{name} is {shapes}", hint)])
+        added[name].data.copy_(tensor)

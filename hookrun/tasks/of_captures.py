@@ -1,0 +1,56 @@
+"""Tasks that look at what a run captured. They need neither a model nor hooks, and write a run directory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+from hookrun.errors import Problem, SpecError
+from hookrun.spec import Experiment
+from hookrun.tasks.base import Task
+
+if TYPE_CHECKING:
+    from hookrun.store.run_dir import RunDir
+    from hookrun.tasks.loop.analysis import Analysing, Analysis
+
+
+class TaskOfCaptures(Task):
+    """Base of the tasks that look at what a run captured.
+
+    run:     the directory of that run
+    capture: which of its hooks; None: the only one
+    """
+
+    run: str | None = None
+    capture: str | None = None
+
+    @abstractmethod
+    def analyse(self, analysing: Analysing) -> None:
+        """Do the analysis; its results go to metrics.jsonl."""
+
+    def problem(self, analysis: Analysis) -> Problem | None:
+        """Why the run cannot be analysed, or None."""
+        return None
+
+    def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Analysis:
+        """Find the run and its captures. Raises SpecError with what is missing."""
+        from hookrun.tasks.loop.analysis import find
+
+        analysis = find(experiment, self.run, self.capture)
+        if problem := self.problem(analysis):
+            raise SpecError([problem])
+        return analysis
+
+    def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
+        """Do the analysis; no check can stop it."""
+        from hookrun.store.run_dir import environment
+        from hookrun.tasks.loop.analysis import Analysing
+        from hookrun.tasks.loop.progress import Screen
+
+        screen = Screen()
+        run_dir.write_env(environment())
+        screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
+        screen.note(prepared.experiment.notes)
+        self.analyse(Analysing(prepared, run_dir, screen))
+        screen.say(f"run directory: {run_dir.path}")
+        return None

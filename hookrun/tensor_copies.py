@@ -1,0 +1,155 @@
+"""Copies of tensors that change nothing for the original: copy-on-write where that is safe, real copies elsewhere.
+
+A write to a copy-on-write tensor moves it to other memory. Every tensor of torch that shares the storage moves with
+it; a NumPy array, a DLPack import, another process or a mapped file does not, and would lose the connection. Only
+storages that nothing outside torch is known to share become copy-on-write. Addresses that were taken as plain
+numbers (`data_ptr()`, `__cuda_array_interface__`) leave no trace in a tensor and cannot be seen.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._utils import _functionalize_sync as _sync
+from torch.nn import Parameter
+
+from hookrun.actions.tensors import holds_data
+
+lazy_clone = torch._lazy_clone
+functorch_level = torch._C._functorch.maybe_current_level
+"""The number of the `torch.func` transform under way (vmap, grad, jvp, ...), or None."""
+
+_functorch = torch._C._functorch
+_holders = torch._C._storage_Use_Count
+_is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+
+
+def _alone() -> tuple[int, int, int]:
+    """What torch counts for a storage, its only tensor, and a base whose only view is `view`."""
+    tensor = torch.empty(1, device="cpu")
+    storage, references = tensor.untyped_storage(), tensor._use_count()
+    holders = _holders(storage._cdata)
+    view = tensor.view(1)
+    base = view._base
+    return holders, references, base._use_count() if base is not None else 0
+
+
+_ALONE, _UNSHARED, _BASE_OF_ONE = _alone()
+
+
+def owned(tensor: Tensor, *, whole: bool = False) -> bool:
+    """Whether copy-on-write of the tensor's memory cannot be noticed: nothing outside torch is known to share it.
+
+    False for memory that torch did not allocate, that NumPy or DLPack can see, and for tensors without a storage of
+    their own (sparse, wrapped by `torch.func`); also where it cannot be told cheaply.
+
+    whole: the storage has to be no larger than the tensor too, so that a copy-on-write copy holds nothing else
+    """
+    kind = type(tensor)
+    if (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
+        return False
+    try:
+        storage = tensor.untyped_storage()
+    except NotImplementedError:  # sparse, mkldnn
+        return False
+    # Not resizable: `numpy()`, `from_numpy`, `frombuffer`, a mapped file.
+    if not storage.resizable() or (whole and storage.nbytes() > tensor.nbytes):
+        return False
+    holders = _holders(storage._cdata)
+    if holders == _ALONE and tensor._use_count() == _UNSHARED:  # nearly always
+        return True
+    # Whoever exported the memory since it became copy-on-write has ended that.
+    return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)
+
+
+def _unexported(tensor: Tensor, references: int) -> bool:
+    """DLPack refers to the tensor that it exports; it takes none that requires a gradient."""
+    computed = tensor.grad_fn is not None and tensor._version == 0
+    return computed or tensor._use_count() <= references
+
+
+def _held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
+    """Whether the tensor, its base and what autograd saved of them are all that hold the storage."""
+    base = tensor._base
+    known = _ALONE + _saved_results(tensor)
+    if base is None:
+        return holders == known and _unexported(tensor, _UNSHARED)
+    if not _unexported(tensor, _UNSHARED) or not _unexported(base, _BASE_OF_ONE):
+        return False
+    return holders == known + 1 + _saved_results(base)
+
+
+_saves_result: dict[type, bool] = {}
+
+
+def _saved_results(tensor: Tensor) -> int:
+    """1 where the operation that made the tensor has saved it for its backward pass, as ReLU and softmax do."""
+    node = tensor.grad_fn
+    if node is None:
+        return 0
+    kind = type(node)
+    if (saves := _saves_result.get(kind)) is None:
+        saves = _saves_result[kind] = hasattr(kind, "_raw_saved_result")
+    return int(saves)
+
+
+def clone(tensor: Tensor) -> Tensor:
+    """A copy, copy-on-write where nobody can notice."""
+    if owned(tensor):
+        try:
+            return lazy_clone(tensor)
+        except RuntimeError:  # shared memory, an allocator of another library
+            pass
+    return tensor.clone()
+
+
+def snapshot_of_tensor(tensor: Tensor) -> Tensor:
+    """The tensor at this moment, detached, in memory that holds nothing else."""
+    if owned(tensor, whole=True):
+        try:
+            return lazy_clone(tensor.detach())
+        except RuntimeError:  # shared memory, an allocator of another library
+            pass
+    return tensor.detach().clone()
+
+
+def held_bytes(tensor: Tensor) -> int:
+    """The bytes that `snapshot_of_tensor` of it holds: an expanded tensor's are those of its storage."""
+    if tensor.layout is torch.sparse_coo:
+        return held_bytes(tensor._indices()) + held_bytes(tensor._values())
+    if tensor.layout in _BY_ROWS:
+        return sum(map(held_bytes, (tensor.crow_indices(), tensor.col_indices(), tensor.values())))
+    if tensor.layout in _BY_COLUMNS:
+        return sum(map(held_bytes, (tensor.ccol_indices(), tensor.row_indices(), tensor.values())))
+    if tensor.layout is torch.jagged:
+        return held_bytes(tensor.values())
+    size = tensor.numel() * tensor.element_size()
+    return min(size, tensor.untyped_storage().nbytes()) if owned(tensor) else size
+
+
+_BY_ROWS = frozenset({torch.sparse_csr, torch.sparse_bsr})
+_BY_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
+
+
+def readable(tensor: Tensor) -> Tensor | None:
+    """The tensor with its elements, out of the wrappers of `torch.func`; None where it has none or is being traced.
+
+    What `vmap` maps over comes first: [D] under a vmap over B becomes [B, D].
+    """
+    if holds_data(tensor):
+        return tensor
+    if not _functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    mapped = list[int]()
+    while _functorch.is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
+            mapped.append(_functorch.maybe_get_bdim(tensor))
+        elif _functorch.is_functionaltensor(tensor):
+            _sync(tensor)
+        tensor = _functorch.get_unwrapped(tensor)
+    if not holds_data(tensor):
+        return None
+    with torch._C._DisableFuncTorch():
+        for place, dim in enumerate(reversed(mapped)):
+            tensor = tensor.movedim(dim + place, place)
+        return tensor.detach()

@@ -1,0 +1,299 @@
+"""Every mistake in what was typed or in a file says where, what there is, and the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hydra.errors import HydraException
+
+from hookrun.cli import main
+
+Conf = Callable[..., str]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str], notes) -> Callable[..., str]:
+    """What a refused command line prints to stderr."""
+
+    def run(*arguments: str) -> str:
+        assert main(arguments) == 2
+        printed = capsys.readouterr()
+        assert printed.out == ""
+        return printed.err
+
+    return run
+
+
+@pytest.fixture
+def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
+    """What is printed about an experiment file of this text; its folder is written as `CONF`."""
+
+    def run(text: str) -> str:
+        folder = conf(**{"experiment/mine": text})
+        return said("--config-dir", folder, "experiment=mine").replace(folder, "CONF")
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("typed", "lines"),
+    [
+        (
+            ["experiment=clip_fx"],
+            [
+                "experiment: there is no 'clip_fx'; did you mean 'clip_fc'?",
+                "there are: add_bias, ",
+                "clip_fc, ",
+            ],
+        ),
+        (["model=resnet19"], ["model: there is no 'resnet19'; did you mean 'resnet18'", "cnn, mlp, "]),
+        (["compute=tpu_pod"], ["compute: there is no 'tpu_pod'; there are: auto, cpu, cuda"]),
+        (["modl=cnn"], ["modl: there is no such key", "did you mean 'model'?"]),
+        (["trian.epochs=3"], ["trian.epochs: there is no such key", "did you mean 'train.epochs'?"]),
+        (["train.epoch=3"], ["train.epoch: there is no such key", "did you mean 'train.epochs'?"]),
+        (["lr=3"], ["lr: there is no such key", "did you mean 'train.optimizer.lr'?"]),
+        (["train.epochs.of=3"], ["train.epochs.of: there is no such key", "train.epochs holds no keys"]),
+        (["~trian"], ["~trian: there is no such key", "did you mean 'train'?"]),
+        (["hydra.swep.dir=x"], ["hydra.swep.dir: there is no such key", "did you mean 'hydra.sweep.dir'?"]),
+        (
+            ["+train.epochs=3"],
+            ["train.epochs: `+` adds a key, and this one is there already", "leave the `+` out"],
+        ),
+        (["train=3"], ["train: found '3', expected a name", "there are: default"]),
+        (["experiment=nan"], ["experiment: found 'nan', expected a name", "there are: add_bias, "]),
+        (["experiment={a: b}"], ["experiment: found '{a: b}', expected a name", "there are: add_bias, "]),
+        (["experiment=[clip_fc,ad_bias]"], ["experiment: there is no 'ad_bias'; did you mean 'add_bias'?"]),
+        (["experiment=clip_fx", "model=cn"], ["2 configuration errors", "'clip_fc'?", "'cnn'?"]),
+        (["+model=cnn"], ["model: `+` adds a config group, and this one is there already", "leave the `+`"]),
+        (["modle/x=cnn"], ["modle/x: there is no such config group", "did you mean 'model'"]),
+        (["=3"], ["=3: has no key before the `=`"]),
+        (["hydra.mode=BOTH"], ["hydra.mode: Invalid value 'BOTH', expected one of [RUN, MULTIRUN]"]),
+        (["xyzzy=3"], ["xyzzy: there is no such key", "the root holds ", "train, "]),
+        (["epochs"], ["epochs: is not of the form key=value", "experiment=clip_fc"]),
+        (["clip_fc"], ["did you mean experiment=clip_fc?"]),
+        (
+            ["seed=1,2"],
+            ["seed: '1,2' stands for several values", "put -m first", "seed=[1,2]", "\"seed='1,2'\""],
+        ),
+        (["seed=range(1,3)"], ["seed: 'range(1,3)' stands for several values", "put -m first"]),
+        (["+a@b=1"], ["+a@b=1 looks like a config group override"]),
+        (["seed=${sed}"], ["seed: Interpolation key 'sed' not found"]),
+        (
+            ["seed=${oc.env:NOT_SET}"],
+            ["seed: ", "Environment variable 'NOT_SET' not found", "${oc.env:NAME,default}"],
+        ),
+        (["seed=a${"], ["`${` begins an interpolation; for the characters themselves write \\${"]),
+        (["--config-name", "confg"], ["--config-name: there is no 'confg'; did you mean 'config'?"]),
+        (["hydra.searchpath=[file:///nowhere]"], ["hydra.searchpath: there is no folder /nowhere"]),
+        (["hydra.searchpath=3"], ["hydra.searchpath must be a list of strings"]),
+        (["hydra/sweeper=optuna"], ["hydra/sweeper: there is no 'optuna'", "must be installed first"]),
+    ],
+    ids=lambda value: " ".join(value) if value[0].isascii() and len(value) == 1 else "",
+)
+def test_what_was_typed(typed: list[str], lines: list[str], said) -> None:
+    printed = said(*typed)
+    for line in lines:
+        assert line in printed
+
+
+@pytest.mark.parametrize(
+    ("typed", "quoted"),
+    [
+        (r"+hooks.c.select=re:layer[1-4]\.\d+", r'''"+hooks.c.select='re:layer[1-4]\.\d+'"'''),
+        ("+hooks.c.select={q,k}_proj", '''"+hooks.c.select='{q,k}_proj'"'''),
+        ("+hooks.c.select=h[-1]", '''"+hooks.c.select='h[-1]'"'''),
+        ("+hooks.c.select=h[0:4].mlp", '''"+hooks.c.select='h[0:4].mlp'"'''),
+        ("+hooks.c.select=re:(a|b)$", '''"+hooks.c.select='re:(a|b)$'"'''),
+        ("+hooks.c.index=...,0:8]", '''"+hooks.c.index='...,0:8]'"'''),
+        ("+hooks.c={select: h[-1], hook: grad}", '''"+hooks.c={select: 'h[-1]', hook: grad}"'''),
+        ("+hooks.c={hook: grad, select: {a,b}.*}", '''"+hooks.c={hook: grad, select: '{a,b}.*'}"'''),
+    ],
+)
+def test_an_override_that_needs_quotes_is_shown_with_them(typed: str, quoted: str, said) -> None:
+    assert f"put the value in quotes of its own: {quoted}\n" in said(typed)
+
+
+def test_quotes_are_not_put_into_a_mapping_inside_a_mapping(said) -> None:
+    printed = said("+hooks.c={select: fc, value: {run: a, capture: b[0]}}")
+    assert "check that they are closed" in printed
+
+
+def test_an_experiment_with_the_name_of_a_number_needs_quotes(conf: Conf, notes, capsys) -> None:
+    folder = conf(**{"experiment/nan": "# @package _global_\nseed: 7\n"})
+    assert main(["--config-dir", folder, "experiment=nan"]) == 2
+    assert "put the name in quotes of its own: \"experiment='nan'\"\n" in capsys.readouterr().err
+    assert main(["--config-dir", folder, "experiment='nan'"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("trian.epochs=3", "did you mean 'train.epochs'?"),
+        ("~trian", "did you mean 'train'?"),
+        ("+train.epochs=3", "leave the `+` out"),
+        ("model=resnet19", "did you mean 'resnet18'"),
+        ("train=3", "expected a name"),
+        ("seed=1,2", "put -m first"),
+        ("+hooks.c.select=h[-1]", "\"+hooks.c.select='h[-1]'\""),
+        ("hydra/launcher=jobblib", "must be installed first"),
+        ("hydra.searchpath=[file:///nowhere]", "there is no folder /nowhere"),
+    ],
+)
+def test_the_words_do_not_depend_on_those_of_hydra(typed: str, line: str, said, monkeypatch) -> None:
+    monkeypatch.setattr(HydraException, "__str__", lambda error: "reworded")
+    assert line in said(typed)
+
+
+def test_a_message_of_hydra_is_shown_as_it_is(said) -> None:
+    assert "\n  force-add of config groups is not supported: '++model=cnn'\n" in said("++model=cnn")
+
+
+def test_folders_of_the_search_path_are_known(conf: Conf, said) -> None:
+    folder = conf(**{"experiment/mine": "# @package _global_\nseed: 7\n"})
+    searched = f"hydra.searchpath=[file://{folder}]"
+    assert "did you mean 'mine'?" in said(searched, "experiment=mien")
+    printed = said(searched, "experiment=mine", "sede=3")
+    assert printed.startswith("1 configuration error\n  sede: there is no such key\n")
+
+
+def test_a_misspelt_folder_of_experiments(said) -> None:
+    assert "did you mean 'tutorial/01_print_gradient'" in said("experiment=tutoral/01_print_gradient")
+
+
+def test_all_unknown_keys_at_once(said) -> None:
+    printed = said("trian.epochs=3", "experiment=clip_fc", "hooks.clip_fc.mx=1", "strickt=true")
+    assert printed.startswith("3 configuration errors\n")
+    assert "did you mean 'train.epochs'?" in printed
+    assert "did you mean 'hooks.clip_fc.max'?" in printed
+    assert "did you mean 'strict'?" in printed
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "hooks.new.select=fc",
+        "model.args.width=3",
+        "data.transforms.normalize.mean=0",
+        "train.optimizer.momentum=0.9",
+        "train.optimizer={name: SGD, momentum: 0.9}",
+        "train.scheduler.name=StepLR",
+    ],
+)
+def test_where_keys_of_ones_own_go_the_plus_is_shown_and_works(typed: str, said, capsys) -> None:
+    assert f"to add it: +{typed}\n" in said(typed)
+    assert main(["--cfg", "job", f"+{typed}"]) == 0
+
+
+@pytest.mark.parametrize("typed", ["train.epoch=3", "sede=3", "compute.precison=bf16"])
+def test_elsewhere_a_plus_would_only_hide_the_mistake(typed: str, said) -> None:
+    assert "+" not in said(typed)
+
+
+def test_a_key_that_only_a_swept_experiment_has_needs_two_plusses(capsys, notes) -> None:
+    assert main(["-m", "experiment=clip_fc,", "hooks.clip_fc.max=1"]) == 2
+    assert main(["-m", "experiment=choice(clip_fc)", "hooks.clip_fc.max=1"]) == 2
+    assert "where only a swept experiment has it: ++hooks.clip_fc.max=1" in capsys.readouterr().err
+    assert main(["-m", "experiment=choice(clip_fc)", "++hooks.clip_fc.max=1", "task=plan"]) == 0
+
+
+def test_a_sweep_over_values_has_no_other_keys(said) -> None:
+    assert "+" not in said("-m", "trian.epochs=3", "seed=1,2")
+
+
+def test_a_missing_folder_is_named_absolutely(cwd, said) -> None:
+    assert f"--config-dir: there is no folder {cwd}/nowhere" in said("--config-dir", "nowhere")
+
+
+class TestFiles:
+    """Mistakes inside an experiment file."""
+
+    @pytest.mark.parametrize("value", ["*.conv", "**.attn", "*conv", "!conv", "@conv", "%conv", "`conv`"])
+    def test_a_value_that_needs_quotes(self, value: str, said_of) -> None:
+        printed = said_of(f"# @package _global_\nhooks:\n  a:\n    select: {value}\n")
+        assert "CONF/experiment/mine.yaml:4:1" in printed
+        assert f"in the line\n          select: {value}\n" in printed
+        assert f"needs quotes: select: '{value}'\n" in printed
+
+    @pytest.mark.parametrize(
+        ("line", "column", "help_"),
+        [
+            ('select: "re:a\\.b"', 18, "backslashes need single quotes"),
+            ("select: a: b", 14, "holds a colon and a space needs quotes"),
+            ("select: a\n    select: b", 5, "a mapping has each key once"),
+            ("select: a\n\tb: 1", 1, "indent with spaces"),
+        ],
+    )
+    def test_other_yaml_that_cannot_be_read(self, line: str, column: int, help_: str, said_of) -> None:
+        printed = said_of(f"# @package _global_\nhooks:\n  a:\n    {line}\n")
+        number = 4 + line.count("\n")
+        assert f"CONF/experiment/mine.yaml:{number}:" in printed
+        assert help_ in printed
+
+    @pytest.mark.parametrize(
+        "body", ["hooks: {}\n", "defaults: [{override /model: mlp}]\n", "- a\n", "hello\n"]
+    )
+    def test_a_forgotten_package_header(self, body: str, conf: Conf, notes, capsys) -> None:
+        folder = conf(**{"experiment/mine": body})
+        assert main(["--config-dir", folder, "experiment=mine"]) == 2
+        printed = capsys.readouterr().err
+        assert f"{folder}/experiment/mine.yaml: its keys land under `experiment`" in printed
+        assert "make `# @package _global_` its first line" in printed
+
+    def test_a_task_that_no_command_line_could_change(self, conf: Conf, notes, capsys) -> None:
+        folder = conf(**{"experiment/mine": "# @package _global_\ntask: {name: predict}\n"})
+        assert main(["--config-dir", folder, "experiment=mine"]) == 0
+        assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 2
+        assert "so that task=plan would do nothing" in capsys.readouterr().err
+
+    def test_a_task_by_the_defaults_list(self, conf: Conf, notes) -> None:
+        header = "# @package _global_\ndefaults: [{override /task: predict}]\n"
+        folder = conf(**{"experiment/mine": header})
+        assert main(["--config-dir", folder, "experiment=mine"]) == 0
+        assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 0
+        assert [experiment.settings.task.name for experiment, _ in notes.prepared] == ["predict", "predict"]
+        assert (len(notes.ran), len(notes.shown)) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("text", "what"),
+        [
+            ("# @package _global_ x\n", "CONF/experiment/mine.yaml: Too many components"),
+            ("# @package\n", "CONF/experiment/mine.yaml: Expected header format"),
+            ("# @package _global_\nseed: ${\n", "seed: no viable alternative at input '${'"),
+            ("# @package _global_\nx: \x01\n", "characters are not allowed: character 1 at position 23"),
+            (
+                "# @package _global_\ndefaults: [{override /modl: cnn}]\n",
+                "CONF/experiment/mine.yaml: ",
+            ),
+            ("# @package _global_\ndefaults: [{override /modl: cnn}]\n", "did you mean 'model'?"),
+            (
+                "# @package _global_\ndefaults: [{override /model: cn}]\n",
+                "model: there is no 'cn'; did you mean 'cnn'?",
+            ),
+            ("defaults: [override /model]\n", "CONF/experiment/mine.yaml: Could not load"),
+            ("defaults: {a: b}\n", "CONF/experiment/mine.yaml: Invalid defaults list in 'experiment/mine'"),
+            ("defaults: {a: b}\n", "defaults must be a list"),
+            ("defaults: [{a: b, c: d}]\n", "CONF/experiment/mine.yaml: In experiment/mine: Too many keys"),
+            (
+                "# @package _global_\nhydra: {swep: 1}\n",
+                "CONF/experiment/mine.yaml: Key 'swep' not in 'HydraConf'",
+            ),
+            ("# @package _global_\nhydra: {mode: BOTH}\n", "expected one of [RUN, MULTIRUN] (at hydra.mode)"),
+            ("# @package _global_\nhydra: {searchpath: [x]}\n", "only supported from the primary config"),
+        ],
+    )
+    def test_what_hydra_refuses(self, text: str, what: str, said_of) -> None:
+        assert what in said_of(text)
+
+    def test_a_suffix_that_hydra_does_not_read(self, conf: Conf, said) -> None:
+        folder = conf(**{"experiment/mine.yml": "# @package _global_\n"})
+        printed = said("--config-dir", folder, "experiment=mine")
+        assert f"{folder}/experiment/mine.yml: configuration files end in .yaml" in printed
+        assert "rename it to mine.yaml" in printed
+
+    def test_a_value_that_was_left_open(self, conf: Conf, notes, capsys) -> None:
+        folder = conf(**{"experiment/mine": "# @package _global_\nmodel:\n  args:\n    width: ???\n"})
+        assert main(["--config-dir", folder, "experiment=mine"]) == 2
+        printed = capsys.readouterr().err
+        assert "model.args.width: has no value yet (???)" in printed
+        assert "model.args.width=VALUE" in printed

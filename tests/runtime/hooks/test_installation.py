@@ -1,0 +1,65 @@
+"""`apply` hooks: what they write into a model whose saved state had them already is put back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import hookrun
+from hookrun.runtime import Installation
+from hookrun.spec import parse_spec
+from hookrun.store import checkpoint
+
+ONES = {"select": "0", "hook": "apply", "action": "fill", "value": 1}
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+
+
+def test_a_hook_that_had_acted_writes_nothing_again() -> None:
+    model = net()
+    plan = hookrun.compile({"ones": ONES}, model)
+    trained = model[0].weight.detach().clone()
+    with Installation(plan, model, restored=plan.applied()):
+        assert torch.equal(model[0].weight, trained)
+    with Installation(plan, model):
+        assert torch.equal(model[0].weight, torch.ones(2, 2))
+
+
+def test_it_adds_and_freezes_again_for_no_file_holds_that() -> None:
+    spec = {
+        "still": {"select": "0", "hook": "apply", "action": "freeze"},
+        "more": {"select": "0", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]},
+    }
+    model = net()
+    plan = hookrun.compile(spec, model)
+    with Installation(plan, model, restored=plan.applied()):
+        assert not model[0].weight.requires_grad
+        assert "0.gain" in dict(model.named_parameters())
+
+
+def test_another_value_is_another_hook() -> None:
+    def identity(**changes: object) -> str:
+        return parse_spec({"ones": ONES | changes}).hooks[0].identity
+
+    assert identity() == identity()
+    assert len({identity(), identity(value=2), identity(select="*"), identity(parameters="weight")}) == 4
+
+
+def test_a_checkpoint_names_the_hooks_that_had_acted(tmp_path: Path) -> None:
+    from hookrun.models import applied_hooks
+    from hookrun.spec.experiment import Model
+
+    plan = hookrun.compile(
+        {"ones": ONES, "seen": {"select": "0", "hook": "forward", "action": "print"}}, net()
+    )
+    path = tmp_path / "last.safetensors"
+    checkpoint.save(net(), path, applied=plan.applied())
+    assert applied_hooks(Model(name="mlp", weights=str(path))) == {plan.hooks[0].spec.identity}
+    assert set(checkpoint.read(path)) == set(net().state_dict())
+    checkpoint.save(net(), path)
+    assert applied_hooks(Model(name="mlp", weights=str(path))) == frozenset()

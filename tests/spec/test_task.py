@@ -1,0 +1,90 @@
+"""The section `task`: any task may be handed in; keys of the others are checked and ignored, unknown ones are not."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from hookrun.errors import SpecError
+from hookrun.spec import Experiment, TaskKeys, parse_experiment
+
+ROOT: dict[str, Any] = {"model": {"name": "cnn"}, "data": {"name": "digits"}}
+
+
+class Cook(TaskKeys):
+    task_name: ClassVar[str] = "cook"
+    is_default: ClassVar[bool] = True
+    minutes: int = 5
+
+
+class Bake(TaskKeys):
+    task_name: ClassVar[str] = "bake"
+    heat: Literal["low", "high"] = "low"
+    minutes: int = 60
+
+
+class Fry(Cook):
+    task_name: ClassVar[str] = "fry"
+
+
+TASKS = {task.task_name: task for task in (Bake, Fry, Cook)}
+
+
+def parsed(task: Any) -> Experiment:
+    return parse_experiment(ROOT | {"task": task}, TASKS)
+
+
+def problems(task: Any, **more: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        parse_experiment(ROOT | {"task": task} | more, TASKS)
+    return {problem.where: f"{problem.what} {problem.hint}".strip() for problem in caught.value.errors}
+
+
+def test_a_task_has_its_own_keys_and_its_name() -> None:
+    experiment = parsed({"name": "bake", "heat": "high"})
+    assert experiment.settings.task == Bake(heat="high")
+    assert (experiment.settings.task.name, experiment.notes) == ("bake", ())
+
+
+def test_without_a_name_it_is_the_default_which_is_not_inherited() -> None:
+    assert parse_experiment(ROOT, TASKS).settings.task == Cook()
+    assert parsed({"minutes": 3}).settings.task == Cook(minutes=3)
+
+
+def test_a_key_of_another_task_is_noted() -> None:
+    experiment = parsed({"name": "cook", "minutes": 3, "heat": "low"})
+    assert experiment.settings.task == Cook(minutes=3)
+    assert experiment.notes == ("task.heat is not used by task=cook",)
+
+
+def test_a_key_of_another_task_has_to_be_valid_there() -> None:
+    assert problems({"name": "cook", "heat": "hot"}) == {
+        "task.heat": "found 'hot', expected one of low, high"
+    }
+
+
+def test_a_key_of_no_task_is_an_error_with_the_nearest_names() -> None:
+    assert problems({"name": "cook", "heta": 1}) == {"task.heta": "unknown key did you mean 'heat'?"}
+    assert problems({"nmae": "cook"}) == {"task.nmae": "unknown key did you mean 'name'?"}
+    assert "YAML reads on, off" in problems({True: 1})["task.True"]
+
+
+@pytest.mark.parametrize("name", ["bak", None, 3, ["bake"]], ids=str)
+def test_a_name_of_no_task(name: Any) -> None:
+    found = problems({"name": name, "heat": "hot"})
+    assert set(found) == {"task.name", "task.heat"}
+    assert found["task.name"].startswith(f"found {name!r}, which is not a task ")
+    assert ("there are: bake, cook, fry" if name in (None, 3) else "did you mean 'bake'?") in found[
+        "task.name"
+    ]
+
+
+@pytest.mark.parametrize("raw", [None, "bake", ["bake"]], ids=str)
+def test_the_section_is_a_mapping(raw: Any) -> None:
+    assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
+
+
+def test_mistakes_of_all_sections_are_told_beside_those_of_the_task() -> None:
+    found = problems({"name": "bake", "minutes": "x"}, seed=-1, hooks={"h": {}}, modl={})
+    assert {"task.minutes", "seed", "modl", "hooks.h.select"} <= set(found)

@@ -1,0 +1,92 @@
+"""What a task can never do for a hook is said before the run, and refused under `strict`; so are several ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hookrun
+from hookrun.cli import main
+
+SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
+GRADIENT = "+hooks.g={select: fc, hook: output_grad, action: capture}"
+
+
+@pytest.fixture(autouse=True)
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("task", ["predict", "evaluate"])
+def test_a_gradient_hook_where_nothing_runs_backward(task: str, cwd: Path, capsys: Any) -> None:
+    assert main([*SMALL, f"task={task}", GRADIENT]) == 0
+    out = capsys.readouterr().out
+    assert (
+        f"NOTE: g: output_grad needs a backward pass, which task={task} does not run: it will never fire"
+        in out
+    )
+    assert "g: captures" not in out, "no bytes are promised"
+    assert out.index("NOTE: g") < out.index("never fired"), "before the run"
+    assert main([*SMALL, f"task={task}", GRADIENT, "strict=true"]) == 2
+    assert "hooks.g.hook: output_grad needs a backward pass" in capsys.readouterr().err
+    assert len(list((cwd / "outputs").glob("2*"))) == 1, "a refused run leaves no directory"
+
+
+def test_training_runs_it(capsys: Any) -> None:
+    assert main([*SMALL, GRADIENT, "strict=true"]) == 0
+    assert "NOTE: g" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sweep", [[], ["-m", "seed=0,1"]], ids=["run", "sweep"])
+def test_several_ranks_are_refused_where_each_would_do_a_whole_run(
+    sweep: list[str], cwd: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main([*sweep, *SMALL]) == 2
+    assert "found 2 processes (WORLD_SIZE), and a run uses one" in capsys.readouterr().err
+    assert not (cwd / "outputs").exists()
+    for task in ("plan", "modules"):
+        assert main([*SMALL, f"task={task}"]) == 0
+    with hookrun.hooked(torch.nn.Linear(2, 2), {"h": {"select": "", "hook": "forward", "action": "print"}}):
+        pass
+
+
+def test_the_plan_that_was_asked_for_is_whole(capsys: Any) -> None:
+    hook = "+hooks.all={select: '**', hook: forward, action: print}"
+    assert main(["model=resnet18", "data=fake_images", "task=plan", hook]) == 0
+    out = capsys.readouterr().out
+    assert "layer4.1.bn2" in out and "more" not in out
+
+
+def test_a_checkpoint_is_not_overwritten_by_the_hooks_that_had_acted(cwd: Path) -> None:
+    ones = "+hooks.ones={select: fc, hook: apply, action: fill, value: 1}"
+    assert main([*SMALL, ones, "train.optimizer.lr=0.1"]) == 0
+    run = hookrun.open_run("outputs/latest")
+    weights = run.path / "checkpoints" / "last.safetensors"
+    from safetensors.torch import load_file
+
+    trained = load_file(weights)["fc.weight"]
+    assert not torch.equal(trained, torch.ones_like(trained))
+    seen = "+hooks.seen={select: fc, hook: forward, action: linear, bias: null}"
+    assert (
+        main([*SMALL, ones, seen, "task=predict", f"model.weights={weights}", "train.limit_batches=2"]) == 0
+    )
+    again = hookrun.open_run("outputs/latest")
+    assert again.predictions is not None
+    first = again.predictions[:]
+    other = "+hooks.ones={select: fc, hook: apply, action: fill, value: 2}"
+    assert (
+        main([*SMALL, other, seen, "task=predict", f"model.weights={weights}", "train.limit_batches=2"]) == 0
+    )
+    second = hookrun.open_run("outputs/latest").predictions
+    assert second is not None
+    assert not torch.allclose(first, first[:, :1].expand_as(first)), "trained weights: classes differ"
+    assert torch.allclose(second[:], second[:][:, :1].expand_as(first)), (
+        "another hook fills: classes are equal"
+    )
+    assert json.loads((run.path / "status.json").read_text())["status"] == "done"

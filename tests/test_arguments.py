@@ -1,0 +1,175 @@
+"""Arguments are checked against a model or a signature: each mistake is one problem with its key path."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field, ValidationError, model_validator
+
+from hookrun.arguments import Args, missing_arguments, parameters, parse, unknown_arguments
+from hookrun.errors import Problem
+
+
+class Example(Args):
+    """Arguments of every kind."""
+
+    size: int | list[int] = 1
+    rate: float = Field(default=0.5, ge=0)
+    mode: Literal["fast", "slow"] = "fast"
+    few: int | Annotated[list[int], Field(max_length=2)] = 1
+    needed: str
+
+    @model_validator(mode="after")
+    def _together(self) -> Example:
+        if self.mode == "slow" and self.rate == 0:
+            raise ValueError("slow needs a rate")
+        return self
+
+
+def problems(**given: Any) -> list[Problem]:
+    args, found = parse(Example, given, "data.args")
+    assert (args is None) == bool(found)
+    return found
+
+
+def test_right_arguments_have_no_problem() -> None:
+    args, found = parse(Example, {"needed": "x", "size": [1, 2], "rate": 1}, "data.args")
+    assert (args, found) == (Example(needed="x", size=[1, 2], rate=1), [])
+
+
+def test_arguments_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Example(needed="x").rate = 1.0  # type: ignore[misc]
+
+
+def test_an_unknown_key_comes_with_the_nearest_name() -> None:
+    assert problems(needed="x", rat=1) == [Problem("data.args.rat", "unknown key", "did you mean 'rate'?")]
+
+
+def test_a_missing_key_is_named() -> None:
+    assert problems() == [Problem("data.args.needed", "is missing", "add `needed:`")]
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"rate": -1}, "found -1: expected greater than or equal to 0"),
+        ({"rate": float("nan")}, "found nan: expected a finite number"),
+        ({"mode": "fats"}, "found 'fats': expected 'fast' or 'slow'"),
+        ({"size": True}, "found True: expected a valid integer or a valid list"),
+        ({"size": [1, "a", 2.5]}, "found [1, 'a', 2.5]: expected a valid integer"),
+        (
+            {"few": [1, 2, 3]},
+            "found [1, 2, 3]: expected a valid integer; list should have at most 2 items, not 3",
+        ),
+        ({"size": None}, "found None: expected a valid integer or a valid list"),
+    ],
+)
+def test_a_wrong_value_is_one_problem_that_shows_it(given: dict[str, Any], what: str) -> None:
+    (problem,) = problems(needed="x", **given)
+    assert problem.where == f"data.args.{next(iter(given))}"
+    assert problem.what == what
+
+
+def test_values_are_not_converted() -> None:
+    assert [p.where for p in problems(needed=1, size="2", rate="3")] == [
+        "data.args.size",
+        "data.args.rate",
+        "data.args.needed",
+    ]
+
+
+def test_what_is_wrong_between_arguments_stands_at_their_mapping() -> None:
+    assert problems(needed="x", mode="slow", rate=0) == [Problem("data.args", "slow needs a rate")]
+
+
+def test_all_mistakes_are_found_at_once() -> None:
+    assert {p.where for p in problems(rat=1, size="x", mode="y")} == {
+        "data.args.rat",
+        "data.args.size",
+        "data.args.mode",
+        "data.args.needed",
+    }
+
+
+class Inner(Args):
+    """A section in a section."""
+
+    rate: float = Field(default=0.5, ge=0)
+    mode: Literal["fast", "slow"] = "fast"
+
+
+class Outer(Args):
+    """Sections below keys, lists and unions."""
+
+    one: Inner = Inner()
+    maybe: Inner | None = None
+    each: list[Inner] = []
+    named: dict[str, Inner | None] = {}
+    either: Inner | int = 1
+
+
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        ({"one": {"rate": -1}}, "x.one.rate"),
+        ({"maybe": {"rate": -1}}, "x.maybe.rate"),
+        ({"each": [{}, {"rate": -1}]}, "x.each.1.rate"),
+        ({"named": {"a": None, "b": {"rate": -1}}}, "x.named.b.rate"),
+        ({"either": {"rate": -1}}, "x.either"),
+    ],
+)
+def test_the_key_path_follows_sections_and_leaves_out_the_members_of_unions(
+    given: dict[str, Any], where: str
+) -> None:
+    (problem,) = parse(Outer, given, "x")[1]
+    assert problem.where == where
+    assert "greater than or equal to 0" in problem.what
+
+
+@pytest.mark.parametrize("given", [{"one": {"rat": 1}}, {"maybe": {"rat": 1}}, {"named": {"a": {"rat": 1}}}])
+def test_an_unknown_key_of_an_inner_section_comes_with_its_nearest_name(given: dict[str, Any]) -> None:
+    (problem,) = parse(Outer, given, "x")[1]
+    assert problem.where.endswith(".rat")
+    assert problem.hint == "did you mean 'rate'?"
+
+
+def test_a_section_that_is_not_a_mapping_lists_its_keys() -> None:
+    assert parse(Outer, {"maybe": 3}, "x")[1] == [
+        Problem("x.maybe", "found 3, expected a mapping", "its keys: rate, mode")
+    ]
+
+
+def test_a_misspelled_choice_comes_with_the_nearest_one() -> None:
+    assert parse(Outer, {"one": {"mode": "fats"}}, "x")[1] == [
+        Problem("x.one.mode", "found 'fats': expected 'fast' or 'slow'", "did you mean 'fast'?")
+    ]
+
+
+def test_an_unknown_argument_names_the_nearest() -> None:
+    [problem] = unknown_arguments({"widht": 3, "depth": 2}, ["width", "depth"], "model.args", "net")
+    assert problem.where == "model.args.widht"
+    assert problem.what == "'net' takes no argument 'widht'; did you mean 'width'?"
+
+
+def test_a_signature_lists_its_names_unless_it_takes_any() -> None:
+    def fixed(a: int, *, b: int = 1) -> None: ...
+    def positional(a: int, /, b: int) -> None: ...
+    def anything(a: int, **rest: int) -> None: ...
+
+    assert list(parameters(fixed) or ()) == ["a", "b"]
+    assert list(parameters(positional) or ()) == ["b"]
+    assert parameters(anything) is None
+
+
+def test_only_a_parameter_without_default_can_be_missing() -> None:
+    def fixed(a: int, b: int, c: int = 1) -> None: ...
+
+    found = parameters(fixed) or {}
+    assert missing_arguments({"b": None}, found, "x", "net") == [
+        Problem("x.a", "is missing: 'net' needs it", "set x.a")
+    ]
+    assert missing_arguments({}, found, "x", "net", why="no {}".format)[1] == Problem(
+        "x.b", "is missing: 'net' needs it; no b", "set x.b"
+    )
