@@ -357,6 +357,50 @@ def test_a_path_that_cannot_be_is_an_error(path: str) -> None:
         read_value(RunValue(run=path, capture="seen", module="fc", sample="mean"))
 
 
+def test_a_page_is_made_of_records_that_say_almost_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    match = {"path": "a", "class": None, "shape": None}
+    hook = {"hook": None, "action": None, "params": None, "when": None, "targets": [match]}
+    modules = [{"path": f"m{n}", "names": [], "class": "X", "parameters": 1} for n in range(5_000)]
+    line = {
+        "hook": "h1",
+        "module": "a",
+        "path": None,
+        "action": "check",
+        "mode": "train",
+        "epoch": 0,
+        "step": 1,
+    }
+    records = {
+        "status.json": {"status": "done"},
+        "plan.json": {"hooks": [{"name": f"h{n}", **hook} for n in range(3_000)]},
+        "model.json": {"class": None, "modules": [*modules, {**modules[0], "path": ""}]},
+        "metrics.jsonl": {
+            "module": 5,
+            "features": 1,
+            "samples": 1,
+            "train_accuracy": 1,
+            "accuracy": 1,
+            "chance": 1,
+        },
+        "stats.jsonl": {
+            **line,
+            "ok": False,
+            "least": "x",
+            "largest": 10**90,
+            "message": "too large",
+            "policy": 3,
+        },
+    }
+    for name, content in records.items():
+        (folder / name).write_text(json.dumps(content) + "\n")
+    page = write_report(folder).read_text()
+    assert "the plan has 3,000 hooks: the first 2,000 are shown" in page
+    assert "1,001 modules without hooks left out" in page
+    assert "too large" in page
+
+
 # ---- at random
 
 
