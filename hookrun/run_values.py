@@ -17,11 +17,12 @@ from hookrun.actions.values import FileValue, RunValue
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, Problem, nearest
 from hookrun.spec import HookSpec, Settings, Spec
-from hookrun.store.captures import Capture
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
 
 ROWS_AT_ONCE = 4096
+_MOST_SHOWN = 500
 
 
 class Rows(Protocol):
@@ -127,13 +128,13 @@ def _named(run: Run, value: RunValue) -> str:
     return f"{value.capture}/{value.module}{value.path or ''} of the run {run.path}"
 
 
-def _capture(run: Run, value: RunValue) -> Capture:
+def _capture(run: Run, value: RunValue) -> StoredCapture:
     found = run.captures[value.capture][value.module]
     if value.path is not None:
-        if isinstance(found, Capture):
+        if isinstance(found, StoredCapture):
             raise HookrunError(f"{_named(run, value)} is one tensor: leave `path` out")
         found = found[value.path]
-    if not isinstance(found, Capture):
+    if not isinstance(found, StoredCapture):
         raise HookrunError(
             f"{_named(run, value)} holds several tensors, name one with `path`: {', '.join(found)}"
         )
@@ -142,13 +143,13 @@ def _capture(run: Run, value: RunValue) -> Capture:
     return found
 
 
-def _mean(capture: Capture) -> Tensor:
+def _mean(capture: StoredCapture) -> Tensor:
     blocks = (capture[start : start + ROWS_AT_ONCE] for start in range(0, len(capture), ROWS_AT_ONCE))
     total = sum((block.double().sum(0) for block in blocks), start=capture[0].double() * 0)
     return (total / len(capture)).float()
 
 
-def _require_one_row_each(capture: Capture, value: RunValue) -> None:
+def _require_one_row_each(capture: StoredCapture, value: RunValue) -> None:
     ids = capture.sample_ids
     if (ids < 0).any():
         what = "keeps whole firings, not a row for each sample"
@@ -159,7 +160,7 @@ def _require_one_row_each(capture: Capture, value: RunValue) -> None:
     raise HookrunError(f"{value.capture}/{value.module} in {value.run} {what}: capture it with task=predict")
 
 
-def _require_same_split(run: Run, capture: Capture, value: RunValue, split: Split) -> None:
+def _require_same_split(run: Run, capture: StoredCapture, value: RunValue, split: Split) -> None:
     """Sample ids match only within one split."""
     theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
     if theirs not in ([split], []):
@@ -171,7 +172,7 @@ def _require_same_model(run: Run, value: RunValue, settings: Settings) -> None:
     theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
     for key in ("name", "factory"):
         if theirs and theirs.get(key) != ours[key]:
-            what = f"model.{key} is {theirs.get(key)!r} there and {ours[key]!r} here"
+            what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             raise HookrunError(f"{_named(run, value)} is of another model: {what}")
 
 
@@ -193,14 +194,22 @@ def _differences(run: Run, settings: Settings) -> list[str]:
     for section, keys in _MAY_DIFFER.items():
         theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
         found += [
-            f"{section}.{key} is {theirs.get(key)!r} there and {ours[key]!r} here"
+            f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             for key in keys
             if theirs and theirs.get(key) != ours[key]
         ]
     seed = run.config.get("seed", settings.seed)
     if seed != settings.seed and settings.model.weights is None:
-        found.append(f"seed is {seed} there and {settings.seed} here, from which the weights are drawn")
+        found.append(
+            f"seed is {_shown(seed)} there and {settings.seed} here, from which the weights are drawn"
+        )
     return found
+
+
+def _shown(value: Any) -> str:
+    """A value of another run's configuration, which may be of any length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
 
 def _section(run: Run, name: str) -> dict[str, Any]:
@@ -208,7 +217,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def _ids(capture: Capture) -> str:
+def _ids(capture: StoredCapture) -> str:
     ids = capture.sample_ids
     return f"it has {len(ids)} samples from {int(ids.min())} to {int(ids.max())}"
 
@@ -219,7 +228,7 @@ class RunRows:
     Rows are read when they are asked for.
     """
 
-    def __init__(self, capture: Capture, name: str, *, resample: bool) -> None:
+    def __init__(self, capture: StoredCapture, name: str, *, resample: bool) -> None:
         self._capture = capture
         self._name = name
         self.draws = resample
@@ -316,9 +325,9 @@ def _origin(path: str) -> str:
         plan = open_run(path).plan
     except StoreError:  # that there is no such run is a problem of its own
         return ""
-    model = f"of a {plan['model']}, hash {plan['hash'][:12]}" if plan else "unknown"
-    matches = [match for each in plan.get("hooks", []) for match in each["targets"]]
-    shapes = ", ".join(f"{match['path']} {match['shape']}" for match in matches[:6])
+    model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
+    matches = [match for each in plan.get("hooks", []) for match in each.get("targets", [])]
+    shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
     return f"the run {path} has the plan {model}: {shapes}"
 
 

@@ -1,4 +1,4 @@
-"""``python -m hookrun.verify RUN``: is everything that a run's indexes name there, whole and unchanged?"""
+"""``python -m hookrun.verify RUN``: is every file of a run there, whole and unchanged?"""
 
 from __future__ import annotations
 
@@ -26,15 +26,22 @@ def _verify(path: Path) -> int:
     try:
         found = verify(path.expanduser())
     except HookrunError as error:
-        print(error, file=sys.stderr)
+        print(_printable(str(error)), file=sys.stderr)
         return 2
     for line in found.notes:
-        print(f"note: {line}")
+        print(f"note: {_printable(line)}")
     for line in found.bad:
-        print(f"BAD: {line}")
+        print(f"BAD: {_printable(line)}")
     verdict = f"{len(found.bad)} bad" if found.bad else "all well"
-    print(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}")
+    if found.status == "running":
+        verdict += " so far: the run has not come to its end"
+    print(_printable(f"{path}: {found.shards} shards, {found.bytes:,} bytes, {verdict}"))
     return 1 if found.bad else 0
+
+
+def _printable(text: str) -> str:
+    """The text with what could command a terminal as escapes: names in a run may hold anything."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 if __name__ == "__main__":

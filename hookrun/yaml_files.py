@@ -36,13 +36,18 @@ def reading(path: Path) -> Iterator[str]:
     text = ""
     try:
         text = _text(path)
-        check_text(text)
-        _check_expansion(text)
+        check(text)
         yield text
     except HookrunError:
         raise
     except Exception as error:
         raise SpecError([_problem(error, path, text)]) from error
+
+
+def check(text: str) -> None:
+    """Raise ValueError for a text that does not keep the limits of `hookrun.yaml_limits` and `hookrun.expansion`."""
+    check_text(text)
+    _check_expansion(text)
 
 
 def _check_expansion(text: str) -> None:

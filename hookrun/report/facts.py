@@ -12,14 +12,20 @@ from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
 from hookrun.report.lines import SampledLines, sampled
 from hookrun.report.sampling import Stream, streams
-from hookrun.store.files import StoreError
-from hookrun.store.format import CAPTURES, CONFIG, METRICS, PREDICTIONS, STATS, STATUS
-from hookrun.store.reader import open_run
+from hookrun.store.files import StoreError, os_reason, read_json
+from hookrun.store.format import CAPTURES, CONFIG, ERROR, METRICS, PREDICTIONS, STATS, STATUS
+from hookrun.store.inside import open_inside
+from hookrun.store.reader import Run, open_run
+from hookrun.store.records import MOST_NAME, STATS_LINE
+from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
 
 MOST_SITES = 10_000
 """Hooked modules whose first notice is kept however long stats.jsonl is."""
+
+MOST_HOOKS = 2_000
+"""Hooks that the page shows."""
 
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
@@ -55,6 +61,11 @@ class Facts:
     def planned(self) -> dict[str, dict[str, Any]]:
         """Hook name -> the hook, in firing order."""
         return {hook["name"]: hook for hook in self.plan.get("hooks", [])}
+
+    @cached_property
+    def order(self) -> dict[str, int]:
+        """Hook name -> its place in firing order."""
+        return {name: place for place, name in enumerate(self.planned)}
 
     def hook_type(self, hook: str) -> HookType | None:
         """The type of a planned hook; None where the plan lacks the hook, or names a type unknown to this version."""
@@ -105,22 +116,19 @@ class Facts:
 def read_facts(path: Path) -> Facts:
     """Read all but the captured tensors themselves. Raises StoreError where there is no run."""
     run = open_run(path)
-    status = run.status
-    if not isinstance(status, dict) or "status" not in status:
-        raise StoreError(f"{run.path / STATUS} says no status")
     notes = list[str]()
+    status = _status(run, notes)
 
     def tried(what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
-        except Exception as error:  # YAML's and JSON's own errors too: a page with a gap is better than none
-            said = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
-            notes.append(f"{what} can't be read: {said}")
+        except HookrunError as error:  # a page with a gap is better than none
+            notes.append(f"{what} can't be read: {error}")
             return otherwise
 
     metrics = tried("the metrics", lambda: sampled(run.path / METRICS, _is_validation), SampledLines())
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
-    return Facts(
+    facts = Facts(
         path=run.path,
         status=status,
         plan=tried("the plan", lambda: _plan(run.plan), {}),
@@ -132,11 +140,29 @@ def read_facts(path: Path) -> Facts:
         stats=stats,
         captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
-        traceback=tried("error.txt", lambda: _text(run.path / "error.txt"), ""),
+        traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
-        cut_off=tried("the state of the run", lambda: run.cut_off, ""),
-        notes=[*notes, *metrics.notes, *stats.notes],
+        cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
+    facts.notes.extend([*notes, *metrics.notes, *stats.notes])
+    if len(facts.planned) > MOST_HOOKS:
+        facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
+    return facts
+
+
+def _status(run: Run, notes: list[str]) -> dict[str, Any]:
+    """The status; only its one word, and a note, where the rest is not as it should be. StoreError without that."""
+    try:
+        return run.status
+    except StoreError as error:
+        try:
+            status = read_json(run.path / STATUS)
+        except StoreError:
+            raise error from None
+        if not isinstance(status, dict) or not isinstance(status.get("status"), str):
+            raise StoreError(f"{run.path / STATUS} says no status") from error
+        notes.append(f"the status can't be read: {error}")
+        return {"status": status["status"][:MOST_NAME]}
 
 
 _MODULE = ("path", "names", "class", "parameters")
@@ -170,11 +196,14 @@ def _plan(plan: Any) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a text file; ``""`` where there is none."""
-    if not path.is_file():
+    """The beginning of a text file of the run; ``""`` where there is none. StoreError for a link or a pipe."""
+    try:
+        with open_inside(path) as file:
+            content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
+    except FileNotFoundError:
         return ""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        content = file.read(MOST_TEXT + 1)
+    except OSError as error:
+        raise StoreError(os_reason(error)) from error
     return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
 
 
@@ -195,4 +224,4 @@ def _records(path: Path) -> SampledLines:
         seen.add(site)
         return True
 
-    return sampled(path, is_first_notice, keys=_RECORD)
+    return sampled(path, is_first_notice, keys=_RECORD, line_of=STATS_LINE)

@@ -12,8 +12,11 @@ from urllib.parse import quote
 from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import numbers, sampled
 from hookrun.report.yaml_files import read_yaml
-from hookrun.store.files import StoreError, read_json
+from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
+from hookrun.store.inside import is_there
+from hookrun.store.read_records import read_record
+from hookrun.store.records import EnvRecord, Record, Status
 from hookrun.store.run_dir import cut_off
 
 OVERRIDES = ".hydra/overrides.yaml"
@@ -63,8 +66,8 @@ def _job_folders(folder: Path) -> Iterator[Path]:
 
 
 def _job(folder: Path, path: Path) -> JobFacts:
-    status = _json(path / STATUS)
-    reason = _cut_off(status)
+    status = _record(path / STATUS, Status)
+    reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
     values = dict[str, float]()
@@ -75,36 +78,31 @@ def _job(folder: Path, path: Path) -> JobFacts:
     return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
-        reason=str(status.get("reason", "")),
+        reason=str(status.get("reason") or ""),
         exit_code=status.get("exit_code"),
         started=str(status.get("started", "")),
         seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
-        overrides=_overrides(path / OVERRIDES),
+        overrides=_overrides(path),
         metrics={name: value for name, value in values.items() if not name.endswith("/lr")},
-        argv=list(_json(path / ENV).get("argv", [])),
+        argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
     )
 
 
-def _cut_off(status: dict[str, Any]) -> str:
-    return cut_off(status) if {"status", "pid"} <= set(status) else ""
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file, or where it does not hold JSON."""
+def _record(path: Path, model: type[Record]) -> dict[str, Any]:
+    """Empty where there is no such file, or none that can be read; a status says then what is wrong."""
     try:
-        content = read_json(path) if path.is_file() else {}
+        return read_record(path, model) if is_there(path) else {}
     except StoreError as error:
         return {"status": "unreadable", "reason": str(error)} if path.name == STATUS else {}
-    return content if isinstance(content, dict) else {}
 
 
-def _overrides(path: Path) -> dict[str, str]:
-    content = read_yaml(path)
+def _overrides(folder: Path) -> dict[str, str]:
+    content = read_yaml(folder / OVERRIDES, folder)
     texts = content if isinstance(content, list) else []
     pairs = (str(text).lstrip("+").partition("=") for text in texts)
     return {key: value for key, _, value in pairs}
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split("/")]
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in name.split("/")]

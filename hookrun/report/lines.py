@@ -1,17 +1,26 @@
-"""Files of JSON lines, read in bounded memory: a long file is sampled."""
+"""Files of JSON lines, read in bounded memory: a long one is sampled."""
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, BinaryIO
 
+from pydantic import TypeAdapter, ValidationError
+
+from hookrun.store.files import os_reason
 from hookrun.store.format import decode
+from hookrun.store.inside import open_inside
+from hookrun.store.records import METRICS_LINE
 
 MOST_BYTES = 24 * 2**20
+MOST_LINE = 2**20
+"""Bytes of a line; longer ones are left out."""
 
 
 @dataclass
@@ -32,42 +41,73 @@ def sampled(
     always: Callable[[bytes], bool] = lambda line: False,
     limit: int = MOST_BYTES,
     keys: Mapping[str, type] = MappingProxyType({}),
+    line_of: TypeAdapter[Any] = METRICS_LINE,
 ) -> SampledLines:
     """The whole file up to `limit` bytes; of a longer one about so many, drawn line by line with a fixed seed.
 
-    always: lines that are kept whatever the file's size
-    keys:   what each record must have, and of which type; other records are left out
+    always:  lines that are kept whatever the file's size
+    keys:    what each record must have, and of which type; other records are left out
+    line_of: the model that each record must hold to
     """
     found = SampledLines()
-    if not path.is_file():
+    counts = Counter[str]()
+    try:
+        with open_inside(path) as file:
+            share = limit / max(os.fstat(file.fileno()).st_size, 1)
+            draw = random.Random(0)
+            for line in _lines(file, counts):
+                if share < 1 and draw.random() > share and not always(line):
+                    continue
+                try:
+                    record = decode(line)
+                except ValueError:
+                    counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
+                    continue
+                if _is_record(record, keys, line_of):
+                    found.records.append(record)
+                else:
+                    counts["strange"] += 1
+    except FileNotFoundError:
         return found
-    share = limit / max(path.stat().st_size, 1)
-    draw = random.Random(0)
-    broken = strange = total = 0
-    with path.open("rb") as file:
-        for line in file:
-            total += 1
-            if share < 1 and draw.random() > share and not always(line):
-                continue
-            try:
-                record = decode(line)
-            except ValueError:
-                broken += bool(line.endswith(b"\n"))  # an unfinished last line is still being written
-                continue
-            if isinstance(record, dict) and all(isinstance(record.get(k), v) for k, v in keys.items()):
-                found.records.append(record)
-            else:
-                strange += 1
+    except OSError as error:
+        found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
+        return found
     found.is_sample = share < 1
-    if found.is_sample:
-        found.notes.append(
-            f"{path.name} has {total:,} lines: {len(found.records):,} of them, drawn at random, are shown"
-        )
-    if broken:
-        found.notes.append(f"{path.name}: {broken:,} lines are no JSON and left out")
-    if strange:
-        found.notes.append(f"{path.name}: {strange:,} lines hold no such record and are left out")
+    found.notes += _notes(path.name, counts, len(found.records) if found.is_sample else None)
     return found
+
+
+def _lines(file: BinaryIO, counts: Counter[str]) -> Iterator[bytes]:
+    """The lines of a file; one that is longer than `MOST_LINE` is counted and left out."""
+    is_rest = False
+    while piece := file.readline(MOST_LINE):
+        is_end = piece.endswith(b"\n") or len(piece) < MOST_LINE
+        if is_rest or not is_end:
+            counts["long"] += not is_rest
+        else:
+            yield piece
+        counts["total"] += is_end
+        is_rest = not is_end
+
+
+def _is_record(record: Any, keys: Mapping[str, type], line_of: TypeAdapter[Any]) -> bool:
+    try:
+        line_of.validate_python(record)
+    except ValidationError:
+        return False
+    return all(isinstance(record.get(key), kind) for key, kind in keys.items())
+
+
+def _notes(name: str, counts: Counter[str], drawn: int | None) -> Iterator[str]:
+    """drawn: how many lines are shown, where that is a sample."""
+    if drawn is not None:
+        yield f"{name} has {counts['total']:,} lines: {drawn:,} of them, drawn at random, are shown"
+    if counts["broken"]:
+        yield f"{name}: {counts['broken']:,} lines are no JSON and left out"
+    if counts["strange"]:
+        yield f"{name}: {counts['strange']:,} lines hold no such record and are left out"
+    if counts["long"]:
+        yield f"{name}: {counts['long']:,} lines are longer than {MOST_LINE:,} bytes and left out"
 
 
 def is_number(value: Any) -> bool:

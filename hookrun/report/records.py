@@ -24,6 +24,7 @@ NOTICES = frozenset({"ok", "spent"})
 """Keys of the records that the page shows as notices: the verdict of a check, a budget that is used up."""
 
 MOST_CHARTS = 16
+MOST_MODES = 4
 MOST_ROWS = 200
 MOST_COLUMNS = 200
 MOST_LINES = 60
@@ -52,7 +53,7 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
     for record in records:
         if (values := recorded(record)) and not is_measured(record):
             words = "  ".join(f"{key}={_short(value)}" for key, value in values.items())
-            at = f"{module_name(str(record['module']))} {one_line(str(record.get('path', '')))}".strip()
+            at = f"{module_name(str(record['module']))} {one_line(str(record.get('path') or ''))}".strip()
             found.append((f"step {record['step']}  {at}", words[:MOST_CHARACTERS]))
             if len(found) == MOST_LINES:
                 break
@@ -62,12 +63,13 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
 def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
     """A chart for each number that a hook recorded; the norms of gradients come first, as a map of layers too."""
     measured = [record for record in records if is_measured(record)]
-    modes = list(dict.fromkeys(str(record["mode"]) for record in measured))
+    modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
     places = facts.places(hook)
     figures = list[Figure]()
     for mode in modes:
         of_mode = [record for record in measured if record["mode"] == mode]
-        names = dict.fromkeys(key for record in of_mode for key in recorded(record))
+        every = dict.fromkeys(key for record in of_mode for key in recorded(record))
+        names = list(every)[:MOST_CHARTS]
         where = f", {mode} mode" if len(modes) > 1 else ""
         for name in sorted(names, key=lambda name: name != "norm"):
             is_gradient_norm = name == "norm" and facts.sees_gradients(hook)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.store.captures import Capture, read_captures, read_index
-from hookrun.store.format import Entry, Shard
+from hookrun.store.captures import StoredCapture, read_captures, read_index
+from hookrun.store.shard import Entry, Shard, row_bytes
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ def streams(folder: Path) -> list[Stream]:
 def _stream(parts: Sequence[tuple[Shard, Entry]]) -> Stream:
     entry = parts[0][1]
     rows = sum(each.rows for _, each in parts)
-    size = rows * _row_bytes(entry.dtype, entry.shape)
+    size = rows * row_bytes(entry.dtype, entry.shape)
     return Stream(
         entry.hook, entry.module, entry.path, entry.dtype, entry.shape, entry.by, rows, size, tuple(parts)
     )
@@ -88,7 +88,7 @@ def _stream(parts: Sequence[tuple[Shard, Entry]]) -> Stream:
 
 def draw(folder: Path, stream: Stream) -> DrawnRows:
     """Rows spread evenly over the stream. Raises HookrunError where they are too large or can't be read."""
-    row = _row_bytes(stream.dtype, stream.shape)
+    row = row_bytes(stream.dtype, stream.shape)
     if row > LARGEST_ROW:
         raise HookrunError(f"one row has {row / 1e6:,.0f} MB: too large to draw")
     wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(row, 1)))
@@ -104,15 +104,17 @@ def draw(folder: Path, stream: Stream) -> DrawnRows:
         values.append(_plain(capture[here]))
         table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits)
         columns.append(torch.stack([column[here] for column in table]))
+    if not values:
+        raise HookrunError("it holds no rows")
     whole = torch.cat(columns, dim=1)
     return DrawnRows(torch.cat(values), *whole)
 
 
-def _capture(folder: Path, shard: Shard) -> Capture:
+def _capture(folder: Path, shard: Shard) -> StoredCapture:
     found = read_captures(folder, [shard], {})
     (by_module,) = found.values()
     (leaf,) = by_module.values()
-    if isinstance(leaf, Capture):
+    if isinstance(leaf, StoredCapture):
         return leaf
     (inside,) = leaf.values()
     return inside
@@ -129,11 +131,3 @@ def _spread(items: Sequence[T], most: int) -> Iterator[T]:
         yield from items[:count]
         return
     yield from (items[n * (len(items) - 1) // (count - 1)] for n in range(count))
-
-
-def _row_bytes(dtype: str, shape: Sequence[int]) -> int:
-    size = getattr(torch, dtype).itemsize if hasattr(torch, dtype) else 8
-    count = 1
-    for length in shape:
-        count *= length
-    return int(size) * count

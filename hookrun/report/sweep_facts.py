@@ -8,10 +8,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from hookrun.report.jobs import JobFacts, find_jobs
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
 from hookrun.store.files import StoreError
+
+MOST_OVERRIDES = 50_000
+"""Characters of a sweep's command line that is taken apart."""
+
+MOST_JOBS = 10**9
+"""A sweep that asks for more was not started by a person: the number of its jobs counts as unknown."""
 
 _NOT_WELL = ("cut off", "failed", "stopped", "interrupted", "unreadable")
 _ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started", "done")
@@ -81,12 +88,27 @@ def _asked(folder: Path) -> dict[str, int]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    content = read_yaml(folder / MULTIRUN)
+    content = read_yaml(folder / MULTIRUN, folder)
     hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
     try:
         params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
-        overrides = OverridesParser.create().parse_overrides([*params, *hydra["overrides"]["task"]])
-    except (HydraException, KeyError, TypeError, AttributeError):  # half written, or of another sweeper
-        return {}
-    swept = [override for override in overrides if override.is_discrete_sweep()]
-    return {override.key_or_group: len(list(override.sweep_iterator())) for override in swept}
+        texts = [*params, *hydra["overrides"]["task"]]
+        if sum(map(len, texts)) > MOST_OVERRIDES:
+            return {}
+        overrides = OverridesParser.create().parse_overrides(texts)
+        swept = [override for override in overrides if override.is_discrete_sweep()]
+        asked = {override.key_or_group: _values_of(override.value()) for override in swept}
+    except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
+        return {}  # half written, or of another sweeper
+    return asked if math.prod(asked.values()) <= MOST_JOBS else {}
+
+
+def _values_of(sweep: Any) -> int:
+    """The number of a sweep's values, counted without making them. ValueError where it is not known."""
+    from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
+
+    if isinstance(sweep, ChoiceSweep):
+        return len(sweep.list)
+    if isinstance(sweep, RangeSweep) and sweep.start is not None and sweep.stop is not None:
+        return max(math.ceil((sweep.stop - sweep.start) / sweep.step), 0)
+    raise ValueError("a sweep whose values are not known")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hookrun.errors import SpecError
+from hookrun.store import stored_config
+from hookrun.store.files import StoreError
 
 MULTIRUN = "multirun.yaml"
 
 
-def read_yaml(path: Path) -> Any:
-    """The content, interpolations left as they are; None where the file is missing or does not hold YAML."""
-    from omegaconf import OmegaConf
+def read_yaml(path: Path, root: Path) -> Any:
+    """The content, interpolations left as they are; None where the file is missing or does not hold YAML.
 
-    from hookrun.yaml_files import load
-
+    root: the directory of the run or the sweep, below which no link is followed
+    """
     try:
-        return OmegaConf.to_container(load(path), resolve=False) if path.is_file() else None
-    except (OSError, SpecError):
+        return stored_config.read_yaml(path, root)
+    except StoreError:
         return None

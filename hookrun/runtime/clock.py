@@ -144,10 +144,10 @@ class _Numbers(local):
     number = -1
 
     def __init__(self) -> None:
-        self.latest = Run(Call(0, 0))
+        self.latest = ModuleRun(Call(0, 0))
 
 
-class Run:
+class ModuleRun:
     """One run of a module.
 
     call:  which call it is; where activation checkpointing repeats a call, that call
@@ -172,12 +172,12 @@ class Calls:
         self._here = _Numbers()
         self._totals = count()
         self._runs = dict[
-            int, Run
+            int, ModuleRun
         ]()  # by the identity of the frame; a finished frame's is given to another call
         self._logs = WeakKeyDictionary[object, Log]()
 
     @property
-    def run(self) -> Run:
+    def run(self) -> ModuleRun:
         """The run under way around this line, or the last one in this thread."""
         if self._module is not None:
             for frame in frames_of(self._module):
@@ -194,7 +194,7 @@ class Calls:
         """The module is called once more; from a hook of that call."""
         self._module = module
         call = self._call()
-        key, self._here.latest = id(call_frame()), Run(call)
+        key, self._here.latest = id(call_frame()), ModuleRun(call)
         self._runs.pop(key, None)
         self._runs[key] = self._here.latest
         if len(self._runs) > _MOST_RUNS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -14,13 +14,19 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.files import StoreError, read_lines
-from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
+from hookrun.store.files import StoreError, blocks_of_lines, os_reason
+from hookrun.store.format import COLUMNS, FIRING, INDEX, STORED_DTYPES
+from hookrun.store.inside import size_inside
+from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors, read_rows, read_tensor
 
 _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
+
+# Of each of COLUMNS: what is meant where the column is missing, and the least that it may hold.
+_DEFAULTS = (FIRING, 0, 0, 0, 0, -1)
+_LEAST = (FIRING, 0, 0, 0, 0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class _Part:
     entry: Entry
 
 
-class Capture:
+class StoredCapture:
     """The rows captured of one tensor, read from the shards when asked for.
 
     Rows stand in data-set order where each sample was captured once, else in the order of recording. An int
@@ -111,6 +117,7 @@ class Capture:
         return hit.nonzero().squeeze(1)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
+        _ = self._table  # as many rows as the index says are there, before memory is taken for them
         positions = self._positions(index)
         return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
 
@@ -137,16 +144,27 @@ class Capture:
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
         """[rows, columns] in row order, and the place of each row in the order of recording."""
-        tables = []
-        for part in self._parts:
-            table = read_tensor(self._open(part.shard.file), f"{part.entry.key}.rows")
-            tables.append(table[:, [part.shard.columns.index(name) for name in COLUMNS]])
+        tables = [self._table_of(part) for part in self._parts]
         table = torch.cat(tables)
         samples = table[:, 0]
         ascending, order = samples.sort()
         once = bool((ascending.diff() > 0).all()) and not (samples == FIRING).any()
         order = order if once else torch.arange(len(samples), device="cpu")
         return table[order], order
+
+    def _table_of(self, part: _Part) -> Tensor:
+        """[rows of the part, columns]: a column that an earlier version did not write holds what was meant."""
+        stored = read_tensor(self._open(part.shard.file), f"{part.entry.key}.rows")
+        table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
+        for place, name in enumerate(COLUMNS):
+            if name in part.shard.columns:
+                table[:, place] = stored[:, part.shard.columns.index(name)]
+        least = torch.tensor(_LEAST, dtype=torch.int64, device="cpu")
+        if (table < least).any() or (table[:, COLUMNS.index("split")] >= len(SPLITS)).any():
+            raise StoreError(
+                f"{self.label}: {part.shard.file} holds rows of impossible samples, steps or splits"
+            )
+        return table
 
     def _positions(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
         """The index as non-negative row numbers, int64: [n], or [] for an int."""
@@ -176,8 +194,6 @@ class Capture:
                 "do not fit into one tensor. Read row by row: [row for row in capture]"
             )
         dtype, shape = kinds.pop()
-        if dtype not in _DTYPES:
-            raise StoreError(f"{self.label}: unknown dtype {dtype!r}, written by another version of hookrun")
         return _DTYPES[dtype], shape
 
     def _read(self, positions: Tensor) -> Tensor:
@@ -206,48 +222,50 @@ class Capture:
                 out[places] = block[run - first]
 
 
-Leaf = Capture | Lookup[Capture]
+Leaf = StoredCapture | Lookup[StoredCapture]
 """What a hook captured at a module: one tensor, or the tensors of a container by their paths."""
 
 
 def read_index(folder: Path) -> tuple[list[Shard], str]:
-    """The shards that the index of a folder names, and a note on a last line that is cut off, or ``""``."""
+    """The shards that the index of a folder names, and a note on a last line that is cut off, or ``""``.
+
+    The folder is one of a run directory: neither it nor its files may be links. StoreError for a line that describes
+    no shard, and for two lines of one shard.
+    """
     path = folder / INDEX
-    records, note = read_lines(path)
-    shards = []
-    for number, record in enumerate(records, start=1):
-        try:
-            shards.append(Shard.of(record))
-        except ValueError as error:
-            raise StoreError(f"{path}, line {number}: {error}") from error
-    return shards, note
+    shards, note = dict[str, Shard](), ""
+    for block in blocks_of_lines(path, folder.parent):
+        note = block.note
+        for number, record in enumerate(block.records, start=block.first):
+            try:
+                shard = Shard.of(record)
+                if shard.file in shards:
+                    raise ValueError(f"the shard {shard.file!r} stands in an earlier line too")
+            except ValueError as error:
+                raise StoreError(f"{path}, line {number}: {error}") from error
+            shards[shard.file] = shard
+    return list(shards.values()), note
 
 
 class _Shards:
     """Opens the shards of a folder by name and keeps some open; a copy or a pickle of it opens its own.
 
-    sizes: name -> bytes, as the index has them
+    shards: name -> what the index says of it
     """
 
-    def __init__(self, folder: Path, sizes: Mapping[str, int]) -> None:
-        self._given = folder, sizes
-        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_shard, folder, sizes))
+    def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
+        self._given = folder, shards
+        self._opened = lru_cache(maxsize=_OPEN_SHARDS)(partial(_open_named, folder, shards))
 
     def __call__(self, name: str) -> Any:
         return self._opened(name)
 
-    def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, int]]]:
+    def __reduce__(self) -> tuple[type[_Shards], tuple[Path, Mapping[str, Shard]]]:
         return type(self), self._given
 
 
-def _open_shard(folder: Path, sizes: Mapping[str, int], name: str) -> Any:
-    path = folder / name
-    if path.is_file() and path.stat().st_size != sizes[name]:
-        raise StoreError(
-            f"{path} has {path.stat().st_size} bytes where its index says {sizes[name]}: "
-            "it was changed or cut off"
-        )
-    return open_tensors(path)
+def _open_named(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
+    return open_whole_shard(folder, shards[name])
 
 
 def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str]) -> Lookup[Lookup[Leaf]]:
@@ -258,12 +276,12 @@ def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, s
             paths = found.setdefault(entry.hook, {}).setdefault(entry.module, {})
             paths.setdefault(entry.path, []).append(_Part(shard, entry))
 
-    open_shard = _Shards(folder, {shard.file: shard.bytes for shard in shards})
+    open_shard = _Shards(folder, {shard.file: shard for shard in shards})
 
     def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
         label = f"{hook} at {module!r}"
         captures = {
-            path: Capture(f"{label}, {path}" if path else label, parts, open_shard)
+            path: StoredCapture(f"{label}, {path}" if path else label, parts, open_shard)
             for path, parts in paths.items()
         }
         return captures[""] if list(captures) == [""] else Lookup("tensor", label, captures)
@@ -273,3 +291,37 @@ def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, s
         leaves = {module: leaf(hook, module, paths) for module, paths in modules.items()}
         hooks[hook] = Lookup("module", f"the captures of {hook!r}", leaves, aliases)
     return Lookup("hook", f"the captures of {folder.parent}", hooks)
+
+
+def open_whole_shard(folder: Path, shard: Shard) -> Any:
+    """The shard's file as safetensors' lazy reader. StoreError where it is not what its index says."""
+    path = folder / shard.file
+    try:
+        size = size_inside(path, folder.parent)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    if size != shard.bytes:
+        raise StoreError(
+            f"{path} has {size} bytes where its index says {shard.bytes}: it was changed or cut off"
+        )
+    file = open_tensors(path, folder.parent)
+    names = set(file.keys())
+    for entry in shard.entries:
+        table = f"{entry.key}.rows"
+        _require_tensor(path, file, names, entry.key, (entry.rows, *entry.shape), entry.dtype)
+        _require_tensor(path, file, names, table, (entry.rows, len(shard.columns)), "int64")
+    return file
+
+
+def _require_tensor(
+    path: Path, file: Any, names: Collection[str], name: str, shape: tuple[int, ...], dtype: str
+) -> None:
+    if name not in names:
+        raise StoreError(f"{path} lacks the tensor {name!r} that its index names")
+    found = file.get_slice(name)
+    there = (tuple(found.get_shape()), found.get_dtype())
+    if there != (shape, STORED_DTYPES[dtype]):
+        raise StoreError(
+            f"{path}: the tensor {name!r} is {there[1]} {list(there[0])} where its index says "
+            f"{STORED_DTYPES[dtype]} {list(shape)}"
+        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from hookrun.store.files import StoreError, make_folder, replacing
+from hookrun.store.format import decode
 from hookrun.store.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
 
 _ALIASES = "aliases"
@@ -51,13 +52,24 @@ def read(path: str | Path) -> dict[str, Tensor]:
     path = Path(path).absolute()
     if not path.is_file():
         raise StoreError(f"there is no checkpoint {path}")
-    with open_tensors(path) as file:
+    with open_tensors(path.resolve()) as file:
         state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (no mapping)
-        aliases = json.loads((file.metadata() or {}).get(_ALIASES, "{}"))
+        stored = (file.metadata() or {}).get(_ALIASES, "{}")
+    return state | {name: state[same] for name, same in _aliases(path, stored, state).items()}
+
+
+def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, str]:
+    """Name -> the name under which its tensor is stored."""
     try:
-        return state | {name: state[same] for name, same in aliases.items()}
-    except KeyError as error:
-        raise StoreError(f"{path} names {error} as shared, but does not hold it") from error
+        aliases = decode(stored.encode())
+    except ValueError as error:
+        raise StoreError(f"{path} does not say which names share a tensor: {error}") from error
+    if not isinstance(aliases, dict):
+        raise StoreError(f"{path} does not say which names share a tensor: found a {type(aliases).__name__}")
+    for same in aliases.values():
+        if not isinstance(same, str) or same not in state:
+            raise StoreError(f"{path} names {same!r:.300} as shared, but does not hold it")
+    return aliases
 
 
 def _identity(tensor: Tensor) -> object:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Capture, Leaf
+from hookrun.store.captures import Leaf, StoredCapture
 from hookrun.store.files import replacing
 from hookrun.store.tensor_file import write_tensors
 
@@ -64,7 +64,7 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
 class _Batches(Sequence[Tensor]):
     """The rows of a capture as chunks that are read when they are asked for: all of them need not fit into memory."""
 
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: StoredCapture) -> None:
         self._capture = capture
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class _Batches(Sequence[Tensor]):
         return self._capture[number * ROWS_AT_ONCE : (number + 1) * ROWS_AT_ONCE]
 
 
-def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, Capture]]:
+def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, StoredCapture]]:
     if isinstance(leaf, Lookup):
         yield from ((f"{name}/{path}", leaf[path]) for path in leaf)
     else:
@@ -89,7 +89,7 @@ class Labelled(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     An item is (row, label); rows are read from disk as they are asked for.
     """
 
-    def __init__(self, capture: Capture, labels: Tensor) -> None:
+    def __init__(self, capture: StoredCapture, labels: Tensor) -> None:
         self.capture = capture
         self.labels = labels
 

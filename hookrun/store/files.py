@@ -7,11 +7,22 @@ import gc
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hookrun.errors import HookrunError
 from hookrun.store.format import decode, encode
+from hookrun.store.inside import open_inside, read_inside
+
+MOST_JSON = 32 * 2**20
+"""Bytes of a JSON file."""
+
+MOST_LINES = 2**30
+"""Bytes of a file of JSON lines that is read as a whole."""
+
+MOST_LINE = 32 * 2**20
+BYTES_AT_ONCE = 2**20
 
 
 class StoreError(HookrunError):
@@ -27,7 +38,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     """
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(aside, "wb") as file:
+        aside.unlink(missing_ok=True)
+        # Exclusively: a directory from a stranger may hold a link of that name.
+        with open(aside, "xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -143,36 +156,89 @@ class Lines:
         return self._file
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; StoreError if it cannot be read or is no JSON."""
-    data = _read(path)
+def read_json(path: Path, root: Path | None = None) -> Any:
+    """The content of a JSON file, of at most `MOST_JSON` bytes.
+
+    root: the run directory, below which no link is followed; the file's own folder unless given
+
+    StoreError if it cannot be read or is not JSON.
+    """
+    try:
+        data = read_inside(path, root, limit=MOST_JSON)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
     try:
         return decode(data)
     except ValueError as error:
-        raise StoreError(f"{path} is no JSON: {error}") from error
+        raise StoreError(f"{path} is no JSON that hookrun reads: {error}") from error
 
 
-def read_lines(path: Path) -> tuple[list[Any], str]:
+def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
     """The records of a file that `Lines` wrote, and a note on a last line that is cut off, or ``""``.
 
     A process that is killed while it appends leaves such a line: it is left out. A broken line before the
     last is no such accident: StoreError. A file that does not exist has no records.
+
+    root: the run directory, below which no link is followed; the file's own folder unless given
     """
-    if not path.exists():
-        return [], ""
-    *whole, last = _read(path).split(b"\n")
+    records, note = list[Any](), ""
     with collector_paused():
-        records = _decoded(path, whole)
-    if not last:
-        return records, ""
+        for block in blocks_of_lines(path, root):
+            records += block.records
+            note = block.note
+    return records, note
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some lines of a file that follow each other.
+
+    first: the number of the first line, from 1
+    lines: as they stand in the file, without their ends
+    note:  what to know of a last line that is cut off and left out of `lines` and `records`, or ``""``
+    """
+
+    first: int
+    lines: list[bytes]
+    records: list[Any]
+    note: str = ""
+
+
+def blocks_of_lines(path: Path, root: Path | None = None) -> Iterator[Block]:
+    """The lines of a file that `Lines` wrote, about a megabyte at a time; StoreError as `read_lines` raises it."""
     try:
-        records.append(decode(last))  # an object that parses is whole, though its end of line is missing
+        with open_inside(path, root) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_LINES:
+                what = f"it has {size:,} bytes, more than the {MOST_LINES:,} that are read"
+                raise StoreError(f"cannot read {path}: {what}")
+            number, rest = 1, b""
+            while data := file.read(BYTES_AT_ONCE):
+                *lines, rest = (rest + data).split(b"\n")
+                if len(rest) > MOST_LINE:
+                    where = f"{path}, line {number + len(lines)}"
+                    raise StoreError(f"{where}: longer than the {MOST_LINE:,} bytes that are read")
+                if lines:
+                    yield Block(number, lines, _decoded(path, lines, number))
+                    number += len(lines)
+            if rest:
+                yield _last(path, rest, number)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+
+
+def _last(path: Path, line: bytes, number: int) -> Block:
+    """A line that has no end: an object that parses is whole, any other is cut off."""
+    try:
+        return Block(number, [line], [decode(line)])
     except ValueError:
-        return records, f"{path}: the last line is cut off and left out; {len(records)} before it are whole"
-    return records, ""
+        note = f"{path}: the last line is cut off and left out; {number - 1} before it are whole"
+        return Block(number, [], [], note)
 
 
-def _decoded(path: Path, lines: Sequence[bytes]) -> list[Any]:
+def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
     try:  # in one go, which takes a third of the time
         records: list[Any] = decode(b"[" + b",".join(lines) + b"]")
         if len(records) == len(lines):
@@ -180,7 +246,7 @@ def _decoded(path: Path, lines: Sequence[bytes]) -> list[Any]:
     except ValueError:
         pass  # the line is named below
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines, start=first):
         try:
             records.append(decode(line))
         except ValueError as error:
@@ -203,10 +269,3 @@ def collector_paused() -> Iterator[None]:
 def os_reason(error: OSError) -> str:
     """What the operating system said, without number and path."""
     return error.strerror or str(error)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error

@@ -1,11 +1,11 @@
-"""The run directory's format: file names, states, JSON with NaN, and the lines of a shard index."""
+"""The run directory's format: file names, states, and JSON with NaN, which is read within bounds."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from os import PathLike, fspath
 from typing import Any, Literal
 
@@ -22,6 +22,12 @@ PREDICTIONS = "predictions"
 CHECKPOINTS = "checkpoints"
 INDEX = "index.jsonl"
 REPORT = "report.html"
+ERROR = "error.txt"
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+
+NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
+"""Files of a run directory that its manifest leaves out: they change after it is written."""
 
 PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
@@ -43,6 +49,38 @@ The split is its number among the data's SPLITS, or -1.
 
 FIRING = -1
 
+STORED_DTYPES: Mapping[str, str] = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+    "complex64": "C64",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""The dtypes that a safetensors file can hold, as torch names them, with their names there."""
+
+MOST_DEPTH = 64
+"""Lists and mappings inside each other in one JSON value."""
+
+MOST_DIGITS = 100
+"""Of a whole number."""
+
+MOST_VALUES = 2_000_000
+"""In one JSON file, about: counted before it is parsed, since each takes a hundred times its bytes."""
+
 VERSION = 1
 """Raised when an older reader would misread a shard; keys and columns may be added without."""
 
@@ -58,9 +96,57 @@ def encode(value: Any, *, indent: int | None = None) -> str:
 
 
 def decode(text: bytes) -> Any:
-    """What `encode` wrote, with NaN and infinities as floats. Raises ValueError if it is no JSON."""
-    value = json.loads(text)
+    """What `encode` wrote, with NaN and infinities as floats.
+
+    Raises ValueError for what is not JSON, and for JSON that nests deeper than `MOST_DEPTH`, holds more than
+    `MOST_VALUES` or a whole number of more than `MOST_DIGITS`.
+    """
+    opened = text.count(b"[") + text.count(b"{")
+    if opened + text.count(b",") > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+    value = _parsed(text)
+    if opened > MOST_DEPTH:
+        _require_shallow(value)
     return _restored(value) if b'NaN"' in text or b'Infinity"' in text else value
+
+
+_LONG = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
+
+
+def _parsed(text: bytes) -> Any:
+    whole = _whole if _LONG.search(text) else None  # a function of ours for each number takes time
+    try:
+        return json.loads(text, parse_constant=_refuse_constant, parse_int=whole)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+_TOO_DEEP = f"it nests deeper than {MOST_DEPTH} lists and mappings"
+
+
+def _refuse_constant(word: str) -> Any:
+    raise ValueError(f"{word} is not JSON: it is written as the text {word!r}")
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS + 1:  # and a sign
+        raise ValueError(f"it holds a number of {len(digits):,} digits")
+    return int(digits)
+
+
+def _require_shallow(value: Any) -> None:
+    level = [value]
+    for _ in range(MOST_DEPTH + 1):
+        level = [
+            inner
+            for each in level
+            if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(_TOO_DEEP)
 
 
 def _plain(value: Any) -> Any:
@@ -97,73 +183,3 @@ def _restored(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _restored(item) for key, item in value.items()}
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Rows of one tensor stream in one shard, in the order of recording.
-
-    key:   name of the rows in the shard, a [rows, *shape] tensor; ``<key>.rows`` holds their [rows, columns]
-           int64 table
-    path:  where the tensor stood in the captured value: ``""`` for a bare tensor, else like ``[0].logits``
-    dtype: as torch names it, without ``torch.``
-    shape: of one row
-    by:    what a row is: one `sample` of a batch, or all that one `firing` of the hook saw
-    """
-
-    key: str
-    hook: str
-    module: str
-    path: str
-    dtype: str
-    shape: tuple[int, ...]
-    rows: int
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One line of a shard index: a file that is complete on disk, what it must be, and what it holds."""
-
-    file: str
-    sha256: str
-    bytes: int
-    columns: tuple[str, ...]
-    entries: tuple[Entry, ...]
-
-    def record(self) -> dict[str, Any]:
-        """The line as a mapping for `encode`."""
-        entries = [{name: getattr(entry, name) for name in Entry.__slots__} for entry in self.entries]
-        return {
-            "version": VERSION,
-            "shard": self.file,
-            "sha256": self.sha256,
-            "bytes": self.bytes,
-            "columns": self.columns,
-            "entries": entries,
-        }
-
-    @classmethod
-    def of(cls, record: Any) -> Shard:
-        """The shard that a line describes, without unknown keys. Raises ValueError for any other line."""
-        try:
-            if record["version"] > VERSION:
-                raise ValueError(f"it has format {record['version']}, this hookrun reads up to {VERSION}")
-            entries = tuple(
-                Entry(
-                    entry["key"],
-                    entry["hook"],
-                    entry["module"],
-                    entry["path"],
-                    entry["dtype"],
-                    tuple(entry["shape"]),
-                    entry["rows"],
-                    entry["by"],
-                )
-                for entry in record["entries"]
-            )
-            if "/" in record["shard"]:
-                raise ValueError(f"the shard {record['shard']!r} lies outside of its folder")
-            return cls(record["shard"], record["sha256"], record["bytes"], tuple(record["columns"]), entries)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"it describes no shard: {error!r}") from error

@@ -14,9 +14,9 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Capture, Leaf, read_captures, read_index
+from hookrun.store.captures import Leaf, StoredCapture, read_captures, read_index
 from hookrun.store.exports import Labelled, as_table, merge
-from hookrun.store.files import StoreError, collector_paused, read_json, read_lines
+from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason
 from hookrun.store.format import (
     CAPTURES,
     CONFIG,
@@ -31,7 +31,20 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
+from hookrun.store.inside import is_there
+from hookrun.store.read_records import read_record, read_records
+from hookrun.store.records import (
+    METRICS_LINE,
+    STATS_LINE,
+    EnvRecord,
+    HooksRecord,
+    ModelRecord,
+    PlanRecord,
+    Record,
+    Status,
+)
 from hookrun.store.run_dir import cut_off
+from hookrun.store.stored_config import data_used, read_yaml
 
 _SHOWN = 12
 
@@ -47,54 +60,48 @@ class Run:
 
     @property
     def status(self) -> dict[str, Any]:
-        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `host`, `exit_code`."""
-        status: dict[str, Any] = read_json(self.path / STATUS)
-        return status
+        """status.json as it is now: `status`, `reason`, `started`, `ended`, `pid`, `host`, `exit_code`, `manifest`."""
+        return read_record(self.path / STATUS, Status)
 
     @cached_property
     def plan(self) -> dict[str, Any]:
         """plan.json; empty if the run ended before there was a plan."""
-        return self._json(PLAN)
+        return self._record(PLAN, PlanRecord)
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration that the run was started with; empty where it was not kept."""
-        from omegaconf import OmegaConf
-
-        from hookrun.yaml_files import load
-
-        path = self.path / CONFIG
-        content = OmegaConf.to_container(load(path)) if path.is_file() else {}
-        return content if isinstance(content, dict) else {}  # type: ignore[return-value]
+        content = read_yaml(self.path / CONFIG, self.path)
+        return content if isinstance(content, dict) else {}
 
     @cached_property
     def env(self) -> dict[str, Any]:
         """env.json; empty if the run ended before it was written."""
-        return self._json(ENV)
+        return self._record(ENV, EnvRecord)
 
     @cached_property
     def model(self) -> dict[str, Any]:
         """model.json: `class` and `modules`, one for each with path, names, class, parameters; empty if not written."""
-        return self._json(MODEL)
+        return self._record(MODEL, ModelRecord)
 
     @cached_property
     def hooks(self) -> dict[str, Any]:
         """hooks.json, written at the end: `sites`, the counts of each hook at each module; empty if not written."""
-        return self._json(HOOKS)
+        return self._record(HOOKS, HooksRecord)
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; NaN and infinities are floats."""
-        return read_lines(self.path / METRICS)[0]
+        return read_records(self.path / METRICS, METRICS_LINE)
 
     @cached_property
     def stats(self) -> list[dict[str, Any]]:
         """The lines of stats.jsonl in order."""
-        return read_lines(self.path / STATS)[0]
+        return read_records(self.path / STATS, STATS_LINE)
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:
-        """Hook -> module -> a Capture, or path -> Capture where the module's value was a container.
+        """Hook -> module -> a StoredCapture, or path -> StoredCapture where the module's value was a container.
 
         A module may be looked up by any of its names.
         """
@@ -112,7 +119,7 @@ class Run:
         """What to know of a run that was cut off: its process is no more, a line is unfinished."""
         paths = [self.path / name for name in (METRICS, STATS)]
         paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
-        torn = [note for _, note in map(read_lines, paths) if note]
+        torn = [block.note for path in paths for block in blocks_of_lines(path, self.path) if block.note]
         return [self.cut_off, *torn] if self.cut_off else torn
 
     @property
@@ -128,24 +135,29 @@ class Run:
         HookrunError where the run does not say which data that was, SpecError where the data is not there.
         """
         from hookrun import data
-        from hookrun.spec.experiment import Data
 
         if not self.config:
             raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
-        config = Data.model_validate(self.config["data"])
-        samples = data.load(config, split or self._split(), seed=self.config["seed"])
+        used = data_used(self.config, self.path / CONFIG)
+        samples = data.load(used.data, split or self._split() or used.split, seed=used.seed)
+        outside = (sample_ids < 0) | (sample_ids >= len(samples))
+        if outside.any():
+            raise HookrunError(
+                f"the data of {self.path} has no sample {int(sample_ids[outside][0])}: it has {len(samples)}"
+            )
         return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
 
-    def _split(self) -> Split:
-        """The first split that any captured or predicted row is of; where no row says one, `task.split`, else train."""
+    def _split(self) -> Split | None:
+        """The first split that any captured or predicted row is of; None where no row says one."""
         leaves = [leaf for modules in self.captures.values() for leaf in modules.values()]
         leaves += [] if self.predictions is None else [self.predictions]
-        rows = [each for leaf in leaves for each in ([leaf] if isinstance(leaf, Capture) else leaf.values())]
+        rows = [
+            each for leaf in leaves for each in ([leaf] if isinstance(leaf, StoredCapture) else leaf.values())
+        ]
         parts = {part for each in rows for part in each.splits.unique().tolist() if part >= 0}
-        configured: Split = self.config.get("task", {}).get("split", SPLITS[0])
-        return SPLITS[min(parts)] if parts else configured
+        return SPLITS[min(parts)] if parts else None
 
-    def labels_of(self, capture: Capture) -> Tensor:
+    def labels_of(self, capture: StoredCapture) -> Tensor:
         """[rows, ...]: the label of each row's sample. HookrunError where a row is of no sample."""
         ids, splits = capture.sample_ids, capture.splits
         if (ids < 0).any() or (splits < 0).any():
@@ -154,7 +166,7 @@ class Run:
         by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
         return torch.cat(by_split)[order.argsort()]
 
-    def dataset(self, capture: Capture) -> Labelled:
+    def dataset(self, capture: StoredCapture) -> Labelled:
         """The rows of a capture with their labels, as a `torch.utils.data.Dataset`."""
         return Labelled(capture, self.labels_of(capture))
 
@@ -171,10 +183,9 @@ class Run:
     def __repr__(self) -> str:
         return f"<run {self.path}: {self.status['status']}>"
 
-    def _json(self, name: str) -> dict[str, Any]:
+    def _record(self, name: str, model: type[Record]) -> dict[str, Any]:
         path = self.path / name
-        content: dict[str, Any] = read_json(path) if path.exists() else {}
-        return content
+        return read_record(path, model) if is_there(path) else {}
 
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
@@ -183,11 +194,22 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open the run directory at `path`. StoreError if there is none, saying what is there and what to do."""
-    folder = Path(path).expanduser().resolve()  # the link `latest` may move on while the run is read
-    if (folder / STATUS).is_file():
-        return Run(folder)
-    raise StoreError(_not_a_run(folder))
+    """Open the run directory at `path`. StoreError if there is none, saying what is there and what to do.
+
+    `path` itself may be a link; links inside the directory are not followed.
+    """
+    try:
+        folder = Path(path).expanduser().resolve()  # the link `latest` may move on while the run is read
+        if is_there(folder / STATUS):
+            return Run(folder)
+        raise StoreError(_not_a_run(folder))
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a name too long, links in a circle, a null character
+        said = os_reason(error) if isinstance(error, OSError) else str(error)
+        raise StoreError(f"cannot open {os.fspath(path)!r:.300}: {said}") from error
 
 
 def _not_a_run(folder: Path) -> str:
@@ -213,7 +235,7 @@ def _content(folder: Path) -> str:
 
 
 def _by_number(job: Path) -> tuple[int, str]:
-    return (int(job.name), "") if job.name.isdigit() else (-1, job.name)
+    return (int(job.name), "") if job.name.isdecimal() else (-1, job.name)
 
 
 def _aliases(plan: Mapping[str, Any]) -> dict[str, str]:

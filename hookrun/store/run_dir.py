@@ -40,10 +40,14 @@ from hookrun.store.format import (
     STATUS,
     State,
 )
+from hookrun.store.manifest import write_manifest
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.store.writer import CaptureWriter
+
+MOST_REASON = 200_000
+"""Characters of the reason in status.json."""
 
 _SHORT = 500
 """Characters of a reason that surely find room in the block of the status before."""
@@ -64,6 +68,7 @@ class RunDir:
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._started = ""
+        self._manifest = ""
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -80,19 +85,24 @@ class RunDir:
         return cls(folder, buffer)
 
     def set_status(self, status: State, reason: str = "", exit_code: int | None = None) -> None:
-        """Replace status.json. Times are ISO 8601 in UTC; the exit code is the state's own unless given."""
+        """Replace status.json. Times are ISO 8601 in UTC; the exit code is the state's own unless given.
+
+        A reason of more than `MOST_REASON` characters is cut. A manifest that was written is named by its SHA-256.
+        """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
         code = EXIT_CODES[status] if exit_code is None else exit_code
         record = {
             "status": status,
-            "reason": reason,
+            "reason": reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}… (cut off here)",
             "started": self._started,
             "ended": None if status == "running" else now,
             "pid": os.getpid(),
             "host": platform.node(),
             "exit_code": code,
         }
+        if self._manifest:
+            record["manifest"] = self._manifest
         try:
             write_json(self.path / STATUS, record)
         except StoreError as error:
@@ -115,6 +125,13 @@ class RunDir:
     def write_hooks(self, hooks: Mapping[str, Any]) -> None:
         """Write hooks.json: what came of each hook at each of its modules."""
         write_json(self.path / HOOKS, hooks)
+
+    def write_manifest(self) -> None:
+        """Write manifest.json: what every file of the run is at its end, before the status says that it is over.
+
+        Nothing but the status and the report may be written afterwards. StoreError if the disk refuses.
+        """
+        self._manifest = write_manifest(self.path)
 
     def log_metrics(self, **values: Any) -> None:
         """Append one flat line to metrics.jsonl: numbers (NaN and infinities too), texts, None."""
@@ -159,9 +176,10 @@ def cut_off(status: Mapping[str, Any]) -> str:
     Of a run on another machine nobody here can tell.
     """
     is_here = status.get("host") in (None, platform.node())
-    if status["status"] != "running" or not is_here or _alive(status["pid"]):
+    pid = status.get("pid")
+    if status.get("status") != "running" or not is_here or pid is None or _alive(pid):
         return ""
-    return f"it says 'running', but there is no process {status['pid']} here: it was cut off"
+    return f"it says 'running', but there is no process {pid} here: it was cut off"
 
 
 def _alive(pid: int) -> bool:
@@ -171,6 +189,8 @@ def _alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True  # it is somebody else's
+    except OverflowError:
+        return False  # no process has such a number
     return True
 
 

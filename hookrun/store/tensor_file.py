@@ -20,28 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.store.files import StoreError, drop_from_cache, os_reason
+from hookrun.store.format import STORED_DTYPES
+from hookrun.store.inside import open_inside
 
-DTYPES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+DTYPES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in STORED_DTYPES.items()}
 """The dtypes that a file can hold, with their names there."""
 
 
@@ -115,9 +97,16 @@ def write_tensors(
     return digest.hexdigest(), size
 
 
-def open_tensors(path: Path) -> Any:
-    """The file as safetensors' lazy, memory-mapped reader; StoreError if it is missing or broken."""
+def open_tensors(path: Path, root: Path | None = None) -> Any:
+    """The file as safetensors' lazy, memory-mapped reader.
+
+    root: the run directory that the file lies in: below it no link is followed; the file's own folder unless given
+
+    StoreError if it is missing, not a regular file, or broken: the library checks that the header and every offset
+    in it lie within the file.
+    """
     try:
+        open_inside(path, root).close()
         return safe_open(path, framework="pt", device="cpu")
     except OSError as error:
         raise StoreError(f"cannot read {path}: {os_reason(error)}") from error

@@ -1,35 +1,57 @@
-"""Whether a run directory holds what its indexes say: every shard is there, whole, and unchanged."""
+"""Whether a run directory is what the run left: every file of its manifest, and what its indexes and records say."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from hookrun.store.captures import read_index
-from hookrun.store.files import StoreError, read_json, read_lines
+from hookrun.store.captures import open_whole_shard, read_index
+from hookrun.store.files import StoreError, blocks_of_lines, os_reason
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
     ENV,
     HOOKS,
     INDEX,
+    MANIFEST,
     METRICS,
     MODEL,
     PLAN,
     PREDICTIONS,
     STATS,
     STATUS,
-    Shard,
 )
+from hookrun.store.inside import is_there, listed_inside
+from hookrun.store.manifest import hashed, manifest_faults, read_manifest
+from hookrun.store.read_records import read_record, read_records
 from hookrun.store.reader import open_run
+from hookrun.store.records import (
+    METRICS_LINE,
+    STATS_LINE,
+    EnvRecord,
+    HooksRecord,
+    ModelRecord,
+    PlanRecord,
+    Record,
+    Status,
+)
+from hookrun.store.run_dir import cut_off
+from hookrun.store.shard import Shard
+from hookrun.store.stored_config import read_yaml
+from hookrun.store.tensor_file import open_tensors
 
-BLOCK = 1 << 20
+MOST_DISTINCT = 1_000_000
+"""Lines of metrics that are looked at for repetitions."""
+
+_RECORDS: Mapping[str, type[Record]] = {
+    PLAN: PlanRecord,
+    ENV: EnvRecord,
+    MODEL: ModelRecord,
+    HOOKS: HooksRecord,
+}
 
 
 @dataclass(frozen=True)
@@ -38,90 +60,180 @@ class Verified:
 
     shards, bytes: how many are indexed, and their bytes
     bad:           one line for each file that is not what it should be
-    notes:         what is odd and harms nothing: what a run that was cut off left behind
+    notes:         what is odd and harms nothing: what a run that was cut off left behind, what cannot be judged
+    status:        of the run, ``""`` where it cannot be read
     """
 
     shards: int
     bytes: int
     bad: list[str]
     notes: list[str]
+    status: str = ""
+
+
+@dataclass
+class _Findings:
+    """Faults by file, one for each: the first one explains those that follow from it. Notes are (file, text)."""
+
+    folder: Path
+    faults: dict[str, str] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+    def add(self, name: str, fault: str) -> None:
+        self.faults.setdefault(name, fault)
+
+    @contextmanager
+    def judging(self, name: str) -> Iterator[None]:
+        """What a StoreError in the block says is the fault of the file."""
+        try:
+            yield
+        except StoreError as error:
+            self.add(name, str(error))
 
 
 def verify(path: Path) -> Verified:
-    """Read every byte that a run captured, and whatever else of it can be judged. StoreError if there is no run.
+    """Read every byte that a run left, and compare it with what is known of it. StoreError if there is no run.
 
-    Of a run that says it is done, nothing may be missing or half written.
+    A run that came to its end has a manifest: a file that was changed, removed or added since is found. Of any other
+    run, and of one that an earlier version of hookrun made, each file is judged by itself and by the indexes.
     """
-    path = open_run(path).path
-    bad, notes = list[str](), list[str]()
-    shards = list[tuple[Path, Shard]]()
-    contents = dict[str, Any]()
-    for name in (STATUS, PLAN, ENV, MODEL, HOOKS):
-        with _collecting(bad):
-            if (path / name).exists():
-                contents[name] = read_json(path / name)
-    for name in (METRICS, STATS):
-        with _collecting(bad):
-            _, note = read_lines(path / name)
-            notes += [note] if note else []
-    for folder in (path / CAPTURES, path / PREDICTIONS):
-        with _collecting(bad):
-            shards += [(folder, shard) for shard in _indexed(folder, notes)]
-    for folder, shard in shards:
-        bad += _faults(folder / shard.file, shard)
-    for checkpoint in sorted((path / CHECKPOINTS).glob("*.safetensors")):
-        bad += _unreadable(checkpoint)
-    status = contents.get(STATUS)
-    if isinstance(status, dict) and status.get("status") == "done":  # then there was nothing to cut off
-        bad, notes = bad + notes, []
-    return Verified(len(shards), sum(shard.bytes for _, shard in shards), bad, notes)
+    folder = open_run(path).path
+    findings = _Findings(folder)
+    status = dict[str, Any]()
+    with findings.judging(STATUS):
+        status = read_record(folder / STATUS, Status)
+    shards = dict[str, Shard]()
+    for name in (CAPTURES, PREDICTIONS):
+        with findings.judging(f"{name}/{INDEX}"):
+            found, note = read_index(folder / name)
+            findings.notes += [(f"{name}/{INDEX}", note)] if note else []
+            shards |= {f"{name}/{shard.file}": shard for shard in found}
+    if sha256 := status.get("manifest"):
+        _judge_by_manifest(findings, sha256, shards)
+    else:
+        findings.notes += [("", note) for note in (_ending(status),) if note]
+        _judge_by_indexes(findings, shards)
+    _judge_records(findings)
+    _judge_tensors(findings, shards)
+    _judge_repetitions(findings)
+    if status.get("status") == "done":  # then there was nothing to cut off
+        for name, note in findings.notes:
+            if name:
+                findings.add(name, note)
+    bad = list(findings.faults.values())
+    notes = [note for name, note in findings.notes if name not in findings.faults]
+    size = sum(shard.bytes for shard in shards.values())
+    return Verified(len(shards), size, bad, notes, str(status.get("status", "")))
 
 
-def _indexed(folder: Path, notes: list[str]) -> list[Shard]:
-    shards, note = read_index(folder)
-    notes += [note] if note else []
-    known = {INDEX, *(shard.file for shard in shards)}
-    left = (
-        sorted(entry.name for entry in folder.iterdir() if entry.name not in known) if folder.is_dir() else []
-    )
-    notes += [f"{folder / name} is in no index" for name in left]
-    return shards
+_EARLIER = "it is of an earlier hookrun and has no manifest: a file that was removed or added is not noticed"
 
 
-@contextmanager
-def _collecting(bad: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except StoreError as error:
-        bad.append(str(error))
+def _ending(status: Mapping[str, Any]) -> str:
+    """Why there is no manifest, where the run goes on no longer."""
+    state = status.get("status")
+    if state in ("failed", "interrupted"):
+        return (
+            f"it {'failed' if state == 'failed' else 'was interrupted'}, so it has no manifest: " + _BY_ITSELF
+        )
+    if state == "running":
+        reason = cut_off(status)
+        return f"{reason}; it has no manifest: {_BY_ITSELF}" if reason else ""
+    return _EARLIER if state else ""
 
 
-def _faults(path: Path, shard: Shard) -> Iterator[str]:
-    if not path.is_file():
-        yield f"{path} is missing"
+_BY_ITSELF = "each file is judged by itself"
+
+
+def _judge_by_manifest(findings: _Findings, sha256: str, shards: Mapping[str, Shard]) -> None:
+    folder = findings.folder
+    recorded = {name: shard.sha256 for name, shard in shards.items()}
+    with findings.judging(MANIFEST):
+        manifest = read_manifest(folder, sha256)
+        for name, fault in sorted(manifest_faults(folder, manifest, recorded)):
+            findings.faults[name] = fault  # that a file was changed comes before what is wrong in it
         return
-    size = path.stat().st_size
+    _judge_by_indexes(findings, shards)
+
+
+def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
+    folder = findings.folder
+    for name in (CAPTURES, PREDICTIONS):
+        if f"{name}/{INDEX}" in findings.faults:
+            continue  # what it names is not known
+        with findings.judging(name):
+            findings.notes += [
+                (each, f"{folder / each} is in no index")
+                for each in _names(folder, name)
+                if each not in shards and each != f"{name}/{INDEX}"
+            ]
+    for name, shard in shards.items():
+        with findings.judging(name):
+            _judge_shard(folder / name, folder, shard)
+
+
+def _judge_shard(path: Path, folder: Path, shard: Shard) -> None:
+    if not is_there(path):
+        raise StoreError(f"{path} is missing")
+    size, sha256 = hashed(path, folder)
     if size != shard.bytes:
-        yield f"{path} has {size} bytes, its index says {shard.bytes}"
-        return
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != shard.sha256:
-        yield f"{path} was changed: its SHA-256 is {digest.hexdigest()[:12]}…, its index says {shard.sha256[:12]}…"
-        return
-    yield from _unreadable(
-        path, [name for entry in shard.entries for name in (entry.key, f"{entry.key}.rows")]
-    )
+        raise StoreError(f"{path} has {size} bytes, its index says {shard.bytes}")
+    if sha256 != shard.sha256:
+        raise StoreError(
+            f"{path} was changed: its SHA-256 is {sha256[:12]}…, its index says {shard.sha256[:12]}…"
+        )
 
 
-def _unreadable(path: Path, names: list[str] | None = None) -> Iterator[str]:
+def _names(folder: Path, name: str) -> Iterable[str]:
     try:
-        with safe_open(path, framework="pt") as file:
-            missing = set(names or ()) - set(file.keys())
-    except (SafetensorError, OSError) as error:
-        yield f"{path} is no readable safetensors file: {error}"
-        return
-    if missing:
-        yield f"{path} lacks the tensors {', '.join(sorted(missing))}"
+        return [path for path, _ in listed_inside(folder, name)]
+    except OSError as error:
+        raise StoreError(f"cannot list {folder / name}: {os_reason(error)}") from error
+
+
+def _judge_records(findings: _Findings) -> None:
+    folder = findings.folder
+    for name, model in _RECORDS.items():
+        with findings.judging(name):
+            if is_there(folder / name):
+                read_record(folder / name, model)
+    for name, line in ((METRICS, METRICS_LINE), (STATS, STATS_LINE)):
+        with findings.judging(name):
+            read_records(folder / name, line)
+            findings.notes += [(name, block.note) for block in blocks_of_lines(folder / name) if block.note]
+    for name in (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml"):
+        with findings.judging(name):
+            read_yaml(folder / name, folder)
+
+
+def _judge_tensors(findings: _Findings, shards: Mapping[str, Shard]) -> None:
+    """Whether the tensors are as their index says, of every file that has no fault yet."""
+    folder = findings.folder
+    for name, shard in shards.items():
+        if name not in findings.faults:
+            with findings.judging(name):
+                open_whole_shard(folder / name.partition("/")[0], shard)
+    with findings.judging(CHECKPOINTS):
+        for name in _names(folder, CHECKPOINTS):
+            if name.endswith(".safetensors") and name not in findings.faults:
+                with findings.judging(name):
+                    _judge_checkpoint(folder / name, folder)
+
+
+def _judge_checkpoint(path: Path, folder: Path) -> None:
+    try:
+        open_tensors(path, folder)
+    except StoreError as error:
+        raise StoreError(f"{path} is no readable safetensors file: {error}") from error
+
+
+def _judge_repetitions(findings: _Findings) -> None:
+    """No line of metrics is written twice."""
+    seen = dict[bytes, int]()
+    with findings.judging(METRICS):
+        for block in blocks_of_lines(findings.folder / METRICS):
+            for number, line in enumerate(block.lines, start=block.first):
+                if line in seen:
+                    raise StoreError(f"{findings.folder / METRICS}, line {number} repeats line {seen[line]}")
+                if len(seen) < MOST_DISTINCT:
+                    seen[line] = number

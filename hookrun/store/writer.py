@@ -15,7 +15,8 @@ from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_folder, replacing
-from hookrun.store.format import COLUMNS, FIRING, INDEX, Entry, Shard
+from hookrun.store.format import COLUMNS, FIRING, INDEX
+from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 
 SHARD_BYTES = 64 * 2**20

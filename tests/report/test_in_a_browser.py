@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -157,3 +158,51 @@ def test_the_links_of_a_sweep_lead_to_its_jobs(sweep: Path, show) -> None:
     page.click("table[data-jobs] a >> nth=2")
     assert page.url == (sweep / "2/report.html").as_uri()
     assert page.inner_text(".stamp").lower() == "done"
+
+
+EVIL = (
+    "</script></pre></title><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
+    '<svg onload=window.pwned=1>" onmouseover="window.pwned=1" \'javascript:window.pwned=1'
+)
+
+
+def evil(value: Any) -> Any:
+    """Every text in it, the keys of free mappings too, with markup in front."""
+    if isinstance(value, list):
+        return [evil(each) for each in value]
+    if isinstance(value, dict):
+        return {key: evil(each) for key, each in value.items()}
+    kept = value in ("train", "val", "stats", "check", "print", "capture", "sample", "firing", "")
+    return EVIL + value if isinstance(value, str) and not kept else value
+
+
+def test_no_script_runs_whatever_names_and_values_say(observed: Path, tmp_path: Path, show) -> None:
+    path = tmp_path / "runs/0"
+    shutil.copytree(observed, path)
+    for name in ("plan.json", "model.json", "hooks.json", "env.json", "status.json"):
+        (path / name).write_text(
+            json.dumps({**evil(json.loads((path / name).read_text())), "manifest": None})
+        )
+    for name in ("metrics.jsonl", "stats.jsonl"):
+        records = [evil(json.loads(line)) for line in (path / name).read_text().splitlines()]
+        records += (
+            [{"split": EVIL, "step": n, EVIL: float(n)} for n in range(3)] if name == "metrics.jsonl" else []
+        )
+        (path / name).write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    index = path / "captures/index.jsonl"
+    lines = [json.loads(line) for line in index.read_text().splitlines()]
+    for entry in [entry for line in lines for entry in line["entries"]]:
+        entry |= {"hook": EVIL + entry["hook"], "module": EVIL + entry["module"], "path": EVIL}
+    index.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    (path / "error.txt").write_text(EVIL)
+    (path / ".hydra/config.yaml").write_text(json.dumps({"task": {"name": EVIL}, "model": {"name": EVIL}}))
+    (path / ".hydra/overrides.yaml").write_text(json.dumps([f"seed={EVIL}"]))
+    write_report(path)
+    write_report(path.parent)
+    for folder in (path, path.parent):
+        page = show(folder)
+        for place in range(page.locator("svg.chart").count()):
+            page.locator("svg.chart").nth(place).hover()
+        assert page.evaluate("window.pwned") is None
+        assert EVIL[:30] in page.inner_text("body")
+        assert page.locator("script").count() == 1

@@ -9,7 +9,7 @@ import pytest
 from hookrun import load_spec
 from hookrun.cli.compose import compose_dict
 from hookrun.errors import SpecError
-from hookrun.spec import parse_experiment
+from hookrun.tasks import parse_experiment
 
 HUGE = 10**5_000
 HOOK: dict[str, Any] = {"select": "fc", "hook": "forward"}

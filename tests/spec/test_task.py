@@ -59,9 +59,7 @@ def test_a_key_of_another_task_is_noted() -> None:
 
 
 def test_a_key_of_another_task_has_to_be_valid_there() -> None:
-    assert problems({"name": "cook", "heat": "hot"}) == {
-        "task.heat": "found 'hot', expected one of low, high"
-    }
+    assert problems({"name": "cook", "heat": "hot"}) == {"task.heat": "found 'hot': expected 'low' or 'high'"}
 
 
 def test_a_key_of_no_task_is_an_error_with_the_nearest_names() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup, NoSuchKey
-from hookrun.store.captures import Capture, read_captures, read_index
+from hookrun.store.captures import StoredCapture, read_captures, read_index
 from hookrun.store.files import StoreError
 from hookrun.store.tensor_file import DTYPES
 from hookrun.store.writer import CaptureWriter
@@ -26,7 +26,9 @@ def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
     return read_captures(folder, read_index(folder)[0], aliases or {})
 
 
-def recorded(folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None) -> Capture:
+def recorded(
+    folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None
+) -> StoredCapture:
     """What is read of `values`, captured one per step, two steps per epoch, in shards of a few rows."""
     writer = CaptureWriter(folder, shard_bytes=2_500)
     for step, value in enumerate(values):
@@ -34,7 +36,7 @@ def recorded(folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]
         writer.add("f", "m", value, sample_ids=samples, epoch=step // 2, step=step, call=0)
     writer.close()
     capture = read(folder)["f"]["m"]
-    assert isinstance(capture, Capture)
+    assert isinstance(capture, StoredCapture)
     return capture
 
 
@@ -45,7 +47,7 @@ def batches(order: Sequence[int], size: int) -> tuple[list[Tensor], list[list[in
 
 
 @pytest.fixture(scope="module")
-def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Capture:
+def shuffled(tmp_path_factory: pytest.TempPathFactory) -> StoredCapture:
     """100 samples in a shuffled order, in several shards."""
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).tolist()
     folder = tmp_path_factory.mktemp("shuffled")
@@ -57,7 +59,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Capture:
 ROWS = torch.arange(100.0)[:, None].expand(100, 3)
 
 
-def test_rows_stand_in_data_set_order_however_they_were_shuffled(shuffled: Capture) -> None:
+def test_rows_stand_in_data_set_order_however_they_were_shuffled(shuffled: StoredCapture) -> None:
     assert len(shuffled) == 100
     assert (shuffled.shape, shuffled.dtype) == ((100, 3), torch.float32)
     assert torch.equal(shuffled[:], ROWS)
@@ -66,14 +68,14 @@ def test_rows_stand_in_data_set_order_however_they_were_shuffled(shuffled: Captu
 
 
 @given(st.slices(100))
-def test_a_slice_means_what_it_means_for_a_tensor(shuffled: Capture, index: slice) -> None:
+def test_a_slice_means_what_it_means_for_a_tensor(shuffled: StoredCapture, index: slice) -> None:
     expected = ROWS[torch.arange(100)[range(100)[index] if len(range(100)[index]) else []]]
     assert torch.equal(shuffled[index], expected)
 
 
 @given(st.lists(st.integers(-100, 99), max_size=20))
 def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(
-    shuffled: Capture, index: list[int]
+    shuffled: StoredCapture, index: list[int]
 ) -> None:
     expected = ROWS[torch.tensor(index, dtype=torch.int64)]
     assert torch.equal(shuffled[index], expected)
@@ -81,24 +83,24 @@ def test_a_list_or_tensor_of_rows_may_repeat_and_count_from_the_end(
 
 
 @given(st.integers(-100, 99))
-def test_an_int_gives_one_row(shuffled: Capture, index: int) -> None:
+def test_an_int_gives_one_row(shuffled: StoredCapture, index: int) -> None:
     assert torch.equal(shuffled[index], ROWS[index])
     assert torch.equal(shuffled[torch.tensor(index)], ROWS[index])
 
 
 @pytest.mark.parametrize("index", [100, -101, [0, 100], torch.tensor([-101])])
-def test_a_row_that_is_not_there_is_an_index_error(shuffled: Capture, index: Any) -> None:
+def test_a_row_that_is_not_there_is_an_index_error(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match=r"no row -?10[01], there are 100"):
         shuffled[index]
 
 
 @pytest.mark.parametrize("index", [1.0, True, [[0, 1]], torch.ones(100, dtype=torch.bool), [0.5]])
-def test_only_whole_numbers_choose_rows(shuffled: Capture, index: Any) -> None:
+def test_only_whole_numbers_choose_rows(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match="rows are chosen by"):
         shuffled[index]
 
 
-def test_what_was_read_is_the_reader_s_own(shuffled: Capture) -> None:
+def test_what_was_read_is_the_reader_s_own(shuffled: StoredCapture) -> None:
     for index in (0, slice(0, 10), [3, 3]):
         shuffled[index].fill_(-1)  # type: ignore[index]
     shuffled.sample_ids.fill_(-1)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import hookrun
 from hookrun.cli import main
-from hookrun.store.captures import Capture
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run
 
@@ -109,14 +109,14 @@ def test_an_export_reads_some_rows_at_a_time(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.export(tmp_path / "whole.safetensors")
-    read, most = Capture.__getitem__, list[int]()
+    read, most = StoredCapture.__getitem__, list[int]()
 
-    def counted(self: Capture, index: slice) -> torch.Tensor:
+    def counted(self: StoredCapture, index: slice) -> torch.Tensor:
         rows = read(self, index)
         most.append(len(rows))
         return rows
 
-    monkeypatch.setattr(Capture, "__getitem__", counted)
+    monkeypatch.setattr(StoredCapture, "__getitem__", counted)
     monkeypatch.setattr("hookrun.store.exports.ROWS_AT_ONCE", 50)
     run.export(tmp_path / "parts.safetensors")
     assert max(most) == 50

@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.store.format import VERSION, Entry, Shard, decode, encode
+from hookrun.store.format import VERSION, decode, encode
+from hookrun.store.shard import Entry, Shard
 
 numbers = st.floats() | st.integers()
 words = st.sampled_from(["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\-Infinity", "nan"])

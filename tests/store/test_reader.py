@@ -14,7 +14,7 @@ import torch
 from hookrun import data
 from hookrun.data import Split
 from hookrun.spec.experiment import Data
-from hookrun.store.captures import Capture
+from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, update_latest
@@ -58,7 +58,7 @@ def test_everything_that_was_written_reads_back(tmp_path: Path) -> None:
     assert found.stats == [{"hook": "s", "values": {"mean": [0.5, -math.inf]}}]
     capture = found.captures["features"]["layer4"]
     assert torch.equal(capture[0:2], batch[[1, 0]])
-    assert isinstance(found.predictions, Capture)
+    assert isinstance(found.predictions, StoredCapture)
     assert torch.equal(found.predictions[:], batch)
     assert found.notes == []
     assert repr(found) == f"<run {tmp_path}: done>"
@@ -78,7 +78,7 @@ def test_predictions_may_be_a_container(tmp_path: Path) -> None:
     run.predictions.add("predictions", "output", {"boxes": torch.ones(1)}, sample_ids=[0], **AT)
     run.predictions.close()
     found = open_run(tmp_path).predictions
-    assert found is not None and not isinstance(found, Capture)
+    assert found is not None and not isinstance(found, StoredCapture)
     assert found["boxes"][0].tolist() == 1
 
 

@@ -1,8 +1,13 @@
-"""`python -m hookrun.verify` reads every byte of a run, and names every file that is not what it should be."""
+"""`python -m hookrun.verify` reads every byte of a run, and names every file that is not what it should be.
+
+A run with a manifest is judged by it; one without, which failed or is of an earlier version, by its indexes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +18,11 @@ import torch
 from torch import nn
 
 from hookrun.store.checkpoint import save
+from hookrun.store.files import StoreError
+from hookrun.store.manifest import write_manifest
+from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
+from hookrun.store.verify import verify
 from hookrun.store.writer import CaptureWriter
 from hookrun.verify import main
 
@@ -117,3 +126,223 @@ def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_as_a_module(run: Path) -> None:
     done = subprocess.run([sys.executable, "-m", "hookrun.verify", str(run)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- by the manifest
+
+
+@pytest.fixture
+def whole(run: Path) -> Path:
+    """The same run with everything that a run leaves, and its manifest."""
+    made = RunDir(run)
+    made.set_status("running")
+    made.write_plan({"hooks": [{"name": "h", "targets": [{"path": "m"}]}]})
+    made.write_model({"class": "M", "modules": [{"path": "", "names": [""], "class": "M", "parameters": 6}]})
+    made.log_metrics(split="train", step=2, loss=0.5)
+    made.log_metrics(split="val", step=2, loss=0.25)
+    save(nn.Linear(2, 2), made.checkpoints / "best.safetensors")
+    made.predictions.add(
+        "predictions", "output", torch.ones(2, 3), sample_ids=[0, 1], epoch=0, step=0, call=0
+    )
+    (run / "tensorboard").mkdir()
+    (run / "tensorboard/events.out").write_bytes(b"events")
+    (run / "exported.pt2").write_bytes(b"program")
+    made.close()
+    made.write_manifest()
+    made.set_status("done")
+    (run / "report.html").write_text("made afterwards")
+    return run
+
+
+def change(name: str, old: str, new: str) -> Callable[[Path], object]:
+    def changed(run: Path) -> None:
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new, 1))
+
+    return changed
+
+
+def repeat_line(name: str) -> Callable[[Path], object]:
+    def repeated(run: Path) -> None:
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join([*lines, lines[-1]]))
+
+    return repeated
+
+
+def other_weights(run: Path) -> None:
+    save(nn.Linear(2, 2), run / "checkpoints/last.safetensors")
+
+
+def other_shape(run: Path) -> None:
+    save(nn.Linear(3, 2), run / "checkpoints/last.safetensors")
+
+
+def cut_checkpoint(run: Path) -> None:
+    (run / LAST).write_bytes((run / LAST).read_bytes()[:-1])
+
+
+def swap_shards(run: Path) -> None:
+    shard(run, 0).rename(run / "x")
+    shard(run, 1).rename(shard(run, 0))
+    (run / "x").rename(shard(run, 1))
+
+
+def drop_line(name: str) -> Callable[[Path], object]:
+    def dropped(run: Path) -> None:
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join(lines[:-1]))
+
+    return dropped
+
+
+BEST, LAST = "checkpoints/best.safetensors", "checkpoints/last.safetensors"
+CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "best deleted": (lambda run: (run / BEST).unlink(), f"{BEST} is missing"),
+    "last deleted": (lambda run: (run / LAST).unlink(), f"{LAST} is missing"),
+    "checkpoints deleted": (lambda run: shutil.rmtree(run / "checkpoints"), f"{LAST} is missing"),
+    "a bit of a checkpoint": (lambda run: flip(run / LAST), f"{LAST} was changed: its SHA-256 is"),
+    "a checkpoint cut off": (cut_checkpoint, LAST),
+    "a checkpoint emptied": (lambda run: (run / LAST).write_bytes(b""), f"{LAST} has 0 bytes"),
+    "other weights of the same shape": (other_weights, f"{LAST} was changed"),
+    "weights of another shape": (other_shape, LAST),
+    "one checkpoint for the other": (lambda run: shutil.copy(run / BEST, run / LAST), f"{LAST} was changed"),
+    "a checkpoint more": (lambda run: shutil.copy(run / BEST, run / "checkpoints/x.safetensors"), "was added after"),
+    "a checkpoint of another name": (lambda run: (run / LAST).rename(run / "checkpoints/x"), f"{LAST} is missing"),
+    "a checkpoint that is a link": (
+        lambda run: ((run / LAST).unlink(), (run / LAST).symlink_to(run / BEST)), f"{LAST} is a link",
+    ),
+    "captures deleted": (lambda run: shutil.rmtree(run / "captures"), "captures/index.jsonl is missing"),
+    "predictions deleted": (lambda run: shutil.rmtree(run / "predictions"), "predictions/index.jsonl is missing"),
+    "a shard deleted": (lambda run: shard(run, 1).unlink(), "000001.safetensors is missing"),
+    "two shards swapped": (
+        swap_shards, "000000.safetensors was changed",
+    ),
+    "a shard's shape": (change("captures/index.jsonl", "[100]", "[101]"), "captures/index.jsonl was changed"),
+    "a line of the index less": (
+        drop_line("captures/index.jsonl"), "captures/index.jsonl has",
+    ),
+    "a line of metrics twice": (repeat_line("metrics.jsonl"), "metrics.jsonl has"),
+    "a line of metrics less": (change("metrics.jsonl", '{"step": 1}\n', ""), "metrics.jsonl has"),
+    "another loss": (change("metrics.jsonl", "0.25", "0.24"), "metrics.jsonl was changed"),
+    "metrics deleted": (lambda run: (run / "metrics.jsonl").unlink(), "metrics.jsonl is missing"),
+    "another plan": (change("plan.json", '"h"', '"g"'), "plan.json was changed"),
+    "the model deleted": (lambda run: (run / "model.json").unlink(), "model.json is missing"),
+    "an event file": (lambda run: flip(run / "tensorboard/events.out"), "events.out was changed"),
+    "the exported program": (lambda run: flip(run / "exported.pt2"), "exported.pt2 was changed"),
+    "a file more": (lambda run: (run / "notes.txt").write_text(""), "notes.txt is not in the manifest"),
+    "the manifest": (change("manifest.json", '"bytes": 7', '"bytes": 8'), "manifest.json was changed: its SHA-256 is"),
+    "the manifest deleted": (lambda run: (run / "manifest.json").unlink(), "manifest.json: No such file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_whatever_changed_since_the_end_is_named(
+    whole: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(whole)]) == 0, capsys.readouterr().out
+    damage, said = CHANGED[kind]
+    damage(whole)
+    capsys.readouterr()
+    assert main([str(whole)]) == 1
+    assert said in capsys.readouterr().out
+
+
+def test_each_changed_file_is_named_once(whole: Path) -> None:
+    flip(shard(whole, 2))
+    (whole / "plan.json").write_text("{")
+    with (whole / "metrics.jsonl").open("a") as file:
+        file.write('{"lo')
+    bad = verify(whole).bad
+    assert len(bad) == 3
+    for name in ("captures/000002.safetensors", "metrics.jsonl", "plan.json"):
+        assert sum(name in line for line in bad) == 1
+
+
+def test_the_manifest_holds_every_file_but_those_that_change_after_it(whole: Path) -> None:
+    files = json.loads((whole / "manifest.json").read_text())["files"]
+    there = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
+    assert set(files) == there - {"manifest.json", "status.json", "report.html"}
+    for name, record in files.items():
+        content = (whole / name).read_bytes()
+        assert record == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    found = hashlib.sha256((whole / "manifest.json").read_bytes()).hexdigest()
+    assert open_run(whole).status["manifest"] == found
+
+
+def test_a_shard_that_its_writer_hashed_is_not_read_again(
+    whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = json.loads((whole / "manifest.json").read_text())
+    opened = list[str]()
+
+    def recording(path: Path, root: Path | None = None) -> object:
+        opened.append(path.name)
+        return open_inside(path, root)
+
+    from hookrun.store.inside import open_inside
+
+    monkeypatch.setattr("hookrun.store.manifest.open_inside", recording)
+    write_manifest(whole)
+    assert "last.safetensors" in opened and not any(name.startswith("0000") for name in opened)
+    assert json.loads((whole / "manifest.json").read_text()) == before
+
+
+def test_a_manifest_that_the_disk_refuses_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = RunDir(run)
+
+    def refused(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refused)
+    with pytest.raises(StoreError, match=r"manifest\.json: No space left on device"):
+        made.write_manifest()
+    assert not (run / "manifest.json").exists()
+
+
+# ---- without one
+
+
+def without_pid(run: Path, **changed: object) -> None:
+    status = json.loads((run / "status.json").read_text())
+    (run / "status.json").write_text(json.dumps({**status, **changed}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"status": "failed", "exit_code": 1}, "note: it failed, so it has no manifest"),
+        ({"status": "interrupted"}, "note: it was interrupted, so it has no manifest"),
+        ({"status": "running", "pid": 2**31 - 1}, "it was cut off; it has no manifest"),
+        ({"status": "running"}, "all well so far: the run has not come to its end"),
+        ({}, "note: it is of an earlier hookrun and has no manifest"),
+    ],
+)
+def test_a_run_without_a_manifest_says_why_and_what_is_there_is_judged(
+    run: Path, changed: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_pid(run, **changed)
+    assert main([str(run)]) == 0
+    assert said in capsys.readouterr().out
+    flip(shard(run, 1))
+    assert main([str(run)]) == 1
+    assert "000001.safetensors was changed" in capsys.readouterr().out
+
+
+WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "wrong shapes": (change("captures/index.jsonl", "[100]", "[50]"), "its index says F32 [4, 50]"),
+    "fewer rows": (change("captures/index.jsonl", '"rows": 4', '"rows": 3'), "its index says F32 [3, 100]"),
+    "a shard twice": (repeat_line("captures/index.jsonl"), "the shard '000002.safetensors' stands in an earlier"),
+    "a line of metrics twice": (repeat_line("metrics.jsonl"), "metrics.jsonl, line 2 repeats line 1"),
+    "a metric that is a list": (change("metrics.jsonl", "1}", "[1]}"), "metrics.jsonl, line 1"),
+    "a checkpoint cut off": (cut_checkpoint, "no readable safetensors"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", WITHOUT)
+def test_what_a_file_shows_by_itself_is_found_without_a_manifest(run: Path, kind: str) -> None:
+    damage, said = WITHOUT[kind]
+    damage(run)
+    (bad,) = verify(run).bad
+    assert said in bad

@@ -74,7 +74,7 @@ def moment(text: Any) -> str:
     """An ISO time as ``2026-11-21 06:55 UTC``."""
     try:
         return f"{datetime.fromisoformat(text).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return "–"
 
 

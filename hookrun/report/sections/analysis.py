@@ -11,7 +11,11 @@ from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name
 from hookrun.report.facts import Facts
+from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
+
+MOST_MODULES = 400
+"""Of a table of probes, and of a side of a matrix of similarities."""
 
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "chance"}
 _SIMILARITY = {"module", "other", "cka"}
@@ -29,15 +33,17 @@ class AnalysisResult:
 
 
 def _analysis(facts: Facts) -> AnalysisResult | None:
-    probes = _lines(facts, _PROBE)
-    similarities = _lines(facts, _SIMILARITY)
+    probes = _lines(facts, _PROBE, "accuracy")[:MOST_MODULES]
+    similarities = _lines(facts, _SIMILARITY, "cka")
     figures = [_bars(probes)] if probes else []
     figures += [_matrix(similarities)] if similarities else []
     return AnalysisResult("Probes" if probes else "Similarity", probes, figures) if figures else None
 
 
-def _lines(facts: Facts, keys: set[str]) -> list[Line]:
-    return [line for line in facts.metrics.records if line.keys() >= keys]
+def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
+    """The lines with all of the keys, of which `result` names the number that was measured at a module."""
+    found = [line for line in facts.metrics.records if line.keys() >= keys]
+    return [line for line in found if is_number(line[result]) and isinstance(line["module"], str)]
 
 
 def _bars(probes: list[Line]) -> Figure:
@@ -56,12 +62,13 @@ def _bars(probes: list[Line]) -> Figure:
 
 
 def _matrix(similarities: list[Line]) -> Figure:
-    names = list(dict.fromkeys(str(line["module"]) for line in similarities))
+    names = list(dict.fromkeys(str(line["module"]) for line in similarities))[:MOST_MODULES]
     place = {name: n for n, name in enumerate(names)}
     values = np.full((len(names), len(names)), np.nan, dtype=np.float32)
     for line in similarities:
-        if line["other"] in place:
-            values[place[str(line["module"])], place[line["other"]]] = line["cka"]
+        row, column = (place.get(str(line[key])) for key in ("module", "other"))
+        if row is not None and column is not None:
+            values[row, column] = np.clip(line["cka"], -1e30, 1e30)
     shown = [module_name(name) for name in names]
     few = len(names) <= 12
     return heat("linear CKA", values, rows=shown, columns=shown, x="module", numbers=few, limits=(0, 1))

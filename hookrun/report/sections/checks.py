@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from hookrun.actions.check import verdict
 from hookrun.report.facts import Facts
+from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
 
 
@@ -29,14 +32,21 @@ def _failures(facts: Facts) -> list[CheckFailure] | None:
     for record in facts.stats.records:
         if record.get("ok") is not False:
             continue
-        key = (record["hook"], f"{record['module']}{record.get('path', '')}")
+        key = (record["hook"], f"{record['module']}{record.get('path') or ''}")
         if key in found:
             found[key] = replace(found[key], times=found[key].times + 1)
         else:
-            message = verdict(record) if "least" in record else str(record.get("message", ""))
             when = (record["epoch"], record["step"], record["mode"])
-            found[key] = CheckFailure(*key, *when, message, str(record.get("policy", "")))
+            found[key] = CheckFailure(*key, *when, _message(record), str(record.get("policy") or ""))
     return list(found.values()) or None
+
+
+def _message(record: Mapping[str, Any]) -> str:
+    """What a check required, and what it found where the record says that."""
+    found = isinstance(record.get("message"), str) and all(
+        map(is_number, map(record.get, ("least", "largest")))
+    )
+    return verdict(record) if found else str(record.get("message") or "")
 
 
 SECTION = ReportSection("checks", "", _failures, "checks.html")

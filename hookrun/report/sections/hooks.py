@@ -10,7 +10,7 @@ from typing import Any
 from hookrun.report.captures import CaptureView, view_capture
 from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.text import counted
-from hookrun.report.facts import Facts
+from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.records import as_lines, over_steps, statistics
 from hookrun.report.sampling import Stream
 from hookrun.report.section import ReportSection
@@ -49,10 +49,13 @@ def _hooks(facts: Facts) -> list[HookViews] | None:
     for record in facts.stats.records:
         records[record["hook"]].append(record)
     captured = _by_hook(facts.captured)
-    names = dict.fromkeys([*facts.planned, *records, *captured])
+    names = list(dict.fromkeys([*captured, *records, *facts.planned]))[:MOST_HOOKS]
+    names.sort(key=lambda name: facts.order.get(name, len(facts.order)))
     share = max(2, MOST_VIEWS // max(len(captured), 1))
-    found = [_of_hook(facts, name, records[name], captured[name], share) for name in names]
-    found += [_of_predictions(facts, streams, share) for streams in _by_hook(facts.predicted).values()]
+    shares = dict.fromkeys(list(captured)[:MOST_VIEWS], share)
+    found = [_of_hook(facts, name, records[name], captured[name], shares.get(name, 0)) for name in names]
+    predicted = list(_by_hook(facts.predicted).values())[:MOST_VIEWS]
+    found += [_of_predictions(facts, streams, share) for streams in predicted]
     return [each for each in found if not each.is_empty] or None
 
 
@@ -70,7 +73,7 @@ def _of_hook(
     if hook := facts.planned.get(name):
         matches = counted(len(hook["targets"]), "parameter" if facts.is_on_parameters(name) else "module")
         title = f"{hook['hook']}, {hook['action']} on {matches}"
-        order = list(facts.planned).index(name)
+        order = facts.order[name]
     places = facts.places(name)
     streams = sorted(streams, key=lambda stream: places.get(stream.module, len(places)))
     views = _views(facts, CAPTURES, streams[:share])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from hookrun.report.facts import Facts
+from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.section import ReportSection
 
 
@@ -23,7 +23,8 @@ def _inactive(facts: Facts) -> list[InactiveModules] | None:
     for (hook, module), site in facts.sites.items():
         if site.get("silent"):
             found[hook, site["silent"]].append(module)
-    return [InactiveModules(hook, why, tuple(modules)) for (hook, why), modules in found.items()] or None
+    every = [InactiveModules(hook, why, tuple(modules)) for (hook, why), modules in found.items()]
+    return every[:MOST_HOOKS] or None
 
 
 SECTION = ReportSection("inactive", "", _inactive, "inactive.html")

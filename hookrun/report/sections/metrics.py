@@ -14,6 +14,10 @@ from hookrun.report.section import ReportSection
 _ABOUT = frozenset({"split", "epoch", "step", "module", "other", "score"})
 """Keys of a line that say what it is about."""
 
+MOST_FIGURES = 60
+MOST_CURVES = 16
+MOST_LATEST = 100
+
 _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 
 
@@ -41,8 +45,8 @@ def _curves(facts: Facts) -> list[Figure] | None:
         ]
         is_constant = name == "lr" and len({y for each in series for y in each.y}) == 1
         if max(len(each.x) for each in series) > 1 and not is_constant:
-            figures.append(lines(name, series, x="step", y=name))
-    return figures or None
+            figures.append(lines(name, series[:MOST_CURVES], x="step", y=name))
+    return figures[:MOST_FIGURES] or None
 
 
 def latest(facts: Facts) -> list[LatestValue]:
@@ -54,7 +58,7 @@ def latest(facts: Facts) -> list[LatestValue]:
             before = found[key].best if key in found else value
             better = min(value, before) if "loss" in name else max(value, before)
             found[key] = LatestValue(*key, value, before if value != value else better)
-    return [each for each in found.values() if each.name != "lr"]
+    return [each for each in found.values() if each.name != "lr"][:MOST_LATEST]
 
 
 def _measured(facts: Facts) -> Iterator[tuple[str, int, dict[str, float]]]:

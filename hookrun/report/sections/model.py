@@ -108,7 +108,7 @@ def _kept(modules: Mapping[str, Any], loud: Collection[str]) -> list[str]:
     """At most `MOST` modules in the model's order: those that have to do with hooks, then the first others."""
     if len(modules) <= MOST:
         return list(modules)
-    by_need = sorted(modules, key=lambda path: path not in loud)
+    by_need = sorted(modules, key=lambda path: (path != "", path not in loud))
     chosen = set(by_need[:MOST])
     return [path for path in modules if path in chosen]
 

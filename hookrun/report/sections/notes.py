@@ -6,6 +6,9 @@ from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
 
+MOST_SPENT = 200
+"""Notes on captures that ended early."""
+
 
 def _notes(facts: Facts) -> list[str] | None:
     spent = [
@@ -14,7 +17,7 @@ def _notes(facts: Facts) -> list[str] | None:
         for record in facts.stats.records
         if isinstance(record.get("spent"), int)
     ]
-    return [*facts.notes, *spent] or None
+    return [*facts.notes, *spent[:MOST_SPENT]] or None
 
 
 SECTION = ReportSection("notes", "", _notes, "notes.html")

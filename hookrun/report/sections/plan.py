@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hookrun.report.facts import Facts
+from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.section import ReportSection
 
 SHOWN_MODULES = 4
@@ -36,7 +36,8 @@ class PlanRow:
 
 def _rows(facts: Facts) -> list[PlanRow] | None:
     """In firing order."""
-    return [_row(order, hook, facts) for order, hook in enumerate(facts.planned.values())] or None
+    hooks = list(facts.planned.values())[:MOST_HOOKS]
+    return [_row(order, hook, facts) for order, hook in enumerate(hooks)] or None
 
 
 def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
@@ -46,17 +47,17 @@ def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
     sites = [facts.sites[key] for key in keys if key in facts.sites]
     total = sum(site["total"] for site in sites)
     own = {key: hook[key] for key in ("target", "index") if key in hook}
-    settings = {key: value for key, value in {**own, **hook["params"]}.items() if value is not None}
+    settings = {key: value for key, value in {**own, **(hook["params"] or {})}.items() if value is not None}
     return PlanRow(
         order=order,
         name=hook["name"],
         modules=[each["path"] for each in shown],
         more_modules=len(matches) - len(shown),
-        classes=[each["class"] for each in shown],
-        type=hook["hook"],
-        action=hook["action"],
+        classes=[each["class"] or "" for each in shown],
+        type=hook["hook"] or "",
+        action=hook["action"] or "",
         settings=" ".join(f"{key}={_plain(value)}" for key, value in settings.items()),
-        when=_when(hook["when"]),
+        when=_when(hook["when"] or {}),
         shapes=[each["shape"] for each in shown],
         fired=sum(site["fired"] for site in sites) if sites else None,
         changed=sum(site["changed"] for site in sites) / total if total else None,

@@ -11,6 +11,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
+from hookrun.store.records import HydraRecord, checked
 
 _SHIPPED = "conf"
 
@@ -30,48 +31,50 @@ class RunAgain:
 
 def _of_a_run(facts: Facts) -> RunAgain:
     """Of a run, or of one job of a sweep."""
-    hydra = _hydra(facts.path / ".hydra/hydra.yaml")
+    hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
     return replace(_again(hydra, facts.env.get("argv", []), is_job=True), composed=facts.composed)
 
 
 def _of_a_sweep(facts: SweepFacts) -> RunAgain:
     argv = next((job.argv for job in facts.jobs if job.argv), [])
-    return _again(_hydra(facts.folder / MULTIRUN), argv, is_job=False)
+    return _again(_hydra(facts.folder / MULTIRUN, facts.folder), argv, is_job=False)
 
 
-def _hydra(path: Path) -> dict[str, Any]:
-    content = read_yaml(path)
-    hydra = content.get("hydra", content) if isinstance(content, dict) else {}
-    return hydra if isinstance(hydra, dict) else {}
+def _hydra(path: Path, root: Path) -> HydraRecord | None:
+    """What Hydra kept there; None where it kept nothing, or nothing of that form."""
+    content = read_yaml(path, root)
+    hydra = content.get("hydra", content) if isinstance(content, dict) else None
+    try:
+        return checked(hydra, HydraRecord) if hydra else None
+    except ValueError:
+        return None
 
 
-def _again(hydra: dict[str, Any], argv: list[Any], *, is_job: bool) -> RunAgain:
+def _again(hydra: HydraRecord | None, argv: list[Any], *, is_job: bool) -> RunAgain:
     """From what Hydra kept in the directory.
 
     argv: the command line that the run was started with; of it only `trust=` is not kept by Hydra
     """
-    if not hydra:
+    if hydra is None:
         return RunAgain()
-    overrides, runtime = hydra.get("overrides", {}), hydra.get("runtime", {})
     words = ["python", "-m", "hookrun"]
-    if hydra.get("mode") == "MULTIRUN" or not is_job:
+    if hydra.mode == "MULTIRUN" or not is_job:
         words.append("--run" if is_job else "--multirun")
-    sources = {source["provider"]: source["path"] for source in runtime.get("config_sources", [])}
+    sources = {source.provider: source.path for source in hydra.runtime.config_sources}
     if "command-line" in sources:
         words += ["--config-dir", sources["command-line"]]
     if Path(sources.get("main", _SHIPPED)).name != _SHIPPED:
         words += ["--config-path", sources["main"]]
-    name = hydra.get("job", {}).get("config_name")
-    if name not in (None, "config"):
-        words += ["--config-name", name]
-    words += overrides.get("task", [])
+    if hydra.job.config_name not in (None, "config"):
+        words += ["--config-name", str(hydra.job.config_name)]
+    words += hydra.overrides.task
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
-    words += [text for text in overrides.get("hydra", []) if text.lstrip("+~").startswith(kept)]
+    words += [text for text in hydra.overrides.hydra if text.lstrip("+~").startswith(kept)]
     trusted = [text for text in map(str, argv) if text.lstrip("+").startswith("trust=")]
     words += [text for text in trusted if text not in words]
     command = " ".join(shlex.quote(str(word)) for word in words)
-    return RunAgain(command, str(runtime.get("cwd", "")))
+    return RunAgain(command, hydra.runtime.cwd)
 
 
 OF_A_RUN = ReportSection("repeat", "Run it again", _of_a_run, "repeat.html")

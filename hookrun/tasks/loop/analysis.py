@@ -13,7 +13,7 @@ from torch import Tensor
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.lookup import Lookup
 from hookrun.spec import Experiment
-from hookrun.store.captures import Capture
+from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
@@ -31,7 +31,7 @@ class Analysis(Ready):
     """
 
     run: Run
-    captures: Mapping[str, Capture]
+    captures: Mapping[str, StoredCapture]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
         raise SpecError([Problem("task.run", str(error))]) from error
 
 
-def _captures(run: Run, name: str | None) -> dict[str, Capture]:
+def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
     """Module -> capture, of those that hold one tensor with one row for each sample."""
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
@@ -72,7 +72,7 @@ def _captures(run: Run, name: str | None) -> dict[str, Capture]:
     if name is not None and name not in there:
         raise SpecError([Problem("task.capture", f"found {name!r}", nearest(name, there))])
     modules = there[name] if name is not None else next(iter(there.values()))
-    found = dict[str, Capture]()
+    found = dict[str, StoredCapture]()
     for module in modules:
         kept = modules[module]
         inside = (
@@ -85,12 +85,12 @@ def _captures(run: Run, name: str | None) -> dict[str, Capture]:
     return found
 
 
-def _is_by_sample(capture: Capture) -> bool:
+def _is_by_sample(capture: StoredCapture) -> bool:
     ids = capture.sample_ids
     return bool((ids >= 0).all()) and len(ids.unique()) == len(ids)
 
 
-def matrix(capture: Capture, seed: int) -> Tensor:
+def matrix(capture: StoredCapture, seed: int) -> Tensor:
     """[samples, elements] float32, with at most `WIDEST` elements; `seed` is that of the projection."""
     rows = capture[:].float().reshape(len(capture), -1)
     if rows.shape[1] <= WIDEST:

@@ -26,6 +26,7 @@ def run_in(ready: Ready, path: Path) -> int:
     try:
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
+        run_dir.write_manifest()
     except BaseException as error:
         _told(partial(_set_failed, run_dir, error))
         raise

@@ -1,0 +1,126 @@
+"""Opening the files of a run directory that may come from anybody: regular files only, and no link is followed.
+
+A link could lead to any file of the reader's, a pipe would wait for ever, a device has no end, and a file of holes is
+read as gigabytes of zeros. Each of them is an OSError whose text says what was found.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_HOLES = 2**28
+"""Bytes. A larger file of which less than 1/64 is on the disk is refused: it is almost nothing but holes."""
+
+_KINDS = {
+    stat.S_IFLNK: "a link, and links inside a run directory are not followed",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def open_inside(path: Path, root: Path | None = None) -> BinaryIO:
+    """Open a regular file to read its bytes.
+
+    root: the run directory, which the caller chose; below it no part of `path` may be a link. The file's own folder
+          unless given.
+
+    Raises FileNotFoundError where nothing has that name, and OSError for what is not a regular file.
+    """
+    root = path.parent if root is None else root
+    *folders, name = path.relative_to(root).parts
+    if ".." in (*folders, name):
+        raise OSError(errno.EINVAL, "the path leads out of the run directory", str(path))
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for each in folders:
+            _require(each, folder, stat.S_IFDIR, path)
+            inner = os.open(each, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+        _require(name, folder, stat.S_IFREG, path)
+        file = os.fdopen(
+            os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder), "rb", buffering=2**16
+        )
+    finally:
+        os.close(folder)
+    try:
+        found = os.fstat(file.fileno())
+        _require_kind(found, stat.S_IFREG, path)  # it may have been replaced since
+        _refuse_holes(found, path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def is_there(path: Path) -> bool:
+    """Whether anything has that name, a link that leads nowhere too."""
+    return os.path.lexists(path)
+
+
+def size_inside(path: Path, root: Path | None = None) -> int:
+    """The size in bytes of a regular file; raises as `open_inside` does."""
+    with open_inside(path, root) as file:
+        return os.fstat(file.fileno()).st_size
+
+
+def read_inside(path: Path, root: Path | None = None, *, limit: int) -> bytes:
+    """The content of a regular file. Raises OSError for one of more than `limit` bytes, before it is read."""
+    with open_inside(path, root) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise OSError(
+                errno.EFBIG, f"it has {size:,} bytes, more than the {limit:,} that are read", str(path)
+            )
+        return file.read(limit)
+
+
+def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Every name below a folder of `root` that is not a folder itself, as a path from `root`, with what it is.
+
+    Links are named and not followed. A folder that is not there holds nothing; OSError for one that cannot be read.
+    """
+    waiting = [folder]
+    while waiting:
+        here = waiting.pop()
+        try:
+            entries = sorted(os.scandir(root / here), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        for entry in entries:
+            path = f"{here}/{entry.name}" if here else entry.name
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(path)
+            else:
+                yield path, entry.stat(follow_symlinks=False)
+
+
+def kind_of(found: os.stat_result) -> str:
+    """``a link …``, ``a pipe``; ``""`` for a regular file."""
+    return "" if stat.S_ISREG(found.st_mode) else _KINDS.get(stat.S_IFMT(found.st_mode), "not a file")
+
+
+def _require(name: str, folder: int, kind: int, path: Path) -> None:
+    _require_kind(os.stat(name, dir_fd=folder, follow_symlinks=False), kind, path)
+
+
+def _require_kind(found: os.stat_result, kind: int, path: Path) -> None:
+    if stat.S_IFMT(found.st_mode) == kind:
+        return
+    if kind == stat.S_IFDIR and stat.S_ISREG(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, "a folder of that path is a file", str(path))
+    raise OSError(errno.EINVAL, f"it is {kind_of(found)}", str(path))
+
+
+def _refuse_holes(found: os.stat_result, path: Path) -> None:
+    if found.st_size > MOST_HOLES and found.st_blocks * 512 < found.st_size // 64:
+        what = f"it has {found.st_size:,} bytes, of which only {found.st_blocks * 512:,} are on the disk"
+        raise OSError(errno.EINVAL, what, str(path))

@@ -1,0 +1,120 @@
+"""The manifest: every file of a run as it was when the run came to its end, which `verify` judges by.
+
+`manifest.json` is ``{"files": {path: {"bytes": n, "sha256": hex}}}``, paths from the run directory with ``/``. It
+leaves out itself, status.json, the lock and report.html. The status of a run that came to its end holds its SHA-256
+under ``manifest``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
+from hookrun.store.format import CAPTURES, INDEX, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS
+from hookrun.store.inside import kind_of, listed_inside, open_inside
+
+BLOCK = 1 << 20
+
+
+def write_manifest(folder: Path) -> str:
+    """Write manifest.json, atomically, and return its SHA-256.
+
+    A shard was hashed when it was written and is not read again: its index has the hash. Links and other entries
+    that are not regular files are left out. StoreError if a file cannot be read or the manifest not be written.
+    """
+    known = _hashed_shards(folder)
+    files = dict[str, dict[str, int | str]]()
+    for path, found in _judged_files(folder):
+        if kind_of(found):
+            continue
+        size, sha256 = found.st_size, known.get((path, found.st_size), "")
+        if not sha256:
+            size, sha256 = hashed(folder / path, folder)
+        files[path] = {"bytes": size, "sha256": sha256}
+    write_json(folder / MANIFEST, {"files": dict(sorted(files.items()))})
+    return hashed(folder / MANIFEST)[1]
+
+
+def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
+    """Path -> bytes and SHA-256 of each file. StoreError if the manifest is not the one with that SHA-256."""
+    from hookrun.store.records import ManifestRecord, checked
+
+    path = folder / MANIFEST
+    found = hashed(path)[1]
+    if found != sha256:
+        raise StoreError(f"{path} was changed: its SHA-256 is {found[:12]}…, status.json says {sha256[:12]}…")
+    try:
+        record = checked(read_json(path), ManifestRecord)
+    except ValueError as error:
+        raise StoreError(f"{error}: that is {path}") from error
+    return {name: (file.bytes, file.sha256) for name, file in record.files.items()}
+
+
+def manifest_faults(
+    folder: Path, manifest: Mapping[str, tuple[int, str]], recorded: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """The path of each file that is not as the manifest says, and what is wrong with it.
+
+    recorded: path -> SHA-256 of files whose hash stands in an index too, which must be the same
+    """
+    there = dict(_judged_files(folder))
+    for name in manifest.keys() - there.keys():
+        yield name, f"{folder / name} is missing"
+    for name, found in there.items():
+        path = folder / name
+        if kind := kind_of(found):
+            yield name, f"{path} is {kind}"
+        elif name not in manifest:
+            yield name, f"{path} is not in the manifest: it was added after the run"
+        elif found.st_size != manifest[name][0]:
+            yield name, f"{path} has {found.st_size:,} bytes, the manifest says {manifest[name][0]:,}"
+        else:
+            yield from ((name, fault) for fault in _content_faults(path, folder, manifest[name][1], recorded))
+
+
+def _content_faults(path: Path, folder: Path, sha256: str, recorded: Mapping[str, str]) -> Iterator[str]:
+    try:
+        found = hashed(path, folder)[1]
+    except StoreError as error:
+        yield str(error)
+        return
+    name = path.relative_to(folder).as_posix()
+    if found != sha256:
+        yield f"{path} was changed: its SHA-256 is {found[:12]}…, the manifest says {sha256[:12]}…"
+    elif recorded.get(name, sha256) != sha256:
+        yield f"{path} has another SHA-256 in its index than in the manifest"
+
+
+def hashed(path: Path, root: Path | None = None) -> tuple[int, str]:
+    """Bytes and SHA-256 of a regular file, read a megabyte at a time. StoreError if it cannot be read."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with open_inside(path, root) as file:
+            while block := file.read(BLOCK):
+                digest.update(block)
+                size += len(block)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    return size, digest.hexdigest()
+
+
+def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
+    try:
+        for path, found in listed_inside(folder):
+            if path not in NOT_IN_MANIFEST:
+                yield path, found
+    except OSError as error:
+        raise StoreError(f"cannot list {error.filename or folder}: {os_reason(error)}") from error
+
+
+def _hashed_shards(folder: Path) -> dict[tuple[str, int], str]:
+    """(path, bytes) -> SHA-256 of the shards, as this run's writers put them into their indexes."""
+    return {
+        (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
+        for name in (CAPTURES, PREDICTIONS)
+        for block in blocks_of_lines(folder / name / INDEX, folder)
+        for record in block.records
+    }

@@ -1,0 +1,269 @@
+"""The records of a run directory as typed models: what each may hold, and within which bounds.
+
+A run directory may come from anybody. Keys that are not named here are kept as they are, for later versions add some;
+keys that are missing were not written yet by an earlier version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints, TypeAdapter, ValidationError
+
+MOST_NAME = 1_000
+"""Characters of a name: of a hook, a module, a parameter, a metric."""
+
+MOST_TEXT = 2**20
+"""Characters of any other text."""
+
+MOST_COUNT = 2**53
+"""Of rows, bytes, parameters, steps: whole numbers up to here are exact as floats too."""
+
+Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
+Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
+Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
+
+T = TypeVar("T")
+Listing = Annotated[list[T], FailFast()]
+"""A list whose first bad item is told: telling each of a million would take longer than reading them."""
+
+Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+
+
+class Record(BaseModel):
+    """A mapping whose known keys are checked, without conversions."""
+
+    model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
+
+
+class Status(Record):
+    """status.json. `manifest` is the SHA-256 of manifest.json, where the run came to its end."""
+
+    status: Name
+    reason: Text | None = ""
+    started: Name | None = None
+    ended: Name | None = None
+    pid: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    host: Name | None = None
+    exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    manifest: Sha256 | None = None
+
+
+class PlannedMatch(Record):
+    """A module or parameter that a hook matched."""
+
+    path: Name
+    type: Annotated[Name | None, Field(alias="class")] = None
+    names: Listing[Name] = []
+    shape: Text | None = None
+
+
+class PlannedHookRecord(Record):
+    """A hook of the plan."""
+
+    name: Name
+    hook: Name | None = None
+    action: Name | None = None
+    params: dict[Name, Any] | None = None
+    when: dict[Name, Any] | None = None
+    targets: Listing[PlannedMatch] = []
+
+
+class PlanRecord(Record):
+    """plan.json."""
+
+    hash: Name | None = None
+    model: Name | None = None
+    seed: Whole | None = None
+    unchecked: Text | None = None
+    hooks: Listing[PlannedHookRecord] = []
+
+
+class ModuleRecord(Record):
+    """A module of the model."""
+
+    path: Name
+    names: Listing[Name]
+    type: Annotated[Name, Field(alias="class")]
+    parameters: Count
+
+
+class ModelRecord(Record):
+    """model.json."""
+
+    type: Annotated[Name | None, Field(alias="class")] = None
+    modules: Listing[ModuleRecord] = []
+
+
+class SiteRecord(Record):
+    """What came of a hook at one module."""
+
+    hook: Name
+    module: Name
+    fired: Count
+    changed: Count
+    total: Count
+    silent: Text | None = None
+
+
+class HooksRecord(Record):
+    """hooks.json."""
+
+    sites: Listing[SiteRecord] = []
+
+
+class EnvRecord(Record):
+    """env.json."""
+
+    python: Name | None = None
+    torch: Name | None = None
+    torchvision: Name | None = None
+    hydra: Name | None = None
+    hookrun: Name | None = None
+    platform: Name | None = None
+    cpu_count: Count | None = None
+    device: Name | None = None
+    device_name: Name | None = None
+    threads: Count | None = None
+    argv: Listing[Text] = []
+
+
+class StatsLine(Record):
+    """A line of stats.jsonl: the keys that have a meaning whatever the action. The others are the action's own."""
+
+    hook: Name
+    module: Name | None = None
+    path: Name | None = None
+    action: Name | None = None
+    mode: Name | None = None
+    epoch: Count | None = None
+    step: Count | None = None
+    call: Count | None = None
+    ok: bool | None = None
+    spent: Count | None = None
+
+
+_MetricsLine = Annotated[dict[Name, bool | Whole | float | Text | None], Field(max_length=1_000)]
+
+
+class EntryRecord(Record):
+    """Rows of one tensor in a shard, as the index names them."""
+
+    key: Name
+    hook: Name
+    module: Name
+    path: Name
+    dtype: Name
+    shape: Annotated[list[Count], Field(max_length=64)]
+    rows: Count
+    by: Literal["sample", "firing"]
+
+
+class ShardRecord(Record):
+    """A line of index.jsonl."""
+
+    version: Count
+    shard: Annotated[str, StringConstraints(min_length=1, max_length=255)]
+    sha256: Sha256
+    bytes: Count
+    columns: Annotated[list[Name], Field(max_length=64)]
+    entries: Listing[EntryRecord]
+
+
+class ManifestFile(Record):
+    """A file as it was when the run ended."""
+
+    bytes: Count
+    sha256: Sha256
+
+
+class ManifestRecord(Record):
+    """manifest.json: path within the run directory -> the file."""
+
+    files: dict[Annotated[str, StringConstraints(min_length=1, max_length=4_096)], ManifestFile]
+
+
+class ConfigSource(Record):
+    """Where Hydra read configurations from."""
+
+    provider: Name
+    path: Text
+
+
+class HydraRuntime(Record):
+    """The folders that a run was started in and read from."""
+
+    cwd: Text = ""
+    config_sources: Listing[ConfigSource] = []
+
+
+class HydraOverrides(Record):
+    """The command line, as Hydra took it apart."""
+
+    task: Listing[Text] = []
+    hydra: Listing[Text] = []
+
+
+class HydraJob(Record):
+    """The name of the root configuration."""
+
+    config_name: Name | None = None
+
+
+class HydraRecord(Record):
+    """What Hydra kept of itself, in .hydra/hydra.yaml or multirun.yaml."""
+
+    mode: Name | None = None
+    overrides: HydraOverrides = HydraOverrides()
+    runtime: HydraRuntime = HydraRuntime()
+    job: HydraJob = HydraJob()
+
+
+METRICS_LINE: TypeAdapter[Any] = TypeAdapter(_MetricsLine, config=ConfigDict(strict=True))
+STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
+
+R = TypeVar("R", bound=Record)
+
+
+def checked(value: Any, model: type[R]) -> R:
+    """The value as a record. Raises ValueError with the first thing that is wrong and where."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """``found a str, expected an integer (entries.0.rows)``, without the value, which may be of any length."""
+    details = error.errors(include_url=False, include_context=False)
+    first = details[0]
+    where = ".".join(_short(part) for part in first["loc"])
+    found = _article(type(first["input"]).__name__)
+    match first["type"]:
+        case "missing":
+            what = f"it has no {where.rpartition('.')[2]}"
+        case "model_type" | "dict_type":
+            what = f"found {found}, expected a mapping"
+        case kind if kind.endswith("_type"):
+            what = f"found {found}: {first['msg'].lower()}"
+        case _:
+            what = first["msg"][:1].lower() + first["msg"][1:]
+    more = f", and {len(details) - 1} more" if len(details) > 1 else ""
+    return f"{what} ({where}{more})" if where or more else what
+
+
+def _short(part: int | str) -> str:
+    text = str(part).encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _article(name: str) -> str:
+    return "nothing" if name == "NoneType" else f"a {name}"
+
+
+def require_keys(value: Mapping[str, Any], *keys: str) -> None:
+    """Raise ValueError for keys that are not there."""
+    if missing := [key for key in keys if key not in value]:
+        raise ValueError(f"it has no {', '.join(missing)}")

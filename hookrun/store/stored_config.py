@@ -1,0 +1,78 @@
+"""The YAML files that Hydra left in a run directory, read with no more trust than an experiment gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hookrun.arguments import problems_of
+from hookrun.data.info import SPLITS, Split
+from hookrun.errors import SpecError
+from hookrun.store.files import StoreError, os_reason
+from hookrun.store.inside import read_inside
+
+if TYPE_CHECKING:
+    from hookrun.spec.experiment import Data
+
+MOST_YAML = 2**20
+"""Bytes of a YAML file."""
+
+
+def read_yaml(path: Path, root: Path) -> Any:
+    """The content, interpolations left as they are; None where there is no such file.
+
+    root: the run directory, below which no link is followed
+
+    StoreError if it is not YAML, or stands for more than any configuration holds.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    from hookrun.yaml_files import check
+
+    try:
+        text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
+        check(text)
+        return OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    except RecursionError as error:
+        raise StoreError(f"{path} nests too deep for a configuration") from error
+    except (ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
+        raise StoreError(f"{path} is not the YAML of a configuration: {str(error)[:300]}") from error
+
+
+@dataclass(frozen=True)
+class DataUsed:
+    """What a run's samples were read from.
+
+    split: the part of the data that its task names; train where it names none
+    """
+
+    data: Data
+    split: Split
+    seed: int
+
+
+def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
+    """The data that a stored configuration names, checked as that of an experiment is.
+
+    Raises SpecError for what an experiment could not say either, StoreError where something is missing.
+    """
+    from pydantic import ValidationError
+
+    from hookrun.spec.experiment import Data
+
+    task, seed = config.get("task"), config.get("seed")
+    split = task.get("split", SPLITS[0]) if isinstance(task, Mapping) else None
+    if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
+        raise StoreError(f"{path} does not say which data was used: it needs task, task.split and seed")
+    try:
+        return DataUsed(Data.model_validate(config.get("data")), split, seed)
+    except ValidationError as error:
+        raise SpecError(problems_of(error, "data", Data)) from error
