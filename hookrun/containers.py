@@ -55,7 +55,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` applied to every member that is no container; itself, where nothing changed."""
+    """The value with `change` applied to every member that is not a container; itself, where nothing changed."""
     members = children(value)
     if not members:
         return change(value)
@@ -64,7 +64,7 @@ def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def members(value: Any) -> list[Any]:
-    """Everything in a value that is no container, in the order in which `rebuild` meets it."""
+    """Everything in a value that is not a container, in the order in which `rebuild` meets it."""
     inside = children(value)
     return [leaf for _, member in inside for leaf in members(member)] if inside else [value]
 

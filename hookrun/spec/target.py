@@ -135,7 +135,7 @@ def _short(text: str) -> str:
 
 
 def _whole(digits: str) -> int:
-    """The whole number that ASCII digits say; ValueError for one that is no subscript of any tensor."""
+    """The whole number that ASCII digits say; ValueError for one that cannot be a subscript of a tensor."""
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", digits):
         raise ValueError(f"found {shown(digits)}, expected a whole number of 64 bits")
     return _bounded(int(digits))

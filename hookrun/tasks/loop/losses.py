@@ -95,12 +95,14 @@ NEED_TARGET = frozenset(LOSSES) - {"output", "output_mean", "output_sum"}
 def loss_named(name: str) -> Loss:
     """The loss. Raises SpecError for an unknown name."""
     if name not in LOSSES:
-        raise SpecError([Problem("train.loss", f"found {name!r}, which is no loss", nearest(name, LOSSES))])
+        raise SpecError(
+            [Problem("train.loss", f"found {name!r}, which is not a loss", nearest(name, LOSSES))]
+        )
     return LOSSES[name]
 
 
 def correct(output: Any, target: Tensor) -> Tensor | None:
-    """How many samples of a batch are classified right, as a tensor; None where the targets are no labels.
+    """How many samples of a batch are classified right, as a tensor; None where the targets are not labels.
 
     A sample of several labels (pixels, tokens) counts by the fraction of them that is right.
     """
