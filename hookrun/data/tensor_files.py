@@ -64,11 +64,24 @@ def read_tensors(path: Path, where: str, names: Iterable[str]) -> dict[str, Tens
             return {name: file.get_tensor(name) for name in names}
 
 
+_DAMAGE = (
+    SafetensorError,
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    OSError,
+    RuntimeError,  # an encrypted archive
+    NotImplementedError,  # a compression that zipfile does not have
+    MemoryError,  # a header that promises more than there is
+)
+
+
 @contextmanager
 def _report_damage(path: Path, where: str) -> Iterator[None]:
     try:
         yield
-    except (SafetensorError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, OSError) as error:
+    except _DAMAGE as error:
         what = f"{path} cannot be read as {path.suffix[1:]}: {error}"
         raise SpecError([Problem(where, what, "write the file anew")]) from error
 

@@ -139,3 +139,16 @@ def test_an_unknown_version_of_it_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
         archive.writestr("a.npy", b"\x93NUMPY\x09\x00" + bytes(120))
     assert "(9, 0) is not supported" in damage(tmp_path / "x.npz").what
+
+
+def test_an_encrypted_archive_is_an_error_at_its_key(tmp_path: Path) -> None:
+    path = tmp_path / "secret.npz"
+    np.savez(path, x=np.ones(3))
+    content = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the headers of each member
+        content[content.index(mark) + flags] |= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        SpecError, match=r"data\.args\.file: .*secret\.npz cannot be read as npz: .*encrypted"
+    ):
+        read_header(path, WHERE)
