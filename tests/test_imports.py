@@ -180,6 +180,12 @@ def test_every_file_belongs_to_a_room() -> None:
     assert sorted({room_of(file) for file in FILES} - set(RANK)) == []
 
 
+def test_the_architecture_page_names_every_room() -> None:
+    page = (PACKAGE / "README.md").read_text(encoding="utf-8")
+    rooms = {room_of(file) for file in FILES} - {"__init__", "__main__", "version"}
+    assert sorted(room for room in rooms if f"`{room}/`" not in page and f"`{room}.py`" not in page) == []
+
+
 def test_imports_run_from_later_stages_to_earlier_ones() -> None:
     assert broken(wrong_directions) == []
 
