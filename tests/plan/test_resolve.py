@@ -186,4 +186,7 @@ def test_what_needs_the_shape_of_a_lazy_parameter_says_what_to_do_first(
     assert "0" in str(error.value)
     model(torch.ones(2, 3))
     with hookrun.hooked(model, spec):
-        assert model(torch.ones(2, 3)).shape == (2, 4)
+        output = model(torch.ones(2, 3))
+        assert output.shape == (2, 4)
+        if output.requires_grad:
+            output.sum().backward()

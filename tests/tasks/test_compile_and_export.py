@@ -34,6 +34,7 @@ def test_what_no_graph_can_hold_is_refused_before_the_run(refused, hook) -> None
     assert "hooks.h: capture on 'forward' hands values to Python at each firing" in said
 
 
+@pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # the hook never fires: that is what is wrong
 @pytest.mark.parametrize("wrong", ["output", "hook"])
 def test_a_compiled_model_that_differs_is_not_trusted(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where torch takes a graph without the hooks."""
