@@ -63,8 +63,12 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    tensors = module.state_dict(keep_vars=True)
-    return {name: tensor.detach().clone() for name, tensor in tensors.items() if not is_lazy(tensor)}
+    """Copies of the module's parameters and buffers; what a module keeps beside tensors is its own business."""
+    return {
+        name: value.detach().clone()
+        for name, value in module.state_dict(keep_vars=True).items()
+        if isinstance(value, Tensor) and not is_lazy(value)
+    }
 
 
 @torch.no_grad()

@@ -63,3 +63,18 @@ def test_a_checkpoint_names_the_hooks_that_had_acted(tmp_path: Path) -> None:
     assert set(checkpoint.read(path)) == set(net().state_dict())
     checkpoint.save(net(), path)
     assert applied_hooks(Model(name="mlp", weights=str(path))) == frozenset()
+
+
+def test_a_module_with_more_state_than_tensors_is_put_back_too() -> None:
+    class Counting(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"seen": 3}
+
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            raise AssertionError("nobody asked")
+
+    model = nn.Sequential(Counting(2, 2))
+    plan = hookrun.compile({"ones": ONES}, model)
+    trained = model[0].weight.detach().clone()
+    with Installation(plan, model, restored=plan.applied()):
+        assert torch.equal(model[0].weight, trained)
