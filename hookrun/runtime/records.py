@@ -110,8 +110,7 @@ class RecordSink(ABC):
             if isinstance(value, Tensor):
                 if (found := readable(value)) is None:
                     if value.is_meta:
-                        place = f"hook {record['hook']!r} on {record['module'] or '(root)'}"
-                        raise HookError(f"{place}: a meta tensor has no values to record")
+                        raise HookError(f"{_place(record)}: a meta tensor has no values to record")
                     return
                 if found is not value:
                     record = record | {key: found}
@@ -140,16 +139,15 @@ class RecordSink(ABC):
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
-        place = f"hook {record['hook']!r} on {record['module'] or '(root)'}"
         if record.get("ok"):
             return
         try:
             plain = read(record)
         except RuntimeError as error:  # of a kind of tensor that torch does not read
-            raise HookError(f"{place}: what it recorded cannot be read: {reason(error)}") from error
+            raise HookError(f"{_place(record)}: what it recorded cannot be read: {reason(error)}") from error
         self.store(plain)
         if plain.get("policy") == "stop" and self.stop is None:
-            self.stop = f"{place}: {verdict(plain)}"
+            self.stop = f"{_place(plain)}: {verdict(plain)}"
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""
@@ -232,6 +230,10 @@ MOST_PENDING = 4096
 def read(record: dict[str, Any]) -> dict[str, Any]:
     """The record with its tensors as Python numbers and lists."""
     return {key: value.tolist() if isinstance(value, Tensor) else value for key, value in record.items()}
+
+
+def _place(record: dict[str, Any]) -> str:
+    return f"hook {record['hook']!r} on {record['module'] or '(root)'}"
 
 
 def line(record: dict[str, Any]) -> str:
