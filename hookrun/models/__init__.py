@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from hookrun.models.registry import build, names, own_names
-from hookrun.models.weights import applied_hooks, load_weights
+from hookrun.models.weights import RANDOM, applied_hooks, load_weights, origin
 
-__all__ = ["applied_hooks", "build", "load_weights", "names", "own_names"]
+__all__ = ["RANDOM", "applied_hooks", "build", "load_weights", "names", "origin", "own_names"]

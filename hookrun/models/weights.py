@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from hookrun.spec.experiment import Model
 
+RANDOM = "random"
+"""Weights as the model's constructor draws them."""
+
 SUFFIXES = (".safetensors", ".pt", ".pth")
 _WRAPPERS = ("state_dict", "model")  # keys under which a training script's file holds the state dict
 _PREFIX = "module."  # left by DataParallel and DistributedDataParallel
@@ -26,6 +29,16 @@ _WHERE = "model.weights"
 def is_path(weights: str) -> bool:
     """Whether `model.weights` is a path, by its suffix or a separator in it, and not a name."""
     return weights.endswith(SUFFIXES) or "/" in weights or os.sep in weights
+
+
+def origin(config: Model) -> str:
+    """Where the weights of the model come from: ``random``, the name of published ones, or a path."""
+    if config.weights is not None:
+        return str(_absolute(config.weights).resolve()) if is_path(config.weights) else config.weights
+    if config.factory is not None:
+        return f"as {config.factory} makes them"
+    backbone = config.args.get("weights_backbone")
+    return RANDOM if backbone is None else f"{RANDOM}, with those of the backbone from {backbone}"
 
 
 def misplaced(config: Model, *, published: bool) -> list[Problem]:

@@ -92,11 +92,11 @@ class Scheduler(Named):
 class Train(Section):
     """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass."""
 
-    epochs: int = Field(default=1, ge=0, le=MOST)
+    epochs: int = Field(default=10, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
     loss: str = "cross_entropy"
-    optimizer: Named = Named(name="AdamW")
+    optimizer: Named = Named.model_validate({"name": "AdamW", "lr": 0.001})
     scheduler: Scheduler | None = None
     accumulate: int = Field(default=1, ge=1, le=MOST)
     log_every: int = Field(default=10, ge=1, le=MOST)

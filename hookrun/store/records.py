@@ -91,9 +91,10 @@ class ModuleRecord(Record):
 
 
 class ModelRecord(Record):
-    """model.json."""
+    """model.json. `weights`: where they came from: `random`, the name of published ones, or a path."""
 
     type: Annotated[Name | None, Field(alias="class")] = None
+    weights: Text | None = None
     modules: Listing[ModuleRecord] = []
 
 

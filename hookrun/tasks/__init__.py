@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,17 @@ def tasks() -> Mapping[str, type[Task]]:
 
 
 def parse_experiment(config: Mapping[str, Any]) -> Experiment:
-    """Validate the root mapping of a composed configuration. Raises SpecError with every mistake in it."""
-    return spec.parse_experiment(config, tasks())
+    """Validate the root mapping of a composed configuration. Raises SpecError with every mistake in it.
+
+    The notes of the experiment say which of its settings its task does not use.
+    """
+    experiment = spec.parse_experiment(config, tasks())
+    task = task_of(experiment)
+    if not (unused := task.unused(experiment)):
+        return experiment
+    verb = "is" if len(unused) == 1 else "are"
+    note = f"{', '.join(unused)} {verb} not used by task={task.name}"
+    return replace(experiment, notes=(*experiment.notes, note))
 
 
 def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Ready:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hookrun.errors import HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
+from hookrun.spec.experiment import Section
 
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
@@ -21,11 +23,13 @@ class Task(TaskKeys):
 
     shows:        it is shown by `show` and leaves nothing behind; else it is run by `execute` in a run directory
     has_plan:     hooks are compiled for it, and `show` prints their plan
+    trains:       it trains the model: hooks are proven in training mode, optimizer and schedule are checked
     takes_place:  it is typed in place of the experiment's own task, and shows the plan of that one
     """
 
     shows: ClassVar[bool] = False
     has_plan: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
     takes_place: ClassVar[bool] = False
 
     @abstractmethod
@@ -37,6 +41,10 @@ class Task(TaskKeys):
         Raises SpecError and CompileError with every mistake found.
         """
 
+    def unused(self, experiment: Experiment) -> list[str]:
+        """Key paths of settings that differ from their defaults and that this task does not use."""
+        return []
+
     def show(self, prepared: Any) -> None:
         """Print what the task shows of what `prepare` returned. Raises HookrunError where it shows nothing."""
         raise HookrunError(f"task={self.name} is run, not shown")
@@ -47,6 +55,20 @@ class Task(TaskKeys):
         Raises HookrunError where the task is only shown.
         """
         raise HookrunError(f"task={self.name} is shown, not run")
+
+
+def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str]:
+    """The keys of a section that differ from their defaults, as key paths.
+
+    where: the key path of the section
+    but:   keys that are left out
+    """
+    fields = type(section).model_fields
+    return [
+        f"{where}.{key}"
+        for key, field in fields.items()
+        if key not in but and getattr(section, key) != field.get_default()
+    ]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import HookrunError, Problem
-from hookrun.spec import Settings
+from hookrun.spec import Experiment, Settings
+from hookrun.tasks.base import changed
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
@@ -22,6 +23,12 @@ class ExportTask(TaskOfOneSplit):
     """Writes exported.pt2, and compares it with the hooked model on a batch of the split."""
 
     task_name: ClassVar[str] = "export"
+
+    def unused(self, experiment: Experiment) -> list[str]:
+        """How the model would be run here: the program holds the model as it is."""
+        compute = experiment.settings.compute
+        used = set(type(compute).model_fields) - {"compile", "precision"}
+        return [*super().unused(experiment), *changed("compute", compute, but=used)]
 
     def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """The hooks that torch.export cannot take into the program."""

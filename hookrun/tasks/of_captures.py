@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
-from hookrun.tasks.base import Task
+from hookrun.tasks.base import Task, changed
 
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
@@ -27,6 +27,12 @@ class TaskOfCaptures(Task):
     @abstractmethod
     def analyse(self, analysing: Analysing) -> None:
         """Do the analysis; its results go to metrics.jsonl."""
+
+    def unused(self, experiment: Experiment) -> list[str]:
+        """Hooks, and what is about running a model: the captures are there."""
+        settings = experiment.settings
+        hooks = ["hooks"] if experiment.hooks.hooks else []
+        return [*changed("train", settings.train), *changed("compute", settings.compute), *hooks]
 
     def problem(self, analysis: Analysis) -> Problem | None:
         """Why the run cannot be analysed, or None."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Experiment, Settings
-from hookrun.tasks.base import Task
+from hookrun.tasks.base import Task, changed
 
 if TYPE_CHECKING:
     from hookrun.data import DataInfo, Split
@@ -28,12 +28,10 @@ class TaskUnderHooks(Task):
 
     tensorboard: write event files for TensorBoard as well
 
-    trains:      it trains the model: hooks are proven in training mode, optimizer and schedule are checked
     scores:      it computes `train.loss`, which may need targets
     """
 
     has_plan: ClassVar[bool] = True
-    trains: ClassVar[bool] = False
     scores: ClassVar[bool] = False
 
     tensorboard: bool = False
@@ -136,6 +134,11 @@ class TaskOfOneSplit(TaskUnderHooks):
     """
 
     split: Literal["train", "val"] = "val"
+
+    def unused(self, experiment: Experiment) -> list[str]:
+        """What is about training; `train.limit_batches` and `train.log_every` hold here too."""
+        used = {"limit_batches", "log_every", *(["loss"] if self.scores else [])}
+        return changed("train", experiment.settings.train, but=used)
 
     def split_seen(self) -> Split:
         """The split itself."""

@@ -60,7 +60,7 @@ def test_a_key_that_the_task_does_not_use_is_noted(task: str, capsys, tmp_path, 
     conf = tmp_path / "conf/experiment"
     conf.mkdir(parents=True)
     header = "# @package _global_\ndefaults: [{override /task: predict}]\n"
-    (conf / "mine.yaml").write_text(header + "task: {split: train}\ntrain: {epochs: 1, limit_batches: 1}\n")
+    (conf / "mine.yaml").write_text(header + "task: {split: train}\ntrain: {limit_batches: 1}\n")
     command = ["--config-dir", "conf", "experiment=mine", "compute=cpu", "compute.threads=1"]
     assert main([*command, f"task={task}"]) == 0
     assert f"NOTE: task.split is not used by task={task}\n" in capsys.readouterr().out

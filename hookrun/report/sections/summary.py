@@ -17,6 +17,7 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
         "task": facts.task,
         "of the run": facts.source,
         "model": _model(facts),
+        "weights": facts.model.get("weights"),
         "data": facts.named("data") if not facts.source else "",
         "started": moment(status.get("started")),
         "duration": (duration(seconds) if seconds is not None else None),

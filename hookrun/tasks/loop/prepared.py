@@ -28,6 +28,7 @@ T = TypeVar("T")
 class Built:
     """What the settings name.
 
+    weights:  where the model's weights come from: `random`, the name of published ones, or a path
     leftover: tensors of the weights file that the model does not have: parameters that hooks will add
     applied:  the identities of the hooks that had changed the model when the weights file was written
     """
@@ -35,6 +36,7 @@ class Built:
     data: DataInfo
     model: nn.Module
     device: torch.device
+    weights: str
     leftover: Mapping[str, Tensor]
     applied: frozenset[str]
 
@@ -76,7 +78,8 @@ def build(
     if problems or model is None or info is None or device is None:
         raise SpecError(problems)
     leftover = models.load_weights(model, settings.model)
-    return Built(info, model, device, leftover, models.applied_hooks(settings.model))
+    origin, applied = models.origin(settings.model), models.applied_hooks(settings.model)
+    return Built(info, model, device, origin, leftover, applied)
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:

@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from torch.amp import GradScaler
 
 from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
@@ -25,7 +26,17 @@ from hookrun.tasks.loop.summary import inactive_lines, summary
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
     """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
     table.show(prepared.plan, screen.console, limit)
+    screen.say(f"weights: {_weights(prepared)}")
     screen.note(prepared.notes)
+
+
+def _weights(prepared: Prepared) -> str:
+    task = prepared.task
+    if prepared.weights != RANDOM or task.trains:
+        return prepared.weights
+    return (
+        f"{RANDOM}, and task={task.name} does not train them (model.weights takes a file or a published name)"
+    )
 
 
 def run_under_hooks(
@@ -37,7 +48,7 @@ def run_under_hooks(
     """
     run_dir.write_plan(prepared.plan.to_dict())
     run_dir.write_env(environment(device=str(prepared.device)))
-    run_dir.write_model(model_facts(prepared.model))
+    run_dir.write_model(model_facts(prepared.model, prepared.weights))
     settings = prepared.settings
     screen = Screen()
     show_plan(prepared, screen, table.SHOWN)

@@ -1,0 +1,111 @@
+"""Where the weights come from, and which settings do nothing: said before the run, and in its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookrun.cli import main
+from hookrun.models import origin
+from hookrun.spec.experiment import Model, Train
+from hookrun.yaml_files import load
+
+SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"),
+    [
+        ("train", "weights: random\n"),
+        ("plan", "weights: random\n"),
+        ("predict", "weights: random, and task=predict does not train them"),
+    ],
+)
+def test_random_weights_are_said(task: str, expected: str, capsys: Any) -> None:
+    assert main([*SMALL, f"task={task}"]) == 0
+    assert expected in capsys.readouterr().out
+
+
+def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, capsys: Any) -> None:
+    trained = run(*SMALL[2:], "model=mlp")
+    assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
+    path = trained.path / "checkpoints/best.safetensors"
+    capsys.readouterr()
+    other = run(*SMALL[2:], "model=mlp", "task=evaluate", f"model.weights={path}")
+    assert f"weights: {path}" in capsys.readouterr().out
+    assert f"<dt>weights</dt><dd>{path}</dd>" in _joined(other.path)
+
+
+def _joined(run: Path) -> str:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    return "".join(line.strip() for line in page.splitlines())
+
+
+def test_the_weights_of_a_link_are_those_that_it_points_to(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "latest").symlink_to("run")
+    found = origin(Model(name="mlp", weights=str(tmp_path / "latest/best.safetensors")))
+    assert found == str(tmp_path / "run/best.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"name": "cnn"}, "random"),
+        ({"name": "resnet18", "weights": "IMAGENET1K_V1"}, "IMAGENET1K_V1"),
+        ({"name": "python", "factory": "mine.models:build"}, "as mine.models:build makes them"),
+        (
+            {"name": "fcn_resnet50", "args": {"weights_backbone": "IMAGENET1K_V1"}},
+            "random, with those of the backbone from IMAGENET1K_V1",
+        ),
+    ],
+)
+def test_every_kind_of_weights_has_its_words(config: dict[str, Any], expected: str) -> None:
+    assert origin(Model(**config)) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["task=predict"], "train.epochs is not used by task=predict"),
+        (
+            ["task=evaluate", "train.optimizer.lr=1", "train.shuffle=false", "train.loss=output_sum"],
+            "train.epochs, train.optimizer, train.shuffle are not used by task=evaluate",
+        ),
+        (
+            ["task=predict", "train.loss=output", "train.epochs=10"],
+            "train.loss is not used by task=predict",
+        ),
+        (
+            ["task=export", "compute.precision=bf16", "train.epochs=10"],
+            "compute.precision is not used by task=export",
+        ),
+    ],
+)
+def test_a_setting_that_does_nothing_is_said(overrides: list[str], expected: str, capsys: Any) -> None:
+    assert main([*SMALL, *overrides]) == 0
+    out = capsys.readouterr().out
+    assert f"NOTE: {expected}\n" in out
+    assert out.count("not used by") == 1
+
+
+def test_an_analysis_says_that_it_uses_no_hooks(run: Any, capsys: Any) -> None:
+    capture = "+hooks.h={select: fc, hook: forward, action: capture}"
+    captured = run("model=mlp", "task=predict", "train.limit_batches=1", capture)
+    capsys.readouterr()
+    run("task=probe", f"task.run={captured.path}", capture)
+    assert "compute.device, compute.threads, hooks are not used by task=probe" in capsys.readouterr().out
+
+
+def test_settings_that_are_as_they_always_are_are_not_mentioned(capsys: Any) -> None:
+    for task in ("predict", "evaluate", "export"):
+        assert main([*SMALL[:-1], f"task={task}"]) == 0
+        assert "NOTE" not in capsys.readouterr().out
+
+
+def test_the_group_says_the_defaults_of_the_schema() -> None:
+    """Else a setting that nobody has set would be said to be ignored."""
+    given = load(Path(__file__).parents[2] / "conf/train/default.yaml")
+    assert Train.model_validate(given) == Train()
