@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from hookrun import tasks
 from hookrun.cli.check import Composition
-from hookrun.cli.compose import existing_folder, plain_run, planned, unused_run_dir
+from hookrun.cli.compose import claimed, existing_folder, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import argument_parser, conf_dir, opened
 from hookrun.cli.jobs import DONE, REFUSED, SingleRun
@@ -130,6 +130,6 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
     if shows:
         tasks.show(prepared)
         return DONE
-    with explained(asked):
+    with claimed(Path(cfg.hydra.runtime.output_dir), "hydra.run.dir"), explained(asked):
         returned = asked.app.run_checked(cfg, SingleRun(prepared))
     return int(returned.return_value)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import resolved
 from hookrun.spec import Experiment
 from hookrun.store.format import STATUS
+from hookrun.store.lock import LockedError, sole_writer
 from hookrun.tasks import parse_experiment, task_of
 
 
@@ -80,9 +82,30 @@ def unused_run_dir(cfg: DictConfig, where: str) -> Path:
     Raises SpecError if it holds a run already: Hydra would overwrite the `.hydra` of that run.
     """
     run_dir = Path(cfg.hydra.runtime.output_dir)
+    _refuse_run_in(run_dir, where)
+    return run_dir
+
+
+def _refuse_run_in(run_dir: Path, where: str) -> None:
     if (run_dir / STATUS).exists():
         raise SpecError([Problem(where, f"{run_dir} already holds a run", "give another directory")])
-    return run_dir
+
+
+@contextmanager
+def claimed(run_dir: Path, where: str) -> Iterator[None]:
+    """Be the only process to write into the directory of a run or sweep.
+
+    where: the key that chose it
+
+    Raises SpecError where another process is writing there: nothing is changed for it.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(sole_writer(run_dir))
+        except LockedError as error:
+            raise SpecError([Problem(where, str(error), "give another directory, or wait")]) from error
+        _refuse_run_in(run_dir, where)  # of a process that came to its end just now
+        yield
 
 
 def plain(users: DictConfig) -> dict[str, Any]:

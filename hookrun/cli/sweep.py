@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hookrun.cli.check import Composition
-from hookrun.cli.compose import plain_job, planned, unused_run_dir
+from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
@@ -54,7 +54,8 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         return _show(experiments, names, trust)
     refuse_ranks()
     del experiments
-    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
+    with claimed(sweep_dir, "hydra.sweep.dir"):
+        return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:

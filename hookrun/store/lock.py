@@ -1,0 +1,150 @@
+"""A run directory has one writer at a time: it holds a lock that the operating system takes from it when it ends.
+
+The lock is `flock` on the file `.lock`. It dies with its process, also with one that is killed, and a lock file that is
+left over means nothing: nobody ever has to remove one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hookrun.store.files import StoreError, make_folder, os_reason
+from hookrun.store.format import LOCK
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock: there nothing keeps two writers apart
+    fcntl = None  # type: ignore[assignment]
+
+_NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+"""What a file system says that cannot lock, as some of clusters cannot."""
+
+_MOST_TOLD = 200
+"""Bytes of a lock file that are read to say who holds it."""
+
+
+class LockedError(StoreError):
+    """Another process writes into the directory."""
+
+
+class _Held:
+    """The descriptors of locks that this process holds."""
+
+    def __init__(self) -> None:
+        self.descriptors = set[int]()
+
+    def leave_to_parent(self) -> None:
+        """A forked child, as a worker that loads data is, shares its parent's locks, and must not outlive them."""
+        for descriptor in self.descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
+        self.descriptors.clear()
+
+
+_held = _Held()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_held.leave_to_parent)
+
+
+@contextmanager
+def sole_writer(folder: Path) -> Iterator[None]:
+    """Make the folder if it is missing, and be the only one to write into it during the block.
+
+    A folder inside that of another writer, as a job's is inside its sweep's, is that writer's as well.
+
+    Raises LockedError where another process holds the lock, StoreError where the folder or the lock cannot be made. A
+    directory that was made here is removed again if the block leaves it empty.
+    """
+    made = not folder.exists()
+    make_folder(folder)
+    try:
+        for parent in folder.parents:
+            _refuse_held(parent)
+        descriptor = _acquired(folder)
+    except BaseException:
+        _remove_empty(folder, made)
+        raise
+    _held.descriptors.add(descriptor)
+    try:
+        yield
+    finally:
+        _held.descriptors.discard(descriptor)
+        with suppress(OSError):  # the directory was removed during the run, or the disk is read-only by now
+            (folder / LOCK).unlink()
+        os.close(descriptor)
+        _remove_empty(folder, made)
+
+
+def _acquired(folder: Path) -> int:
+    """A descriptor that holds the lock of the folder."""
+    path = folder / LOCK
+    while True:
+        descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
+        try:
+            _lock(descriptor, folder, exclusive=True)
+            if _is_named(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
+                return descriptor
+        except OSError as error:
+            os.close(descriptor)
+            raise StoreError(f"cannot write {path}: {os_reason(error)}") from error
+        except StoreError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # the holder before removed the file after this process had opened it
+
+
+def _refuse_held(folder: Path) -> None:
+    """Raise LockedError where another process is writing into the folder."""
+    if not (folder / LOCK).is_file():
+        return
+    try:
+        descriptor = _opened(folder / LOCK, os.O_RDONLY)
+    except StoreError:
+        return  # it has just been removed, or is a stranger's: nobody's lock that this process could ask for
+    try:
+        _lock(descriptor, folder, exclusive=False)
+    finally:
+        os.close(descriptor)
+
+
+def _opened(path: Path, flags: int) -> int:
+    try:
+        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0), 0o644)
+    except OSError as error:
+        raise StoreError(f"cannot open {path}: {os_reason(error)}") from error
+
+
+def _lock(descriptor: int, folder: Path, *, exclusive: bool) -> None:
+    """Take the lock, or raise LockedError. On a file system that cannot lock nothing keeps writers apart."""
+    if fcntl is None:
+        return
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(descriptor, _MOST_TOLD, 0).decode("ascii", "replace")
+        who = holder if holder.isprintable() and holder else "another process"
+        raise LockedError(f"{folder} is being written by {who}") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise StoreError(f"cannot lock {folder / LOCK}: {os_reason(error)}") from error
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether the open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except FileNotFoundError:
+        return False
+
+
+def _remove_empty(folder: Path, made: bool) -> None:
+    if made:
+        with suppress(OSError):  # it is not empty, or another process has taken it
+            folder.rmdir()

@@ -1,0 +1,174 @@
+"""A run directory has one writer: of many that start at once one writes, and the others touch nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from hookrun.cli import main
+from hookrun.store.files import StoreError
+from hookrun.store.lock import LockedError, sole_writer
+from hookrun.store.reader import open_run
+
+# One process imports everything and forks a child for each start; they wait for the same moment.
+RACE = """
+import contextlib, os, sys, time
+
+import torch
+
+from hookrun.cli import main
+
+torch.set_num_threads(1)  # a pool of threads does not survive a fork
+ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
+
+
+def run(seed, name):
+    log = os.open(f"{name}-{seed}.log", os.O_CREAT | os.O_WRONLY)
+    os.dup2(log, 1), os.dup2(log, 2)
+    return main([*ARGV, *sys.argv[3:], f"seed={seed}", f"hydra.{sys.argv[2]}.dir={name}"])
+
+
+assert main([*ARGV, "hydra.run.dir=warm"]) == 0
+start = time.time() + 0.5
+children = []
+for seed in range(int(sys.argv[1])):
+    child = os.fork()
+    if child == 0:
+        time.sleep(max(start - time.time(), 0))
+        os._exit(run(seed, "raced"))
+    children.append(child)
+print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hookrun.store.lock import sole_writer
+with sole_writer(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def program(text: str, *arguments: object) -> list[str]:
+    root = Path(__file__).resolve().parents[2]
+    head = f"import sys; sys.path.insert(0, {str(root)!r})\n"
+    return [sys.executable, "-c", head + text, *map(str, arguments)]
+
+
+@pytest.mark.parametrize(("kind", "starts", "more"), [("run", 20, []), ("sweep", 4, ["-m"])])
+def test_one_of_many_starts_writes_and_the_others_touch_nothing(
+    kind: str, starts: int, more: list[str], tmp_path: Path
+) -> None:
+    done = subprocess.run(
+        program(RACE, starts, kind, *more), cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    codes = [int(code) for code in done.stdout.split("\n")[-2].split()]
+    assert sorted(codes) == [0] + [2] * (starts - 1)
+    winner = codes.index(0)
+    run_dir = tmp_path / "raced" / ("0" if kind == "sweep" else "")
+    kept = yaml.safe_load((run_dir / ".hydra/config.yaml").read_text())
+    assert kept["seed"] == winner, "the winner's directory holds the winner's configuration"
+    assert open_run(run_dir).status["status"] == "done"
+    for seed in set(range(starts)) - {winner}:
+        said = (tmp_path / f"raced-{seed}.log").read_text()
+        assert f"hydra.{kind}.dir" in said and "Traceback" not in said
+        assert "is being written by process" in said or "already holds" in said, said
+    assert not (tmp_path / "raced/.lock").exists()
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    """A process that holds the lock of ``tmp_path / "held"``."""
+    command = program(HOLDER, tmp_path / "held")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_held_directory_is_refused_and_left_alone(
+    holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    small = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu"]
+    for where in ("held", "held/inside"):
+        assert main([*small, f"hydra.run.dir={where}"]) == 2
+        said = capsys.readouterr().err
+        assert f"{tmp_path / 'held'} is being written by process {holder.pid}" in said
+        assert "hydra.run.dir" in said
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert not (tmp_path / "held/inside").exists()
+
+
+def test_the_lock_dies_with_its_holder(holder: Any, tmp_path: Path) -> None:
+    with pytest.raises(LockedError), sole_writer(tmp_path / "held"):
+        pass
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    assert (tmp_path / "held/.lock").exists(), "a file that is left over means nothing"
+    with sole_writer(tmp_path / "held"):
+        pass
+    assert not (tmp_path / "held/.lock").exists()
+
+
+def test_a_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "run"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)
+            os._exit(0)
+    try:
+        with sole_writer(tmp_path / "run"):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_worker_that_ends_leaves_its_parent_the_lock(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "run"):
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        with pytest.raises(LockedError), sole_writer(tmp_path / "run"):
+            pass
+
+
+def test_a_directory_is_left_as_it_was_found(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "new"):
+        pass
+    assert not (tmp_path / "new").exists(), "nothing was written into it"
+    with sole_writer(tmp_path / "kept"):
+        (tmp_path / "kept/file").touch()
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["file"]
+    (tmp_path / "there").mkdir()
+    with sole_writer(tmp_path / "there"):
+        pass
+    assert (tmp_path / "there").is_dir()
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "run/.lock").symlink_to(tmp_path / "victim")
+    with pytest.raises(StoreError, match=r"cannot open .*\.lock"), sole_writer(tmp_path / "run"):
+        pass
+    assert (tmp_path / "victim").read_text() == "mine"
+
+
+def test_a_directory_that_is_removed_meanwhile_ends_without_an_error_of_the_lock(tmp_path: Path) -> None:
+    with sole_writer(tmp_path / "run"):
+        (tmp_path / "run/.lock").unlink()
+        (tmp_path / "run").rmdir()
+    assert not (tmp_path / "run").exists()
