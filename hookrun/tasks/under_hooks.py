@@ -13,11 +13,14 @@ from hookrun.spec import Experiment, Settings
 from hookrun.tasks.base import Task
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.trained import Trained
 
 Sizes = Mapping["Split", int | None]
 """How many samples each split has; None where only reading the data would tell."""
@@ -65,21 +68,44 @@ class TaskUnderHooks(Task):
 
         Raises SpecError and CompileError.
         """
-        from hookrun.tasks.loop.optimizers import check_arguments
         from hookrun.tasks.loop.prepared import build, check_leftover, check_rows, compiled
 
         settings, split = experiment.settings, self.split_seen()
         built = build(settings, split, trust, lambda info: self._problems(settings, info))
-        if self.trains and (refused := check_arguments(settings.train, built.model)):
-            raise SpecError(refused)
-        hooks, notes = experiment.hooks, self._idle_hooks(experiment)
+        trained = self._trained(experiment, built.model)
+        hooks, notes = experiment.hooks, self._notes(experiment)
         prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
         check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
         if misfits := self.misfits(plan, settings):
             raise CompileError(misfits)
-        return replace(prepared, plan=replace(plan, samples=self.samples_in_all(settings, sizes)))
+        plan = replace(plan, samples=self.samples_in_all(settings, sizes))
+        return replace(prepared, plan=plan, trained=trained)
+
+    def _trained(self, experiment: Experiment, model: Module) -> Trained | None:
+        """What the task trains; all else in the model is frozen as `train.parameters` says. Raises SpecError."""
+        from hookrun.plan.model_tree import unhookable
+        from hookrun.tasks.loop.optimizers import check_arguments
+        from hookrun.tasks.loop.trained import chosen
+
+        if not self.trains or unhookable(model) is not None:  # which compiling reports
+            return None
+        train = experiment.settings.train
+        trained, problems = chosen(train, experiment.hooks, model)
+        if problems := problems or check_arguments(train, model, trained.groups):
+            raise SpecError(problems)
+        trained.freeze_rest(model)
+        return trained
+
+    def _notes(self, experiment: Experiment) -> list[str]:
+        """What to know beside the plan; SpecError under `strict` for a hook that the task never runs."""
+        from hookrun.tasks.loop import composed
+        from hookrun.tasks.loop.optimizers import SCHEDULER
+
+        schedule = experiment.settings.train.scheduler if self.trains else None
+        notes = list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
+        return [*self._idle_hooks(experiment), *notes]
 
     def _idle_hooks(self, experiment: Experiment) -> list[str]:
         """A note on each hook that the task never runs, for want of a backward pass; SpecError under `strict`."""

@@ -18,6 +18,7 @@ from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.losses import loss_named
 from hookrun.tasks.loop.session import device_named, session
+from hookrun.tasks.loop.trained import Trained
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
@@ -43,11 +44,13 @@ class Built:
 class Prepared(Ready, Built):
     """An experiment that compiles.
 
-    notes: what to know beside the plan
+    notes:   what to know beside the plan
+    trained: what the task trains; None where it trains nothing
     """
 
     plan: Plan
     notes: tuple[str, ...]
+    trained: Trained | None = None
 
 
 def build(

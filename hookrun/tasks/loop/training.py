@@ -39,7 +39,11 @@ def train(running: Running) -> None:
     sizes = running.prepared.data.sizes
     batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
     val = Batches(running.prepared, "val") if sizes["val"] != 0 else None
-    optimizer = make_optimizer(settings.optimizer, running.model)
+    trained = running.prepared.trained
+    if trained is not None:
+        trained.freeze_rest(running.model)  # what hooks added by now
+    groups = trained.groups if trained is not None else ()
+    optimizer = make_optimizer(settings.optimizer, running.model, groups)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
     steps = min(settings.steps or settings.epochs * steps_per_epoch, settings.epochs * steps_per_epoch)
     per_epoch = settings.scheduler is not None and settings.scheduler.interval == "epoch"
