@@ -8,6 +8,8 @@ numbers (`data_ptr()`, `__cuda_array_interface__`) leave no trace in a tensor an
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._utils import _functionalize_sync as _sync
@@ -153,3 +155,11 @@ def readable(tensor: Tensor) -> Tensor | None:
         for place, dim in enumerate(reversed(mapped)):
             tensor = tensor.movedim(dim + place, place)
         return tensor.detach()
+
+
+def differentiable(value: Any) -> Any:
+    """A copy of a floating-point tensor that carries a gradient and may be written in place; all else as it is."""
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    with torch.enable_grad():
+        return value.detach().requires_grad_().clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -33,10 +34,12 @@ class TaskKeys(Section):
 
     task_name:  the word after `task=`
     is_default: it is the task of an experiment that names none; not inherited
+    refuses:    keys of other tasks that contradict this one, which otherwise ignores them -> why
     """
 
     task_name: ClassVar[str]
     is_default: ClassVar[bool] = False
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:

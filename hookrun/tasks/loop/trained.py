@@ -43,12 +43,14 @@ class Trained:
     frozen:   the parameters that `train.parameters` leaves out; hooks may add some of them
     count:    of the parameters, trained or not
     elements: of the trained parameters and of all, without those that hooks will add
+    note:     whether hooks will add some
     """
 
     groups: tuple[ParameterGroup, ...]
     frozen: frozenset[str]
     count: int
     elements: tuple[int, int]
+    note: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -65,12 +67,13 @@ class Trained:
         """What a person reads of it beside the plan."""
         count, (elements, total) = len(self.names), self.elements
         which = f"all {count}" if count == self.count else f"{count} of {self.count}"
-        yield f"trains {which} parameters ({elements:,} of {total:,} elements) with {_called(optimizer)}"
+        yield f"trains {which} parameters ({elements:,} of {total:,} elements{self.note}) with {_called(optimizer)}"
         for group in self.groups:
             if group.where:
                 args = ", ".join(f"{key}={value}" for key, value in group.args.items()) or "no arguments"
                 place = group.where.removeprefix("train.optimizer.")
-                yield f"  {place} {group.label}: {len(group.names)} parameters, {args}"
+                names = listed(group.names, _SHOWN)
+                yield f"  {place} ({group.label}): {args} for {names}"
 
 
 def _called(optimizer: Optimizer) -> str:
@@ -102,7 +105,8 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
         groups.insert(0, ParameterGroup("", "", rest))
     sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
     elements = sum(sizes[name] for name in trained), sum(sizes.values())
-    return Trained(tuple(groups), left_out, len(every), elements), problems
+    note = ", those that hooks add not counted" if any(names.added.values()) else ""
+    return Trained(tuple(groups), left_out, len(every), elements, note), problems
 
 
 def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> Iterator[ParameterGroup]:

@@ -25,9 +25,8 @@ from hookrun.tasks.loop.summary import inactive_lines, summary
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
     """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
     table.show(prepared.plan, screen.console, limit)
-    if prepared.trained is not None:
-        for line in prepared.trained.lines(prepared.settings.train.optimizer):
-            screen.say(line)
+    for line in prepared.lines:
+        screen.say(line)
     screen.note(prepared.notes)
 
 
