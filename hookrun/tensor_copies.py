@@ -157,9 +157,12 @@ def readable(tensor: Tensor) -> Tensor | None:
         return tensor.detach()
 
 
-def differentiable(value: Any) -> Any:
-    """A copy of a floating-point tensor that carries a gradient and may be written in place; all else as it is."""
+def differentiable(value: Any, *, leaf: bool = False) -> Any:
+    """A copy of a floating-point tensor that carries a gradient; all else as it is.
+
+    leaf: a leaf of the graph, which must not be written in place; compilers warn of any other
+    """
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value
     with torch.enable_grad():
-        return value.detach().requires_grad_().clone()
+        return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,7 +98,7 @@ def forward_and_backward(running: Running, score: Score, batch: Batch) -> Any:
 
     Inputs of floating-point numbers carry a gradient as well, so that a `backward` hook on the first module sees it.
     """
-    inputs = rebuild(batch.inputs, differentiable)
+    inputs = rebuild(batch.inputs, partial(differentiable, leaf=running.settings.compute.compile))
     try:
         with torch.enable_grad():
             output = running.forward(replace(batch, inputs=inputs))
