@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import Field, model_validator
+from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import Problem
 from hookrun.spec import HookSpec, Settings
-from hookrun.spec.experiment import MOST, Section
+from hookrun.spec.backward import BackwardPass
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
 if TYPE_CHECKING:
@@ -21,40 +19,13 @@ if TYPE_CHECKING:
     from hookrun.tasks.loop.trained import Trained
 
 
-class Backward(Section):
-    """The score that the gradients are of: the sum of the samples' own, so that each row is of its sample alone.
-
-    score: label: the logit of the sample's label; top: of the class predicted for it; class: of `class`; output: the
-           sum of its outputs; loss: `train.loss` of it, as if it were alone in its batch
-    class: the number of the class, for `score: class`
-    """
-
-    score: Literal["label", "top", "class", "output", "loss"]
-    class_: int | None = Field(default=None, alias="class", strict=True, ge=0, le=MOST)
-
-    @model_validator(mode="after")
-    def _class_goes_with_it(self) -> Backward:
-        if (self.score == "class") != (self.class_ is not None):
-            raise ValueError("`class: NUMBER` goes with `score: class`, and only with it")
-        return self
-
-    def __str__(self) -> str:
-        return {
-            "label": "the logit of the label",
-            "top": "the logit of the predicted class",
-            "class": f"the logit of class {self.class_}",
-            "output": "the output",
-            "loss": "the loss",
-        }[self.score]
-
-
 class TaskWithBackward(TaskOfOneSplit):
     """Base of the tasks that may run a backward pass without training anything.
 
     backward: what from; None: no backward pass
     """
 
-    backward: Backward | None = None
+    backward: BackwardPass | None = None
 
     def scores_with_loss(self) -> bool:
         """The gradients may be those of the loss."""

@@ -96,7 +96,7 @@ def test_a_compiled_model_and_mixed_precision(run) -> None:
     assert expected.abs().max() > 0.01
     torch.testing.assert_close(compiled.captures["seen"]["conv1.weight"][:], expected, rtol=1e-3, atol=1e-4)
     difference = half.captures["seen"]["conv1.weight"][:] - expected
-    assert difference.norm() < 0.05 * expected.norm()
+    assert difference.norm() < 0.1 * expected.norm()
 
 
 def test_a_frozen_model_still_has_the_gradient_of_its_input(run, hook) -> None:

@@ -1,4 +1,4 @@
-"""What `train` adds to a loop equals a plain PyTorch loop bit for bit: schedules, groups, clipping, averages, precision."""
+"""Schedules, groups, clipping and averages of the weights equal a plain PyTorch loop bit for bit."""
 
 from __future__ import annotations
 

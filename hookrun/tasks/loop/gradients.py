@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookrun.containers import rebuild
 from hookrun.errors import Problem, SpecError
+from hookrun.spec.backward import BackwardPass
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.losses import LOSSES, Loss, loss_named, main_tensor
 from hookrun.tasks.loop.running import Running
 from hookrun.tensor_copies import differentiable
-
-if TYPE_CHECKING:
-    from hookrun.tasks.backward import Backward
 
 Score = Callable[[Any, Tensor], Tensor]
 """(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, of no dimensions."""
@@ -26,7 +24,7 @@ Score = Callable[[Any, Tensor], Tensor]
 _WHERE = "task.backward"
 
 
-def score_of(backward: Backward, loss: Any) -> Score:
+def score_of(backward: BackwardPass, loss: Any) -> Score:
     """The score that `backward` names. It raises SpecError where the output does not have it.
 
     loss: `train.loss`
@@ -48,7 +46,7 @@ def _is_half(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
 
 
-def _total(backward: Backward, loss: Any, output: Any, target: Tensor) -> Tensor:
+def _total(backward: BackwardPass, loss: Any, output: Any, target: Tensor) -> Tensor:
     scores, samples = main_tensor(output), target.shape[0]
     if backward.score == "output":
         return scores.sum()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -109,26 +108,28 @@ def _found(name: str, registry: Mapping[str, type]) -> type | None:
 def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> list[Problem]:
     """The values that the optimizer or its schedule refuses, found by constructing both and discarding them.
 
-    groups: of the optimizer; parameters that hooks will add are left out
+    groups: of the optimizer; a small tensor stands for each parameter that hooks will add
     """
-    there = dict(model.named_parameters(remove_duplicate=False))
-    present = [replace(each, names=tuple(filter(there.__contains__, each.names))) for each in groups]
-    present = [group for group in present if group.names]
-    if not present and not any(parameter.requires_grad for parameter in model.parameters()):
+    if not groups and not any(parameter.requires_grad for parameter in model.parameters()):
         return []  # hooks may add trainable parameters
+    there = dict(model.named_parameters(remove_duplicate=False))
+    named = there | {
+        name: nn.Parameter(torch.zeros(1, 1)) for group in groups for name in group.names if name not in there
+    }
     problems = list[Problem]()
-    for group in present:
+    for group in groups:
         if group.where:  # torch looks at the values of the defaults alone
             args = train.optimizer.args | dict(group.args)
-            members = [there[name] for name in group.names]
-            problems += _refused(lambda: _made(train.optimizer, group.where, optimizers(), members, args))  # noqa: B023
-    return problems or _refused(
-        lambda: make_scheduler(
-            train.scheduler,
-            make_optimizer(train.optimizer, model, present),
-            intervals=composed.reach(train.scheduler) + 2,
-        )
-    )
+            members = [named[name] for name in group.names]
+            problems += _refused(partial(_made, train.optimizer, group.where, optimizers(), members, args))
+    if problems:
+        return problems
+
+    def schedule() -> LRScheduler | None:
+        optimizer = _optimizer(train.optimizer, model, groups, named)
+        return make_scheduler(train.scheduler, optimizer, intervals=composed.reach(train.scheduler) + 2)
+
+    return _refused(schedule)
 
 
 def _refused(make: Callable[[], object]) -> list[Problem]:
@@ -144,14 +145,22 @@ def make_optimizer(named: Named, model: nn.Module, groups: Sequence[ParameterGro
 
     Raises SpecError for arguments that it refuses, HookrunError where there is nothing to train.
     """
+    return _optimizer(named, model, groups, dict(model.named_parameters(remove_duplicate=False)))
+
+
+def _optimizer(
+    named: Named,
+    model: nn.Module,
+    groups: Sequence[ParameterGroup],
+    by_name: Mapping[str, nn.Parameter],
+) -> Optimizer:
     trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if groups:
+        trained = [{"params": [by_name[name] for name in each.names], **each.args} for each in groups]
     if not trained:
         raise HookrunError(
             "nothing to train: no parameter of the model requires a gradient; task=evaluate needs none"
         )
-    if groups:
-        by_name = dict(model.named_parameters(remove_duplicate=False))
-        trained = [{"params": [by_name[name] for name in each.names], **each.args} for each in groups]
     return _made(named, OPTIMIZER, optimizers(), trained, named.args)  # type: ignore[no-any-return]
 
 
