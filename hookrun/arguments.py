@@ -99,6 +99,14 @@ def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
     return Problem(join(where, str(key)), "unknown key", hint)
 
 
+def key_path(where: str, key: Sequence[int | str]) -> str:
+    """A key path below `where`: ``each[1].rate``."""
+    path = where
+    for part in key:
+        path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
+    return path
+
+
 def join(*parts: str) -> str:
     """A key path; empty parts are left out."""
     return ".".join(part for part in parts if part)
@@ -131,7 +139,7 @@ def _under(annotation: Any, key: int | str) -> Any:
 def _fields(annotation: Any) -> dict[Any, FieldInfo]:
     """The fields of a section, whichever of several models it may be; none where it is something else."""
     models = [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
-    return {name: field for each in models for name, field in each.model_fields.items()}
+    return {field.alias or name: field for each in models for name, field in each.model_fields.items()}
 
 
 def _members(annotation: Any) -> list[Any]:
@@ -150,9 +158,9 @@ def _problem(
     """The problem of one key, from every error that pydantic has for it."""
     first = min(details, key=lambda detail: len(detail["loc"]))
     kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
-    path = join(where, *map(str, key))
+    path = key_path(where, key)
     if kind == "extra_forbidden":
-        return unknown_key(join(where, *map(str, key[:-1])), key[-1], _keys(model, key[:-1]))
+        return unknown_key(key_path(where, key[:-1]), key[-1], _keys(model, key[:-1]))
     if kind == "missing":
         return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
     if kind == "value_error":

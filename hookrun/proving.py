@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from hookrun.actions.base import Keeper, Packed
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
-from hookrun.errors import CompileError, HookrunError, Problem, listed, reason
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, reason
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
@@ -24,12 +24,16 @@ from hookrun.runtime.install import Installation
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import held
 from hookrun.spec import Spec
+from hookrun.tensor_copies import differentiable
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
 Example = tuple[Sequence[Any], Mapping[str, Any]]
 """Positional and keyword arguments of one call of the model."""
+
+Score = Callable[[Any], Tensor]
+"""The model's output -> what a backward pass without training begins with; SpecError where there is no such score."""
 
 _SHOWN = 4
 
@@ -68,11 +72,11 @@ def compile_plan(
     used_by: UsedBy | None = None,
     example: Example | None = None,
     training: bool | None = None,
-    backward: bool = True,
+    backward: bool | Score = True,
 ) -> Plan:
     """Resolve, then prove with the example, if there is one.
 
-    backward: a backward pass follows the forward
+    backward: a backward pass follows the forward; from this score, and then no optimizer step follows
 
     Raises CompileError with what both found wrong: hooks that do not resolve keep none of the others from being
     checked.
@@ -94,15 +98,16 @@ def prove(
     example: Example,
     *,
     training: bool | None = None,
-    backward: bool = True,
+    backward: bool | Score = True,
 ) -> ResolvedPlan:
     """The plan with shapes, or with the reason why they could not be checked. `model` is not changed.
 
     example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
     training: check in this mode; None: in the model's own
-    backward: run a backward pass and an optimizer step where hooks need them
+    backward: run a backward pass and an optimizer step where hooks need them; a score: a backward pass from it alone,
+              with inputs that carry a gradient
 
-    Raises CompileError with the failure of every hook that does not fit.
+    Raises CompileError with the failure of every hook that does not fit, SpecError where the output has no such score.
     """
     args, kwargs = example
     with _quiet(), _no_global_effect():
@@ -192,19 +197,23 @@ def _hooked(
     plan: ResolvedPlan,
     fake: nn.Module,
     example: tuple[tuple[Any, ...], dict[str, Any]],
-    backward: bool,
+    backward: bool | Score,
 ) -> ResolvedPlan:
-    args, kwargs = example
+    args, kwargs = example if isinstance(backward, bool) else rebuild(example, differentiable)
     findings, shapes, unchecked = Findings(), dict[str, str](), None
     with Installation(plan, fake, sink=findings):
         _watch_shapes(plan, fake, shapes)
         try:
             output = fake(*args, **kwargs)
-            types = {hook.spec.hook_type for hook in plan.hooks} if backward else set()
+            types = {hook.spec.hook_type for hook in plan.hooks} if backward is True else set()
             if any(each.needs_backward for each in types):
                 _backward(output)
             if any(each.phase == "step" for each in types):
                 torch.optim.SGD(fake.parameters(), lr=0.0).step()
+            if not isinstance(backward, bool):
+                backward(output).backward()
+        except SpecError:
+            raise
         except Exception as error:
             unchecked = reason(error)
     if findings.problems:

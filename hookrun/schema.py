@@ -20,7 +20,10 @@ def experiment_schema() -> dict[str, Any]:
     """Everything that a file under experiment/ may hold; each key may be left out, for it only overrides."""
     settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
     definitions: dict[str, Any] = settings.pop("$defs", {})
-    definitions[TaskKeys.__name__] = {"anyOf": [_task_schema(task) for task in tasks().values()]}
+    of_tasks = [_task_schema(task) for task in tasks().values()]
+    for schema in of_tasks:
+        definitions |= schema.pop("$defs", {})
+    definitions[TaskKeys.__name__] = {"anyOf": of_tasks}
     for definition in definitions.values():
         definition.pop("required", None)
     hooks = []
@@ -46,7 +49,7 @@ def experiment_schema() -> dict[str, Any]:
 
 def _task_schema(task: type[TaskKeys]) -> dict[str, Any]:
     """The section `task` of one task; without `name` in it, it is a change of whichever task is chosen elsewhere."""
-    schema = task.model_json_schema()
+    schema = task.model_json_schema(ref_template="#/$defs/{model}")
     schema["properties"] = {"name": {"const": task.task_name}} | schema["properties"]
     return schema
 

@@ -8,6 +8,8 @@ numbers (`data_ptr()`, `__cuda_array_interface__`) leave no trace in a tensor an
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch._utils import _functionalize_sync as _sync
@@ -153,3 +155,14 @@ def readable(tensor: Tensor) -> Tensor | None:
         for place, dim in enumerate(reversed(mapped)):
             tensor = tensor.movedim(dim + place, place)
         return tensor.detach()
+
+
+def differentiable(value: Any, *, leaf: bool = False) -> Any:
+    """A copy of a floating-point tensor that carries a gradient; all else as it is.
+
+    leaf: a leaf of the graph, which must not be written in place; compilers warn of any other
+    """
+    if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
+        return value
+    with torch.enable_grad():
+        return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()

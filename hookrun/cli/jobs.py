@@ -86,7 +86,8 @@ class SweepJob:
         from hookrun import tasks
 
         try:
-            prepared = tasks.prepare(tasks.parse_experiment(plain(cfg)), trust=self.trust)
+            experiment = tasks.parse_experiment(plain(cfg)).of_a_sweep()
+            prepared = tasks.prepare(experiment, trust=self.trust)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
 

@@ -65,7 +65,10 @@ def misplaced(config: Model, *, published: bool) -> list[Problem]:
             what = f"there is no file {path}; beside it {beside}"
         else:
             what = f"there is no file {path}, and no folder {path.parent}"
-        return [Problem(_WHERE, what, "correct the path; a relative one starts at the current directory")]
+        hint = "correct the path; a relative one starts at the current directory"
+        if path.parent.name == "checkpoints":
+            hint += "; a run keeps what its train.checkpoint.save says (a job of a sweep: best)"
+        return [Problem(_WHERE, what, hint)]
     return []
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
@@ -118,11 +118,20 @@ class ModelNames:
         selector = spec.keys.select
         if not spec.on_parameters:
             return list(dict.fromkeys(map(self.first_name, selector.select(self.tree))))
+        return self.select_parameters(selector)
+
+    def select_parameters(self, selector: Selector) -> list[str]:
+        """The parameters that a selector matches: first names, once per object, in order."""
         parameters = self.parameter_tree()
         found = selector.select_parameters(self.tree, parameters)
-        return list(
-            dict.fromkeys(self._first_parameter_name(name) for name in parameters.nodes if name in found)
-        )
+        return self._once(name for name in parameters.nodes if name in found)
+
+    def parameters(self) -> list[str]:
+        """Every parameter: first names, once per object, in order."""
+        return self._once(self.parameter_tree().nodes)
+
+    def _once(self, names: Iterable[str]) -> list[str]:
+        return list(dict.fromkeys(map(self._first_parameter_name, names)))
 
     def unmatched(self, spec: HookSpec) -> list[Unmatched]:
         """The members of the selector's lists that match no module, or no parameter of a parameter hook."""

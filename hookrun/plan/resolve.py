@@ -44,6 +44,16 @@ def resolve(
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
+def names_under(spec: Spec, model: nn.Module) -> ModelNames:
+    """The names in `model` with what the enabled hooks that match would add to it and freeze in it."""
+    names = ModelNames(model)
+    enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
+    for hook in sorted(enabled, key=_resolved_first):
+        if hook.action.freezes or hook.action.adds(hook.name) is not None:
+            names.plan_effects(hook, tuple(names.match(path, False) for path in names.select(hook)))
+    return names
+
+
 def _resolved_first(hook: HookSpec) -> int:
     """Hooks that run at installation, then those that add parameters: the others meet the model after both."""
     return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2

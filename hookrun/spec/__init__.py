@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -29,6 +29,15 @@ class Experiment:
     settings: Settings
     hooks: Spec
     notes: tuple[str, ...] = ()
+
+    def of_a_sweep(self) -> Experiment:
+        """The experiment as a job of a sweep, which keeps the best weights alone unless it says otherwise."""
+        train = self.settings.train
+        if train.checkpoint.save is not None:
+            return self
+        checkpoint = train.checkpoint.model_copy(update={"save": "best"})
+        changed = {"train": train.model_copy(update={"checkpoint": checkpoint})}
+        return replace(self, settings=self.settings.model_copy(update=changed))
 
 
 def parse_experiment(config: Mapping[str, Any], tasks: Mapping[str, type[TaskKeys]]) -> Experiment:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from hookrun.spec.parameters import AnyChoice
 
 MOST = 10**12
 """The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
@@ -14,6 +17,8 @@ MOST_SAMPLES = 2**20
 """Samples of one batch."""
 MOST_BUFFER = 2**20
 """MiB of the capture buffer: one TiB."""
+MOST_PARTS = 100
+"""Groups of an optimizer, or schedules that one is composed of."""
 
 Count = Field(default=None, ge=1, le=MOST)
 
@@ -29,10 +34,12 @@ class TaskKeys(Section):
 
     task_name:  the word after `task=`
     is_default: it is the task of an experiment that names none; not inherited
+    refuses:    keys of other tasks that contradict this one, which otherwise ignores them -> why
     """
 
     task_name: ClassVar[str]
     is_default: ClassVar[bool] = False
+    refuses: ClassVar[Mapping[str, str]] = {}
 
     @property
     def name(self) -> str:
@@ -83,24 +90,81 @@ class Named(Section):
         return dict(self.model_extra or {})
 
 
-class Scheduler(Named):
-    """A learning-rate schedule of torch.optim.lr_scheduler, stepped once per `interval`."""
+class Group(Section):
+    """Parameters with arguments of their own in the optimizer; the other keys are these arguments."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+    select: AnyChoice
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments that differ from the optimizer's."""
+        return dict(self.model_extra or {})
+
+
+class Optimizer(Named):
+    """An optimizer; `groups` take parameters out of the group that the optimizer's own arguments are for."""
+
+    groups: tuple[Group, ...] = Field(default=(), max_length=MOST_PARTS)
+
+
+class Schedule(Named):
+    """A learning-rate schedule of torch.optim.lr_scheduler; `schedulers` are those that it is composed of."""
+
+    schedulers: tuple[Schedule, ...] | None = Field(default=None, max_length=MOST_PARTS)
+
+
+class Scheduler(Schedule):
+    """The schedule of a run, stepped once per `interval`."""
 
     interval: Literal["step", "epoch"] = "epoch"
 
 
+class Ema(Section):
+    """An exponential moving average of the weights: decay * average + (1 - decay) * weights after each step."""
+
+    decay: float = Field(default=0.999, ge=0, lt=1, allow_inf_nan=False)
+
+
+class Checkpoint(Section):
+    """Which weights a run keeps; `save: null` is `best` for a job of a sweep and `both` for another run."""
+
+    save: Literal["both", "best", "last", "none"] | None = None
+
+    def keeps(self, which: Literal["best", "last"]) -> bool:
+        """Whether the run writes this checkpoint."""
+        return self.save in (None, "both", which)
+
+
+Bound = Field(default=None, gt=0, allow_inf_nan=False)
+
+
 class Train(Section):
-    """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass."""
+    """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass.
+
+    parameters: the only ones that are trained; None: all that require a gradient
+    """
 
     epochs: int = Field(default=10, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
     loss: str = "cross_entropy"
-    optimizer: Named = Named.model_validate({"name": "AdamW", "lr": 0.001})
+    optimizer: Optimizer = Optimizer.model_validate({"name": "AdamW", "lr": 0.001})
     scheduler: Scheduler | None = None
+    parameters: AnyChoice | None = None
+    clip_grad_norm: float | None = Bound
+    clip_grad_value: float | None = Bound
+    ema: Ema | None = None
+    checkpoint: Checkpoint = Checkpoint()
     accumulate: int = Field(default=1, ge=1, le=MOST)
     log_every: int = Field(default=10, ge=1, le=MOST)
     shuffle: bool = True
+
+    @model_validator(mode="after")
+    def _clips_once(self) -> Train:
+        if self.clip_grad_norm is not None and self.clip_grad_value is not None:
+            raise ValueError("`clip_grad_norm` and `clip_grad_value` are two ways to clip: set one of them")
+        return self
 
 
 class Compute(Section):

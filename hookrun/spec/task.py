@@ -44,7 +44,13 @@ def parse_task(
         owner = next(each for each in tasks.values() if key in each.model_fields)
         _, wrong = _validated(owner, {key: value})
         problems += [each for each in wrong if f"{each.where}.".startswith(f"{WHERE}.{key}.")]
-    notes = [f"{WHERE}.{key} is not used by {WHERE}={name}" for key in ignored]
+    refused = chosen.refuses if chosen is not None else {}
+    problems += [
+        Problem(f"{WHERE}.{key}", refused[key], "leave it out, or set it to null")
+        for key, value in ignored.items()
+        if key in refused and value is not None
+    ]
+    notes = [f"{WHERE}.{key} is not used by {WHERE}={name}" for key in ignored if key not in refused]
     return (None, [], problems) if problems else (task, notes, [])
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.tasks.under_hooks import TaskOfOneSplit
+from hookrun.tasks.backward import TaskWithBackward
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
 
 
-class EvaluateTask(TaskOfOneSplit):
+class EvaluateTask(TaskWithBackward):
     """Computes `train.loss` and the accuracy."""
 
     task_name: ClassVar[str] = "evaluate"
@@ -20,5 +20,5 @@ class EvaluateTask(TaskOfOneSplit):
         """Log the means over all samples."""
         from hookrun.tasks.loop.batches import Batches
 
-        batches = Batches(running.prepared, self.split)
-        running.conclude(self.split, running.evaluate(batches, self.split, self.name))
+        batches, forward = Batches(running.prepared, self.split), self.forward(running)
+        running.conclude(self.split, running.evaluate(batches, self.split, self.name, forward))

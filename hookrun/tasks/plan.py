@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from hookrun.tasks.train import TrainTask
@@ -13,3 +14,4 @@ class PlanTask(TrainTask):
     task_name: ClassVar[str] = "plan"
     shows: ClassVar[bool] = True
     takes_place: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = {}

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.errors import HookrunError
 from hookrun.store.format import PREDICTED
-from hookrun.tasks.under_hooks import TaskOfOneSplit
+from hookrun.tasks.backward import TaskWithBackward
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
 
 
-class PredictTask(TaskOfOneSplit):
+class PredictTask(TaskWithBackward):
     """Writes the model's outputs to predictions/."""
 
     task_name: ClassVar[str] = "predict"
@@ -24,11 +24,11 @@ class PredictTask(TaskOfOneSplit):
         batches = Batches(running.prepared, self.split)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        samples = 0
+        samples, forward = 0, self.forward(running)
         with running.evaluating(batches, self.name) as (passed, _):
             for number, batch in enumerate(passed):
                 with running.logged(number):
-                    output = running.forward(batch)
+                    output = forward(batch)
                 clock = running.hooks.clock
                 running.run_dir.predictions.add(
                     *PREDICTED,

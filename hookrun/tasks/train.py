@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.spec import Settings
@@ -19,6 +20,9 @@ class TrainTask(TaskUnderHooks):
     is_default: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     scores: ClassVar[bool] = True
+    refuses: ClassVar[Mapping[str, str]] = {
+        "backward": "task=train has a backward pass of its own, from train.loss: use task=predict or evaluate"
+    }
 
     def split_seen(self) -> Split:
         """The training samples; those of the validation come after each epoch."""

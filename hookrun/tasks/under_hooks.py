@@ -9,15 +9,19 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hookrun.errors import CompileError, Problem, SpecError
-from hookrun.spec import Experiment, Settings
+from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.tasks.base import Task, changed
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.store.run_dir import RunDir
+    from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.trained import Trained
 
 Sizes = Mapping["Split", int | None]
 """How many samples each split has; None where only reading the data would tell."""
@@ -48,6 +52,23 @@ class TaskUnderHooks(Task):
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
         """How many samples a run passes through the hooks; None where it is not known beforehand."""
 
+    def scores_with_loss(self) -> bool:
+        """Whether it computes `train.loss`, which may need targets."""
+        return self.scores
+
+    def score(self, settings: Settings) -> Score | None:
+        """What a backward pass without training begins with; None: there is none."""
+        return None
+
+    def idle(self, hook: HookSpec) -> tuple[str, str] | None:
+        """Why the task never runs the hook, and the next step; None where it does."""
+        if self.trains or not hook.hook_type.needs_backward:
+            return None
+        return (
+            f"needs a backward pass, which task={self.name} does not run",
+            "use task=train, or leave the hook out",
+        )
+
     @abstractmethod
     def perform(self, running: Running) -> None:
         """Do the task; the hooks are installed."""
@@ -63,36 +84,67 @@ class TaskUnderHooks(Task):
 
         Raises SpecError and CompileError.
         """
-        from hookrun.tasks.loop.optimizers import check_arguments
         from hookrun.tasks.loop.prepared import build, check_leftover, check_rows, compiled
 
         settings, split = experiment.settings, self.split_seen()
-        built = build(settings, split, trust, lambda info: self._problems(settings, info))
-        if self.trains and (refused := check_arguments(settings.train, built.model)):
-            raise SpecError(refused)
-        hooks, notes = experiment.hooks, self._idle_hooks(experiment)
-        prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
+        built = build(settings, split, trust, lambda info: self.problems(settings, info))
+        trained = self._trained(experiment, built.model)
+        notes = [*self._idle_hooks(experiment), *self.remarks(settings, experiment.hooks.hooks)]
+        prepared = compiled(
+            experiment,
+            experiment.hooks,
+            built,
+            split,
+            training=self.trains,
+            score=self.score(settings),
+            notes=notes,
+        )
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
         check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
         if misfits := self.misfits(plan, settings):
             raise CompileError(misfits)
-        return replace(prepared, plan=replace(plan, samples=self.samples_in_all(settings, sizes)))
+        plan = replace(plan, samples=self.samples_in_all(settings, sizes))
+        return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))
+
+    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+        """What it does beside its hooks, for the plan."""
+        return list(trained.lines(settings.train.optimizer)) if trained is not None else []
+
+    def _trained(self, experiment: Experiment, model: Module) -> Trained | None:
+        """What the task trains; all else in the model is frozen as `train.parameters` says. Raises SpecError."""
+        from hookrun.plan.model_tree import unhookable
+        from hookrun.tasks.loop.optimizers import check_arguments
+        from hookrun.tasks.loop.trained import chosen
+
+        if not self.trains or unhookable(model) is not None:  # which compiling reports
+            return None
+        train = experiment.settings.train
+        trained, problems = chosen(train, experiment.hooks, model)
+        if problems := problems or check_arguments(train, model, trained.groups):
+            raise SpecError(problems)
+        trained.freeze_rest(model)
+        return trained
+
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+        """What a person may not expect of these settings."""
+        from hookrun.tasks.loop import composed
+        from hookrun.tasks.loop.optimizers import SCHEDULER
+
+        schedule = settings.train.scheduler if self.trains else None
+        return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
 
     def _idle_hooks(self, experiment: Experiment) -> list[str]:
-        """A note on each hook that the task never runs, for want of a backward pass; SpecError under `strict`."""
-        if self.trains:
-            return []
-        idle = [
-            hook for hook in experiment.hooks.hooks if hook.keys.enabled and hook.hook_type.needs_backward
-        ]
-        what = f"needs a backward pass, which task={self.name} does not run"
+        """A note on each hook that the task never runs; SpecError under `strict`."""
+        enabled = [hook for hook in experiment.hooks.hooks if hook.keys.enabled]
+        idle = [(hook, *needs) for hook in enabled if (needs := self.idle(hook)) is not None]
         if idle and experiment.settings.strict:
-            hint = "use task=train, or leave the hook out"
             raise SpecError(
-                [Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook in idle]
+                [Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook, what, hint in idle]
             )
-        return [f"{hook.name}: {hook.hook_type} {what}: it will never fire" for hook in idle]
+        return [
+            f"{hook.name}: {hook.hook_type} {what}: it will never fire; {hint}" for hook, what, hint in idle
+        ]
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, and what to know beside it."""
@@ -107,7 +159,7 @@ class TaskUnderHooks(Task):
 
         return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
 
-    def _problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """What is wrong with the settings; info: None where the data itself is wrong."""
         from hookrun.tasks.loop.losses import NEED_TARGET
         from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
@@ -117,7 +169,7 @@ class TaskUnderHooks(Task):
         if self.trains:
             problems += check_optimizer(train.optimizer)
             problems += check_scheduler(train.scheduler) if train.scheduler is not None else []
-        if self.scores and info and info.target is None and train.loss in NEED_TARGET:
+        if self.scores_with_loss() and info and info.target is None and train.loss in NEED_TARGET:
             text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))

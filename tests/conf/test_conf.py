@@ -33,8 +33,9 @@ model.name model.weights
 seed
 strict
 task.name task.tensorboard
-train.accumulate train.epochs train.limit_batches train.log_every train.loss train.optimizer.lr
-train.optimizer.name train.scheduler train.shuffle train.steps
+train.accumulate train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
+train.limit_batches train.log_every train.loss train.optimizer.groups train.optimizer.lr train.optimizer.name
+train.parameters train.scheduler train.shuffle train.steps
 """
 
 

@@ -74,9 +74,8 @@ def test_a_hook_that_never_fires_is_loud(run, capsys, strict: str, hook) -> None
     assert ("h never fired on fc" in found.status["reason"]) == (strict == "true")
 
 
-def test_a_model_with_nothing_to_train_is_told(run, hook) -> None:
-    found = run(*QUICK, hook(select="''", hook="apply", action="freeze"), code=1)
-    assert "nothing to train" in found.status["reason"]
+def test_a_model_with_nothing_to_train_is_refused(refused, hook) -> None:
+    assert "nothing to train" in refused(*QUICK, hook(select="''", hook="apply", action="freeze"))
 
 
 def test_a_loss_that_does_not_fit_the_output_is_told(run, capsys) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from hookrun.errors import HookrunError, SpecError
-from hookrun.spec.experiment import Named, Scheduler, Train
+from hookrun.spec.experiment import Named, Optimizer, Scheduler, Train
 from hookrun.tasks.loop.optimizers import (
     check_arguments,
     check_optimizer,
@@ -105,10 +105,10 @@ def test_what_is_wrong_with_names_is_told_before_anything_is_made(problems: list
 @pytest.mark.parametrize(
     ("train", "said"),
     [
-        (Train(optimizer=Named(name="AdamW", lr=-1)), "train.optimizer: AdamW refuses its arguments: Invalid lear"),  # type: ignore[call-arg]
-        (Train(optimizer=Named(name="SGD", lr="fast")), "train.optimizer: SGD refuses"),  # type: ignore[call-arg]
-        (Train(optimizer=Named(name="Muon")), "2D"),
-        (Train(optimizer=Named(name="Adam", fused=True, foreach=True)), "train.optimizer: Adam refuses"),  # type: ignore[call-arg]
+        (Train(optimizer=Optimizer(name="AdamW", lr=-1)), "train.optimizer: AdamW refuses its arguments: Invalid lear"),  # type: ignore[call-arg]
+        (Train(optimizer=Optimizer(name="SGD", lr="fast")), "train.optimizer: SGD refuses"),  # type: ignore[call-arg]
+        (Train(optimizer=Optimizer(name="Muon")), "2D"),
+        (Train(optimizer=Optimizer(name="Adam", fused=True, foreach=True)), "train.optimizer: Adam refuses"),  # type: ignore[call-arg]
         (Train(scheduler=Scheduler(name="StepLR", step_size=1, last_epoch=3)), "train.scheduler: StepLR refuses"),  # type: ignore[call-arg]
         (Train(scheduler=Scheduler(name="OneCycleLR", max_lr=1, pct_start=7)), "train.scheduler: OneCycleLR refuses"),  # type: ignore[call-arg]
     ],
@@ -122,7 +122,7 @@ def test_values_that_torch_takes_pass_and_leave_the_model_alone() -> None:
     weight = model.weight.detach().clone()
     assert check_arguments(Train(scheduler=Scheduler(name="CosineAnnealingLR")), model) == []
     assert torch.equal(model.weight, weight) and model.weight.grad is None
-    assert check_arguments(Train(optimizer=Named(name="SGD", lr=-1)), model.requires_grad_(False)) == []  # type: ignore[call-arg]
+    assert check_arguments(Train(optimizer=Optimizer(name="SGD", lr=-1)), model.requires_grad_(False)) == []  # type: ignore[call-arg]
 
 
 def test_an_unknown_name_is_refused_by_the_maker_too() -> None:

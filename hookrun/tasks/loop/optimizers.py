@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -13,7 +13,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookrun.arguments import missing_arguments, parameters, unknown_arguments
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
-from hookrun.spec.experiment import Named, Scheduler, Train
+from hookrun.spec.experiment import Named, Schedule, Scheduler, Train
+from hookrun.spec.experiment import Optimizer as OptimizerKeys
+from hookrun.tasks.loop import composed
+from hookrun.tasks.loop.trained import ParameterGroup
 
 OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"
 FILLED = ("T_max", "total_steps")
@@ -45,17 +48,36 @@ def schedulers() -> Mapping[str, type[LRScheduler]]:
     }
 
 
+def _schedules() -> Mapping[str, type[LRScheduler]]:
+    """Those that consist of others as well."""
+    return {**schedulers(), **{each.__name__: each for each in composed.CLASSES}}
+
+
 def check_optimizer(named: Named) -> list[Problem]:
-    """The mistakes in the name of an optimizer and in the names of its arguments."""
-    return _check_named(named, OPTIMIZER, optimizers())
+    """The mistakes in the name of an optimizer, and in the names of its arguments and those of its groups."""
+    problems = _check_named(named, OPTIMIZER, optimizers())
+    cls = _found(named.name, optimizers())
+    if cls is None or not isinstance(named, OptimizerKeys):
+        return problems
+    own = list(parameters(cls) or {})[1:]
+    for number, group in enumerate(named.groups):
+        problems += unknown_arguments(group.args, own, f"{OPTIMIZER}.groups[{number}]", cls.__name__)
+    return problems
 
 
-def check_scheduler(named: Scheduler) -> list[Problem]:
-    """The mistakes in the name of a schedule, in the names of its arguments and in its interval."""
-    problems = _check_named(named, SCHEDULER, schedulers(), FILLED)
-    if not problems and named.interval == "step" and _found(named.name, schedulers()) is ReduceLROnPlateau:
+def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
+    """The mistakes in the name of a schedule, in its arguments' names, its interval and those that it consists of."""
+    cls = _found(named.name, _schedules())
+    problems = _check_named(named, where, _schedules(), FILLED)
+    by_step = isinstance(named, Scheduler) and named.interval == "step"
+    if not problems and by_step and cls is ReduceLROnPlateau:
         text = "ReduceLROnPlateau watches the validation loss, which there is once per epoch"
-        problems.append(Problem(f"{SCHEDULER}.interval", text, "use interval: epoch"))
+        problems.append(Problem(f"{where}.interval", text, "use interval: epoch"))
+    if cls is not None:
+        inner = [_found(each.name, _schedules()) for each in named.schedulers or ()]
+        problems += composed.problems(named, cls, inner, where)
+    for number, each in enumerate(named.schedulers or ()):
+        problems += check_scheduler(each, composed.place(where, number))
     return problems
 
 
@@ -72,7 +94,8 @@ def _check_named(
             )
         ]
     found = list((parameters(cls) or {}).items())
-    own = dict(found[1:])  # hookrun gives the first: the model's parameters, or the optimizer
+    # hookrun gives the first, which are the model's parameters or the optimizer, and what a schedule consists of
+    own = {key: parameter for key, parameter in found[1:] if key not in composed.GIVEN}
     problems = unknown_arguments(named.args, own, where, cls.__name__)
     return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__)
 
@@ -82,23 +105,58 @@ def _found(name: str, registry: Mapping[str, type]) -> type | None:
     return by_lower.get(name.lower().replace("_", ""))
 
 
-def check_arguments(train: Train, model: nn.Module) -> list[Problem]:
-    """The values that the optimizer or its schedule refuses, found by constructing both and discarding them."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
+def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> list[Problem]:
+    """The values that the optimizer or its schedule refuses, found by constructing both and discarding them.
+
+    groups: of the optimizer; a small tensor stands for each parameter that hooks will add
+    """
+    if not groups and not any(parameter.requires_grad for parameter in model.parameters()):
         return []  # hooks may add trainable parameters
+    there = dict(model.named_parameters(remove_duplicate=False))
+    named = there | {
+        name: nn.Parameter(torch.zeros(1, 1)) for group in groups for name in group.names if name not in there
+    }
+    problems = list[Problem]()
+    for group in groups:
+        if group.where:  # torch looks at the values of the defaults alone
+            args = train.optimizer.args | dict(group.args)
+            members = [named[name] for name in group.names]
+            problems += _refused(partial(_made, train.optimizer, group.where, optimizers(), members, args))
+    if problems:
+        return problems
+
+    def schedule() -> LRScheduler | None:
+        optimizer = _optimizer(train.optimizer, model, groups, named)
+        return make_scheduler(train.scheduler, optimizer, intervals=composed.reach(train.scheduler) + 2)
+
+    return _refused(schedule)
+
+
+def _refused(make: Callable[[], object]) -> list[Problem]:
     try:
-        make_scheduler(train.scheduler, make_optimizer(train.optimizer, model), intervals=2)
+        make()
     except SpecError as error:
         return error.errors
     return []
 
 
-def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
-    """The optimizer of the parameters that require a gradient.
+def make_optimizer(named: Named, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
+    """The optimizer of the groups; without any, of the parameters that require a gradient.
 
     Raises SpecError for arguments that it refuses, HookrunError where there is nothing to train.
     """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return _optimizer(named, model, groups, dict(model.named_parameters(remove_duplicate=False)))
+
+
+def _optimizer(
+    named: Named,
+    model: nn.Module,
+    groups: Sequence[ParameterGroup],
+    by_name: Mapping[str, nn.Parameter],
+) -> Optimizer:
+    trained: list[Any] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if groups:
+        trained = [{"params": [by_name[name] for name in each.names], **each.args} for each in groups]
     if not trained:
         raise HookrunError(
             "nothing to train: no parameter of the model requires a gradient; task=evaluate needs none"
@@ -106,25 +164,39 @@ def make_optimizer(named: Named, model: nn.Module) -> Optimizer:
     return _made(named, OPTIMIZER, optimizers(), trained, named.args)  # type: ignore[no-any-return]
 
 
-def make_scheduler(named: Scheduler | None, optimizer: Optimizer, intervals: int) -> LRScheduler | None:
-    """The schedule; where its length is not given, it is that of the run.
+def make_scheduler(
+    named: Schedule | None, optimizer: Optimizer, intervals: int, where: str = SCHEDULER
+) -> LRScheduler | None:
+    """The schedule; where its length is not given, it is that of the run, or of its part of a SequentialLR.
 
     intervals: how many times the run will step it
     """
     if named is None:
         return None
-    cls = _found(named.name, schedulers())
+    cls = _found(named.name, _schedules())
+    if cls is not None and named.schedulers is not None:
+        parts = [
+            make_scheduler(part, optimizer, length, composed.place(where, number))
+            for number, (part, length) in enumerate(
+                zip(named.schedulers, composed.lengths(named, intervals), strict=True)
+            )
+        ]
+        return _tried(cls, where, lambda: composed.compose(cls, optimizer, parts, named.args))  # type: ignore[no-any-return]
     takes = parameters(cls) or {} if cls else {}
     given_in_epochs = "epochs" in named.args  # OneCycleLR takes `epochs` and `steps_per_epoch` instead
     length = {key: intervals for key in FILLED if key in takes and not given_in_epochs}
-    return _made(named, SCHEDULER, schedulers(), optimizer, length | named.args)  # type: ignore[no-any-return]
+    return _made(named, where, _schedules(), optimizer, length | named.args)  # type: ignore[no-any-return]
 
 
 def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, args: Mapping[str, Any]) -> Any:
     cls = _found(named.name, registry)
     if cls is None:
         raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
+    return _tried(cls, where, lambda: cls(first, **args))
+
+
+def _tried(cls: type, where: str, make: Callable[[], Any]) -> Any:
     try:
-        return cls(first, **args)
+        return make()
     except Exception as error:  # torch's classes may raise anything for arguments that they cannot use
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error

@@ -18,6 +18,7 @@ from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.losses import loss_named
 from hookrun.tasks.loop.session import device_named, session
+from hookrun.tasks.loop.trained import Trained
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 
@@ -45,11 +46,15 @@ class Built:
 class Prepared(Ready, Built):
     """An experiment that compiles.
 
-    notes: what to know beside the plan
+    notes:   what to know beside the plan
+    trained: what the task trains; None where it trains nothing
+    lines:   what the task does beside its hooks, for the plan
     """
 
     plan: Plan
     notes: tuple[str, ...]
+    trained: Trained | None = None
+    lines: tuple[str, ...] = ()
 
 
 def build(
@@ -105,24 +110,27 @@ def compiled(
     split: Split,
     *,
     training: bool,
+    score: Callable[[Any, Tensor], Tensor] | None = None,
     notes: Sequence[str] = (),
 ) -> Prepared:
     """Compile the hooks against the model, and prove them with an example of a sample.
 
     split:    whose samples the hooks meet first
-    training: whether the model trains; in evaluation mode no backward pass follows the forward
+    training: whether the model trains; in evaluation mode no backward pass follows the forward without a score
+    score:    what a backward pass without training begins with, of an output and its targets
     notes:    what else to know beside the plan
 
-    Raises CompileError.
+    Raises CompileError, and SpecError where the model's output has no such score.
     """
     settings = experiment.settings
+    target = built.data.example_target(EXAMPLE_BATCH)
     plan = compile_plan(
         hooks,
         built.model,
         used_by=UsedBy(settings, split),
         example=as_call(built.data.example(EXAMPLE_BATCH)),
         training=training,
-        backward=training,
+        backward=training if score is None else lambda output: score(output, target),
     )
     notes = (*experiment.notes, *notes, *differences(hooks, settings))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)

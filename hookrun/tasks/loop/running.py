@@ -104,15 +104,20 @@ class Running:
         finally:
             self.hooks.clock.counting = False
 
-    def evaluate(self, batches: Batches, split: Split, label: str) -> dict[str, float]:
-        """Mean loss and accuracy of the model in evaluation mode. A step of the hooks' clock is a batch here."""
+    def evaluate(
+        self, batches: Batches, split: Split, label: str, forward: Callable[[Batch], Any] | None = None
+    ) -> dict[str, float]:
+        """Mean loss and accuracy of the model in evaluation mode. A step of the hooks' clock is a batch here.
+
+        forward: gives the model's output for a batch; None: `forward` of this object
+        """
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
         with self.evaluating(batches, label) as (passed, shown):
             average = Average()
             for number, batch in enumerate(passed):
                 with self.logged(number):
-                    output = self.forward(batch)
+                    output = (forward or self.forward)(batch)
                     average.add(self.loss(output, batch), output, batch.target)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:

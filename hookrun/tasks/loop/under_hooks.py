@@ -27,6 +27,8 @@ def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> N
     """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
     table.show(prepared.plan, screen.console, limit)
     screen.say(f"weights: {_weights(prepared)}")
+    for line in prepared.lines:
+        screen.say(line)
     screen.note(prepared.notes)
 
 

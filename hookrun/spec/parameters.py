@@ -1,0 +1,90 @@
+"""Which parameters: a selector over their names, `hook:NAME` for what a hook adds, or a list of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from hookrun.spec.selector import Selector, forms, select_schema
+from hookrun.spec.selector.base import Parser
+
+PREFIX = "hook:"
+EVERY = "*"
+
+
+@dataclass(frozen=True)
+class AddedBy:
+    """``hook:NAME``: the parameters that this hook adds; ``hook:*``: those that any hook adds."""
+
+    hook: str
+
+    def __str__(self) -> str:
+        return PREFIX + self.hook
+
+    @property
+    def every(self) -> bool:
+        """Whether it is for all hooks."""
+        return self.hook == EVERY
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The parameters that any of its members is for."""
+
+    members: tuple[Selector | AddedBy, ...]
+    is_list: bool = False
+
+    def __str__(self) -> str:
+        text = ", ".join(map(str, self.members))
+        return f"[{text}]" if self.is_list else text
+
+    def placed(self, where: str) -> Iterator[tuple[str, Selector | AddedBy]]:
+        """Each member with its key path; `where` is that of the whole."""
+        for number, member in enumerate(self.members):
+            yield (f"{where}[{number}]" if self.is_list else where), member
+
+
+def parse_choice(raw: Any) -> Choice:
+    """The choice that a value from YAML or Python stands for.
+
+    Raises ValueError, which says what was found and what is expected.
+    """
+    if isinstance(raw, Choice):
+        return raw
+    parser = Parser(forms())  # one for all, which limits their number and size together
+    if not isinstance(raw, list | tuple):
+        return Choice((_member(raw, parser),))
+    if not raw:
+        raise ValueError("found an empty list, expected selectors or hook:NAME")
+    return Choice(tuple(_member(each, parser) for each in raw), is_list=True)
+
+
+def _member(raw: Any, parser: Parser) -> Selector | AddedBy:
+    if not isinstance(raw, str) or not raw.startswith(PREFIX):
+        return parser.parse(raw)
+    if not (name := raw.removeprefix(PREFIX)):
+        raise ValueError(f"found {raw!r}, expected hook:NAME, or hook:* for every hook")
+    return AddedBy(name)
+
+
+class _Chosen:
+    """Lets pydantic validate a field with `parse_choice`."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(parse_choice)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        one = select_schema()
+        return {"description": f"{one['description']}, hook:NAME, hook:*", "anyOf": one["anyOf"]}
+
+
+AnyChoice = Annotated[Choice, _Chosen]
+"""The type of a pydantic field that holds a choice of parameters."""

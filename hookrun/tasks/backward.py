@@ -1,0 +1,92 @@
+"""Gradients without training: `task.backward`, one backward pass for each batch from a score of its samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hookrun.errors import Problem
+from hookrun.spec import HookSpec, Settings
+from hookrun.spec.backward import BackwardPass
+from hookrun.tasks.under_hooks import TaskOfOneSplit
+
+if TYPE_CHECKING:
+    from hookrun.data import DataInfo
+    from hookrun.tasks.loop.batches import Batch
+    from hookrun.tasks.loop.gradients import Score
+    from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.trained import Trained
+
+
+class TaskWithBackward(TaskOfOneSplit):
+    """Base of the tasks that may run a backward pass without training anything.
+
+    backward: what from; None: no backward pass
+    """
+
+    backward: BackwardPass | None = None
+
+    def scores_with_loss(self) -> bool:
+        """The gradients may be those of the loss."""
+        return super().scores_with_loss() or (self.backward is not None and self.backward.score == "loss")
+
+    def idle(self, hook: HookSpec) -> tuple[str, str] | None:
+        """Hooks around optimizer steps; without a backward pass, gradient hooks too."""
+        needs = super().idle(hook)
+        if needs is None or self.backward is None:
+            return (needs[0], f"set task.backward, {needs[1]}") if needs is not None else None
+        if hook.hook_type.phase != "step":
+            return None
+        return f"needs an optimizer step, which task={self.name} does not make", needs[1]
+
+    def score(self, settings: Settings) -> Score | None:
+        """The score that the backward pass begins with."""
+        from hookrun.tasks.loop.gradients import score_of
+
+        return score_of(self.backward, settings.train.loss) if self.backward is not None else None
+
+    def forward(self, running: Running) -> Callable[[Batch], Any]:
+        """The function that gives the model's output for a batch, with the backward pass where there is one."""
+        from hookrun.tasks.loop.gradients import forward_and_backward
+
+        score = self.score(running.settings)
+        return running.forward if score is None else partial(forward_and_backward, running, score)
+
+    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+        """The labels that `score: label` needs."""
+        found = super().problems(settings, info)
+        if info is None or self.backward is None or self.backward.score != "label":
+            return found
+        target = info.target
+        if target is None or target.shape or target.dtype.is_floating_point:
+            there = f"has targets {target}" if target is not None else "has no targets"
+            text = f"'label' needs a class label of each sample, and the data {info.name!r} {there}"
+            found.append(Problem("task.backward.score", text, "use top, class, output or loss"))
+        return found
+
+    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+        """The backward pass."""
+        if self.backward is None:
+            return []
+        return [f"one backward pass for each batch, from {self.backward} summed over its samples"]
+
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+        """What the gradients are of, and where they are less than one may think."""
+        found = super().remarks(settings, hooks)
+        if self.backward is None:
+            return found
+        enabled = [hook for hook in hooks if hook.keys.enabled]
+        if not any(hook.hook_type.needs_backward and self.idle(hook) is None for hook in enabled):
+            found.append("task.backward: no hook sees its gradients")
+        if settings.compute.precision == "fp16":
+            found.append(
+                "task.backward: without a gradient scaler fp16 gradients below 6e-8 are 0; bf16 and fp32 keep them"
+            )
+        found += [
+            f"{hook.name}: the gradient of a parameter is one for each batch, the sum over its samples; "
+            "data.batch_size=1 makes it one for each sample"
+            for hook in enabled
+            if hook.on_parameters and hook.action.captures and self.idle(hook) is None
+        ]
+        return found

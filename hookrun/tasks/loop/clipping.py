@@ -1,0 +1,27 @@
+"""Gradient clipping over all trained parameters together: `train.clip_grad_norm` and `train.clip_grad_value`."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.optim import Optimizer
+
+from hookrun.spec.experiment import Train
+
+
+def clip(train: Train, optimizer: Optimizer) -> Tensor | None:
+    """Clip the gradients that the optimizer is about to use; they are unscaled and accumulated by then.
+
+    `grad` and `post_accumulate_grad` hooks have run before it, `optimizer_step_pre` hooks run after it.
+
+    Returns the norm of all of them together before clipping, of no dimensions; None where nothing is clipped.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if train.clip_grad_norm is not None:
+        norm: Tensor = clip_grad_norm_(parameters, train.clip_grad_norm)
+        return norm
+    if train.clip_grad_value is not None:
+        norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        clip_grad_value_(parameters, train.clip_grad_value)
+        return norm
+    return None

@@ -1,0 +1,64 @@
+"""train.ema: an exponential moving average of a model's weights, by torch.optim.swa_utils."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+
+class WeightAverage:
+    """decay * average + (1 - decay) * weights after each step; it begins with the weights after the first.
+
+    Parameters and floating-point buffers (a batch norm's running statistics) are averaged, as
+    ``torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)`` does it.
+    Other buffers, such as counts, are the model's own.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self._model = model
+        self._update = get_ema_multi_avg_fn(decay)
+        self._averages = dict[str, Tensor]()
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """The optimizer has stepped."""
+        alike = defaultdict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]](list)
+        for name, own in self._own():
+            average = self._averages.get(name)
+            if average is None or average.shape != own.shape:
+                self._averages[name] = own.detach().clone()
+            else:
+                alike[own.device, own.dtype].append((average, own.detach()))
+        for pairs in alike.values():
+            averages, weights = map(list, zip(*pairs, strict=True))
+            self._update(averages, weights, 0)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model has the averages; its weights are put back however the block ends. Before a step, they stay."""
+        there = [(own, self._averages[name]) for name, own in self._own() if name in self._averages]
+        kept = [own.detach().clone() for own, _ in there]
+        try:
+            _write((own, average) for own, average in there)
+            yield
+        finally:
+            _write((own, value) for (own, _), value in zip(there, kept, strict=True))
+
+    def _own(self) -> Iterator[tuple[str, Tensor]]:
+        """What is averaged, by name: a module may put another tensor in a buffer's place at any time."""
+        everything = chain(self._model.named_parameters(), self._model.named_buffers())
+        yield from (
+            (name, each) for name, each in everything if each.is_floating_point() or each.is_complex()
+        )
+
+
+@torch.no_grad()
+def _write(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
+    for own, value in pairs:
+        own.copy_(value)

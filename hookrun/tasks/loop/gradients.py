@@ -1,0 +1,107 @@
+"""One backward pass for each batch without training: from which score, and what is left behind (nothing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.containers import rebuild
+from hookrun.errors import Problem, SpecError
+from hookrun.spec.backward import BackwardPass
+from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.losses import LOSSES, Loss, loss_named, main_tensor
+from hookrun.tasks.loop.running import Running
+from hookrun.tensor_copies import differentiable
+
+Score = Callable[[Any, Tensor], Tensor]
+"""(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, of no dimensions."""
+
+_WHERE = "task.backward"
+
+
+def score_of(backward: BackwardPass, loss: Any) -> Score:
+    """The score that `backward` names. It raises SpecError where the output does not have it.
+
+    loss: `train.loss`
+    """
+
+    def score(output: Any, target: Tensor) -> Tensor:
+        # half precision has too few digits for a sum
+        whole = rebuild(output, lambda leaf: leaf.float() if _is_half(leaf) else leaf)
+        found = _total(backward, loss, whole, target)
+        if not found.requires_grad:
+            text = "the score carries no gradient: the model has no parameter that requires one, and its inputs are"
+            raise _refused("", f"{text} not floating-point numbers", "freeze less of the model")
+        return found
+
+    return score
+
+
+def _is_half(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
+
+
+def _total(backward: BackwardPass, loss: Any, output: Any, target: Tensor) -> Tensor:
+    scores, samples = main_tensor(output), target.shape[0]
+    if backward.score == "output":
+        return scores.sum()
+    if scores.dim() == 0 or scores.shape[0] != samples:
+        text = (
+            f"the model returned shape {list(scores.shape)} for {samples} samples, which has no row for each"
+        )
+        raise _refused("score", text, "score: output takes any shape")
+    if backward.score == "loss":
+        return _losses(loss_named(loss), output, target)
+    if scores.dim() != 2:
+        text = f"{backward.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}"
+        raise _refused("score", text, "use output or loss")
+    if backward.score == "top":
+        return scores.max(1).values.sum()
+    if backward.score == "label":
+        return scores.gather(1, target.reshape(samples, 1).long()).sum()
+    if (number := backward.class_) is None or number >= scores.shape[1]:
+        text = f"found {number}, and the model has {scores.shape[1]} classes, counted from 0"
+        raise _refused("class", text, f"it is from 0 to {scores.shape[1] - 1}")
+    return scores[:, number].sum()
+
+
+def _losses(loss: Loss, output: Any, target: Tensor) -> Tensor:
+    """Each sample's own loss, as if it were alone: a mean over the batch would make each row depend on its size."""
+    if loss is LOSSES["output"]:
+        text = "'loss' needs a loss of each sample, and with train.loss=output the model returns one for the batch"
+        raise _refused("score", text, "use output, top or class, or another train.loss")
+    samples = target.shape[0]
+
+    def alone(number: int) -> Tensor:
+        def row(leaf: Any) -> Any:
+            batched = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == samples
+            return leaf[number : number + 1] if batched else leaf
+
+        return loss(rebuild(output, row), target[number : number + 1])
+
+    return torch.stack([alone(number) for number in range(samples)]).sum()
+
+
+def _refused(key: str, what: str, hint: str) -> SpecError:
+    return SpecError([Problem(f"{_WHERE}.{key}" if key else _WHERE, what, hint)])
+
+
+def forward_and_backward(running: Running, score: Score, batch: Batch) -> Any:
+    """The model's output, detached, after a backward pass from the score; no gradient is left in a parameter.
+
+    Inputs of floating-point numbers carry a gradient as well, so that a `backward` hook on the first module sees it.
+    """
+    inputs = rebuild(batch.inputs, partial(differentiable, leaf=running.settings.compute.compile))
+    try:
+        with torch.enable_grad():
+            output = running.forward(replace(batch, inputs=inputs))
+            found = score(output, batch.target)
+        found.backward()
+    finally:
+        running.model.zero_grad(set_to_none=True)
+    return rebuild(output, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)

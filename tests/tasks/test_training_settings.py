@@ -1,0 +1,158 @@
+"""What is wrong with the settings of a training is told before the run; what it trains and keeps is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookrun.cli import main
+from hookrun.errors import CompileError, SpecError
+from hookrun.tasks import parse_experiment, prepare
+
+BIAS = {"select": "relu1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
+ROOT: dict[str, Any] = {"model": {"name": "cnn"}, "data": {"name": "digits"}, "compute": {"device": "cpu"}}
+SGD = {"name": "SGD", "lr": 0.1}
+CONSTANT = {"name": "ConstantLR"}
+
+
+def prepared(hooks: dict[str, Any] | None = None, **train: Any) -> Any:
+    return prepare(parse_experiment({**ROOT, "train": train, "hooks": hooks or {}}))
+
+
+def refusal(hooks: dict[str, Any] | None = None, **train: Any) -> str:
+    with pytest.raises((SpecError, CompileError)) as caught:
+        prepared(hooks, **train)
+    return str(caught.value)
+
+
+def groups(*members: dict[str, Any]) -> dict[str, Any]:
+    return {"optimizer": {**SGD, "groups": list(members)}}
+
+
+def sequence(*parts: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    return {"scheduler": {"name": "SequentialLR", "schedulers": list(parts), **keys}}
+
+
+def test_groups() -> None:
+    overlap = refusal(**groups({"select": "conv*"}, {"select": ["fc", "conv1.bias"], "lr": 1}))
+    assert (
+        "train.optimizer.groups[1].select: '[fc, conv1.bias]' and 'conv*' of groups[0] both name" in overlap
+    )
+    assert "conv1.bias" in overlap and "fc.bias" not in overlap
+    assert (
+        "train.optimizer.groups[0].select: 'cnv1' matches no parameter of CNN\n      did you mean 'conv1'"
+        in (refusal(**groups({"select": "cnv1"})))
+    )
+    assert "train.optimizer.groups[0].betas: 'SGD' takes no argument 'betas'" in (
+        refusal(**groups({"select": "fc", "betas": [0, 1]}))
+    )
+    assert "train.optimizer.groups[1]: SGD refuses its arguments: Invalid learning rate: -1" in (
+        refusal(**groups({"select": "fc"}, {"select": "conv1", "lr": -1}))
+    )
+    assert "train.optimizer.groups[0].select: is missing" in refusal(**groups({"lr": 1}))
+    assert "takes no argument 'params'" in refusal(**groups({"select": "fc", "params": []}))
+    assert "names only parameters that are not trained: conv1.weight, conv1.bias" in (
+        refusal(parameters="fc", **groups({"select": "conv1"}))
+    )
+
+
+def test_which_parameters_are_trained() -> None:
+    hooks = {"shift": BIAS}
+    assert prepared(hooks, parameters=["hook:*", "fc.bias"]).trained.names == ["fc.bias", "relu1.shift_bias"]
+    only = prepared(hooks, parameters="hook:shift")
+    assert only.trained.names == ["relu1.shift_bias"]
+    assert not any(parameter.requires_grad for parameter in only.model.parameters())
+    assert prepared(hooks, parameters={"path": "**", "exclude": "conv*"}).trained.names == [
+        "fc.weight", "fc.bias", "relu1.shift_bias"
+    ]  # fmt: skip
+    assert "train.parameters[1]: 'hook:shft': there is no hook 'shft' that adds parameters" in (
+        refusal(hooks, parameters=["fc", "hook:shft"])
+    )
+    assert "did you mean 'shift'?" in refusal(hooks, parameters="hook:shft")
+    assert "train.parameters: 'hook:*': no hook adds parameters" in refusal(parameters="hook:*")
+    assert "train.parameters: 'fcc' matches no parameter of CNN\n      did you mean 'fc'?" in refusal(
+        parameters="fcc"
+    )
+    freeze = {"f": {"select": "fc", "hook": "apply", "action": "freeze"}}
+    assert "'fc' names only parameters that are not trained" in refusal(freeze, parameters="fc")
+    seen = {"g": {"select": "conv1.weight", "hook": "grad", "action": "capture"}}
+    assert "conv1.weight: carries no gradient" in refusal(seen, parameters="fc")
+    assert "found an empty list" in refusal(parameters=[])
+
+
+def test_a_learning_rate_for_each_group_counts_those_that_hooks_fill() -> None:
+    rates = {"scheduler": {"name": "OneCycleLR", "max_lr": [1, 2], "cycle_momentum": False}}
+    prepared({"shift": BIAS}, **groups({"select": "hook:*", "lr": 1}), **rates)
+    assert "train.scheduler: OneCycleLR refuses its arguments" in refusal(**rates)
+
+
+def test_schedules_of_schedules() -> None:
+    wrong = refusal(
+        **sequence({"name": "LinearLRR"}, {"name": "StepLR", "interval": "step"}, milestones=[3, 4])
+    )
+    assert "train.scheduler.schedulers[0].name: found 'LinearLRR'" in wrong
+    assert "train.scheduler.schedulers[1].interval: 'StepLR' takes no argument 'interval'" in wrong
+    assert "train.scheduler.schedulers[1].step_size: is missing" in wrong
+    assert "train.scheduler.milestones: found 2 for 2 schedules, expected one between each two: 1" in wrong
+    for milestones in (4, [0], [True], ["4"], [10**13]):
+        found = refusal(**sequence(CONSTANT, CONSTANT, milestones=milestones))
+        assert "train.scheduler.milestones: found" in found and "whole numbers from 1" in found
+    falling = refusal(**sequence(CONSTANT, CONSTANT, CONSTANT, milestones=[5, 5]))
+    assert "expected each milestone to be greater than the last" in falling
+    assert "train.scheduler.milestones: is missing" in refusal(**sequence(CONSTANT, CONSTANT))
+    assert "train.scheduler.schedulers: is missing" in refusal(**sequence(milestones=[]))
+    assert "takes no argument 'schedulers'" in refusal(scheduler={**CONSTANT, "schedulers": [CONSTANT]})
+    assert "train.scheduler.schedulers[1].name: ReduceLROnPlateau watches the validation loss" in (
+        refusal(**sequence(CONSTANT, {"name": "ReduceLROnPlateau"}, milestones=[1]))
+    )
+    inner = sequence(CONSTANT, CONSTANT, milestones=[1])["scheduler"]
+    assert "torch's SequentialLR cannot hold a SequentialLR" in refusal(
+        **sequence(CONSTANT, inner, milestones=[9])
+    )
+    assert "train.scheduler.schedulers[0]: ConstantLR refuses its arguments" in (
+        refusal(**sequence({"name": "ConstantLR", "factor": 7}, CONSTANT, milestones=[9]))
+    )
+    cycle = prepared(
+        **sequence({"name": "OneCycleLR", "max_lr": 1, "cycle_momentum": False}, CONSTANT, milestones=[4])
+    )
+    assert "schedulers[0]: torch's OneCycleLR sets the learning rate that all schedules" in "".join(
+        cycle.notes
+    )
+
+
+def test_values_out_of_range() -> None:
+    for key, value in [("clip_grad_norm", 0), ("clip_grad_value", float("inf")), ("ema", {"decay": 1})]:
+        assert f"train.{key}" in refusal(**{key: value})
+    assert "set one of them" in refusal(clip_grad_norm=1, clip_grad_value=1)
+    assert "train.checkpoint.save: found 'bst'" in refusal(checkpoint={"save": "bst"})
+
+
+QUICK = ("train.limit_batches=1", "train.epochs=1", "model=mlp")
+
+
+@pytest.mark.parametrize(("save", "kept"), [("both", "bl"), ("best", "b"), ("last", "l"), ("none", "")])
+def test_only_the_checkpoints_that_are_asked_for_are_written(run, capsys, save: str, kept: str) -> None:
+    found = run(*QUICK, f"train.checkpoint.save={save}")
+    assert "".join(sorted(path.name[0] for path in found.path.rglob("*.safetensors"))) == kept
+    said = capsys.readouterr().out
+    assert ("checkpoints: none, as train.checkpoint.save is none" in said) == (save == "none")
+    weights = found.path / "checkpoints" / "last.safetensors"
+    if save == "best":
+        assert main([*QUICK, "task=evaluate", f"model.weights={weights}"]) == 2
+        error = capsys.readouterr().err
+        assert "best.safetensors" in error and "a run keeps what its train.checkpoint.save says" in error
+
+
+def test_a_sweep_keeps_the_best_unless_told_otherwise(tmp_path: Path) -> None:
+    choices = "train.checkpoint.save=null,last"
+    assert main(["-m", *QUICK, "compute.device=cpu", "hydra.sweep.dir=sweep", choices]) == 0
+    names = [path.relative_to(tmp_path / "sweep").as_posix() for path in tmp_path.rglob("*.safetensors")]
+    assert sorted(names) == ["0/checkpoints/best.safetensors", "1/checkpoints/last.safetensors"]
+
+
+def test_a_milestone_after_the_end_is_said(run, capsys) -> None:
+    parts = "schedulers: [{name: ConstantLR}, {name: LinearLR}]"
+    run(*QUICK, f"train.scheduler={{name: SequentialLR, milestones: [7], interval: step, {parts}}}")
+    assert "NOTE: train.scheduler: the run ends after step 1, before milestone 7" in capsys.readouterr().out
