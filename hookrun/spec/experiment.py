@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 MOST = 10**12
 """The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
@@ -58,6 +59,7 @@ class Model(Section):
 class Data(Section):
     """Which data: a name of the closed registry, where it lies, how it is transformed and batched.
 
+    factory:          of the user's own data, `name: python`
     transforms:       name -> arguments, applied in order
     train_transforms: used instead of `transforms` on the train split; null: the same
     """
@@ -69,17 +71,24 @@ class Data(Section):
     train_transforms: dict[str, dict[str, Any] | None] | None = None
     batch_size: int = Field(default=64, ge=1, le=MOST_SAMPLES)
     workers: int = Field(default=0, ge=0, le=MOST_WORKERS)
+    factory: str | None = None
+
+    @model_validator(mode="after")
+    def _factory_goes_with_python(self) -> Data:
+        if (self.name == "python") != (self.factory is not None):
+            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
+        return self
 
 
 class Named(Section):
-    """A class of torch by name; the other keys are its own arguments."""
+    """A class or function by name; the other keys are its own arguments."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
 
     @property
     def args(self) -> dict[str, Any]:
-        """The keyword arguments of the class."""
+        """Its keyword arguments."""
         return dict(self.model_extra or {})
 
 
@@ -89,13 +98,28 @@ class Scheduler(Named):
     interval: Literal["step", "epoch"] = "epoch"
 
 
+def _loss(raw: Any) -> Any:
+    """A name alone is a loss without arguments."""
+    if isinstance(raw, str):
+        return {"name": raw}
+    if not isinstance(raw, Mapping | Named):
+        example = "cross_entropy, mypkg.losses:mine or {name: cross_entropy, label_smoothing: 0.1}"
+        raise ValueError(f"found {raw!r}, expected a loss: {example}")
+    return raw
+
+
+_LOSS = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Named"}], "default": "cross_entropy"}
+Loss = Annotated[Named, BeforeValidator(_loss), WithJsonSchema(_LOSS)]
+"""A loss by name, or a mapping of `name` and the loss's own arguments."""
+
+
 class Train(Section):
     """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass."""
 
     epochs: int = Field(default=1, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
-    loss: str = "cross_entropy"
+    loss: Loss = Named(name="cross_entropy")
     optimizer: Named = Named(name="AdamW")
     scheduler: Scheduler | None = None
     accumulate: int = Field(default=1, ge=1, le=MOST)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.spec import Settings
-from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, samples_of_a_pass
+from hookrun.tasks.under_hooks import Metrics, Sizes, TaskUnderHooks, samples_of_a_pass
 
 if TYPE_CHECKING:
     from hookrun.data import Split
@@ -13,12 +13,17 @@ if TYPE_CHECKING:
 
 
 class TrainTask(TaskUnderHooks):
-    """Trains as the section `train` says."""
+    """Trains as the section `train` says.
+
+    metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
+    """
 
     task_name: ClassVar[str] = "train"
     is_default: ClassVar[bool] = True
     trains: ClassVar[bool] = True
     scores: ClassVar[bool] = True
+
+    metrics: Metrics = None
 
     def split_seen(self) -> Split:
         """The training samples; those of the validation come after each epoch."""

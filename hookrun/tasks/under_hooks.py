@@ -6,11 +6,14 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Experiment, Settings
 from hookrun.tasks.base import Task
+from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from hookrun.data import DataInfo, Split
@@ -18,6 +21,17 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
+
+
+def _listed(raw: object) -> object:
+    """One name is a list of one."""
+    if raw is not None and (not isinstance(raw, str | list | tuple) or not raw):
+        raise ValueError(f"found {raw!r}, expected a list of metrics, such as [loss, accuracy]")
+    return [raw] if isinstance(raw, str) else raw
+
+
+Metrics = Annotated[tuple[str, ...] | None, BeforeValidator(_listed)]
+"""The metrics that a task computes: names of ours, or functions of a package that is trusted."""
 
 Sizes = Mapping["Split", int | None]
 """How many samples each split has; None where only reading the data would tell."""
@@ -107,11 +121,13 @@ class TaskUnderHooks(Task):
         """Perform the task under the hooks; returns why a check stopped it, or None."""
         from hookrun.tasks.loop.under_hooks import run_under_hooks
 
-        return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
+        with read_once(prepared.trust):
+            return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
 
     def _problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """What is wrong with the settings; info: None where the data itself is wrong."""
         from hookrun.tasks.loop.losses import NEED_TARGET
+        from hookrun.tasks.loop.metrics import LOSS, METRICS, WHERE
         from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
 
         train = settings.train
@@ -119,8 +135,14 @@ class TaskUnderHooks(Task):
         if self.trains:
             problems += check_optimizer(train.optimizer)
             problems += check_scheduler(train.scheduler) if train.scheduler is not None else []
-        if self.scores and info and info.target is None and train.loss in NEED_TARGET:
-            text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
+        listed = getattr(self, "metrics", None) or ()
+        untargeted = info is not None and info.target is None
+        for name in [each for each in listed if untargeted and each in METRICS and each != LOSS]:
+            text = f"{name!r} needs targets, and the data {info.name if info else ''!r} has none"
+            problems.append(Problem(WHERE, text, "leave it out, or name a target"))
+        scores = self.scores or LOSS in listed
+        if scores and info and info.target is None and train.loss.name in NEED_TARGET:
+            text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))
         if self.tensorboard and find_spec("tensorboard") is None:

@@ -11,9 +11,11 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hookrun.arguments import missing_arguments, parameters, unknown_arguments
+from hookrun import trusted
+from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Named, Scheduler, Train
+from hookrun.trusted import load_class
 
 OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"
 FILLED = ("T_max", "total_steps")
@@ -62,7 +64,10 @@ def check_scheduler(named: Scheduler) -> list[Problem]:
 def _check_named(
     named: Named, where: str, registry: Mapping[str, type], filled: Iterable[str] = ()
 ) -> list[Problem]:
-    cls = _found(named.name, registry)
+    try:
+        cls = _found(named.name, registry)
+    except SpecError as error:
+        return error.errors
     if cls is None:
         return [
             Problem(
@@ -71,6 +76,10 @@ def _check_named(
                 nearest(named.name, registry),
             )
         ]
+    if ":" in named.name:
+        return wrong_call(
+            cls, {*named.args, *(set(filled) & {*(parameters(cls) or {})})}, where, named.name, first=1
+        )
     found = list((parameters(cls) or {}).items())
     own = dict(found[1:])  # hookrun gives the first: the model's parameters, or the optimizer
     problems = unknown_arguments(named.args, own, where, cls.__name__)
@@ -78,8 +87,21 @@ def _check_named(
 
 
 def _found(name: str, registry: Mapping[str, type]) -> type | None:
+    """A class of torch by name, or one of the user's own, `package.module:Class`. SpecError for one not trusted."""
+    if ":" in name:
+        if registry is optimizers():
+            return _stepping(load_class(name, Optimizer, trusted.OPTIMIZERS, f"{OPTIMIZER}.name"))
+        return load_class(name, LRScheduler, trusted.SCHEDULERS, f"{SCHEDULER}.name")
     by_lower = {key.lower(): item for key, item in registry.items()}
     return by_lower.get(name.lower().replace("_", ""))
+
+
+def _stepping(cls: type) -> type:
+    """An optimizer that steps without a closure. SpecError for one that needs it."""
+    if missing_arguments((), dict([*(parameters(cls.step) or {}).items()][1:]), OPTIMIZER, ""):  # type: ignore[attr-defined]
+        text = f"'{cls.__qualname__}' steps with a closure, which the loop does not have"
+        raise SpecError([Problem(f"{OPTIMIZER}.name", text, "give its step(closure=None) a default")])
+    return cls
 
 
 def check_arguments(train: Train, model: nn.Module) -> list[Problem]:

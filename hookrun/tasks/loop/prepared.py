@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
+from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.proving import Plan, compile_plan
 from hookrun.run_values import UsedBy, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
-from hookrun.tasks.loop.losses import loss_named
+from hookrun.tasks.loop.metrics import Metric, load_metrics
+from hookrun.tasks.loop.own_code import own_code
+from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
 from hookrun.tasks.loop.session import device_named, session
 
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
@@ -30,6 +33,9 @@ class Built:
 
     leftover: tensors of the weights file that the model does not have: parameters that hooks will add
     applied:  the identities of the hooks that had changed the model when the weights file was written
+    loss:     what `train.loss` names
+    metrics:  what `task.metrics` names
+    trust:    packages that the user's own Python may come from
     """
 
     data: DataInfo
@@ -37,6 +43,9 @@ class Built:
     device: torch.device
     leftover: Mapping[str, Tensor]
     applied: frozenset[str]
+    loss: TrainLoss
+    metrics: tuple[Metric, ...]
+    trust: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -67,16 +76,18 @@ def build(
     problems = list[Problem]()
     device = _collected(problems, lambda: device_named(settings.compute.device))
     info = _collected(problems, lambda: data.describe(settings.data, split))
-    _collected(problems, lambda: loss_named(settings.train.loss))
+    loss = _collected(problems, lambda: load_loss(settings.train.loss))
+    metrics = _collected(problems, lambda: load_metrics(getattr(settings.task, "metrics", None)))
     problems += more(info)
     with session(settings.compute, settings.seed):
         model = _collected(problems, lambda: _model(settings, info, trust))
     if info is None:  # what a network takes from the data is missing for that reason alone
         problems = [each for each in problems if not each.where.startswith("model.args.")]
-    if problems or model is None or info is None or device is None:
+    if problems or model is None or info is None or device is None or loss is None or metrics is None:
         raise SpecError(problems)
     leftover = models.load_weights(model, settings.model)
-    return Built(info, model, device, leftover, models.applied_hooks(settings.model))
+    applied = models.applied_hooks(settings.model)
+    return Built(info, model, device, leftover, applied, loss.to(device), metrics, trust)
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -121,6 +132,9 @@ def compiled(
         training=training,
         backward=training,
     )
+    trains = bool(getattr(settings.task, "trains", False))
+    code = own_code(settings, built.loss, built.metrics, trains=trains)
+    plan = replace(plan, code=code)
     notes = (*experiment.notes, *notes, *differences(hooks, settings))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
@@ -136,7 +150,7 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
     problems = list[Problem]()
     for hook in plan.hooks:
         for field, rows in hook.values.items():
-            if isinstance(rows, Tensor) or rows.draws or samples is None:
+            if isinstance(rows, Tensor | GivenFunction) or rows.draws or samples is None:
                 continue
             where = f"{hook.spec.where}.{field}"
             if trains and hook.spec.keys.when.mode != "train":
