@@ -136,7 +136,8 @@ def _untrusted(package: str, kind: Kind, where: str) -> Problem:
 def _refuse_reserved(package: str, name: str, where: str) -> None:
     """Trust in a package is trust in what its author wrote for such use, not in Python itself."""
     if package in sys.stdlib_module_names:
-        what = f"'{package}' belongs to Python itself, with which a file could run anything"
+        why = "it belongs to Python itself, with which a file could run anything"
+        what = f"the package '{package}' is not trusted: {why}"
         raise SpecError([Problem(where, what, "name a function of a package of your own")])
     if name.startswith("__"):
         what = f"'{name}' is a name that Python reserves"

@@ -108,7 +108,7 @@ def _loss(raw: Any) -> Any:
     return raw
 
 
-_LOSS = {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/Named"}], "default": "cross_entropy"}
+_LOSS = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"name": {"type": "string"}}}]}
 Loss = Annotated[Named, BeforeValidator(_loss), WithJsonSchema(_LOSS)]
 """A loss by name, or a mapping of `name` and the loss's own arguments."""
 
