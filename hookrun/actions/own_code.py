@@ -1,12 +1,13 @@
-"""Failures of a user's own code, and whether one is only due to the tensors of a fake run, which hold no data."""
+"""Calls of a user's own code, and whether one failed only because the tensors of a fake run hold no data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from hookrun.actions.tensors import holds_data
 from hookrun.callables import Code, place_of
-from hookrun.errors import reason
+from hookrun.errors import HookrunError, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +27,47 @@ class OwnCodeError(ValueError):
         self.value = value
         self.call = call
         super().__init__(f"'{code.name}' failed: {reason(error)}{place_of(error, code.package)}")
+
+
+def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any:
+    """The result of the user's own code. Raises OwnCodeError for what it raises, but for what is meant for others."""
+    try:
+        return call(value)
+    except HookrunError:
+        raise
+    except Exception as error:
+        if type(error).__module__ == "torch.utils.checkpoint":  # how torch ends a repetition early
+            raise
+        raise OwnCodeError(hook, code, error, value, call) from error
+
+
+def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """The call; ValueError where it has changed its tensor in place or drawn from torch's global generator."""
+    import torch
+
+    drawn = torch.default_generator.get_state
+
+    def on_tensor(x: Tensor) -> Any:
+        is_real = holds_data(x)
+        version = 0 if x.is_inference() else x._version
+        states = [drawn(), *_on_device(x)] if is_real else []
+        new = called(hook, code, x, call)
+        if is_real and not all(map(torch.equal, states, [drawn(), *_on_device(x)])):
+            raise ValueError(
+                f"'{code.name}' draws from torch's global generator, which changes the rest of the run: take a "
+                "parameter `context`, and draw with generator=context.generator(value)"
+            )
+        if not x.is_inference() and x._version != version:
+            raise ValueError(f"'{code.name}' changes its value in place: return a new tensor")
+        return new
+
+    return on_tensor
+
+
+def _on_device(x: Tensor) -> list[Tensor]:
+    import torch
+
+    return [torch.cuda.get_rng_state(x.device)] if x.is_cuda else []
 
 
 def only_without_data(failed: OwnCodeError) -> str | None:

@@ -11,8 +11,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.given import GivenFunction, given, kept, plain
-from hookrun.actions.own_code import OwnCodeError
-from hookrun.actions.tensors import holds_data
+from hookrun.actions.own_code import called, on_tensor
 from hookrun.arguments import join, takes, wrong_call
 from hookrun.callables import Code
 from hookrun.errors import HookrunError, Problem, reason
@@ -43,7 +42,7 @@ def _function(raw: Any) -> Any:
 
 
 class Python(Action):
-    """Call a function of your own: function(value, **args) gives a new value of the same form, or None to leave it.
+    """Call your own function(value, **args), which returns a new value of the same form, or None.
 
     function: `package.module:function` of a package that is trusted (`HOOKRUN_TRUST=package`, `+trust=[package]`), or
               the name of an installed entry point in the group `hookrun.actions`; in Python the function itself
@@ -85,14 +84,14 @@ class Python(Action):
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """The function with its arguments, its results checked."""
-        function = site.function("function")
+        function, name = site.function("function"), site.hook_name
         target, args = function.target, kept(self.args)
         if isinstance(target, type):
-            target, args = _called(site, function.code, target, lambda it: _made(it, args, site.seed)), {}
+            target, args = called(name, function.code, target, lambda it: _made(it, args, site.seed)), {}
         call = _with_context(target, args, site)
         if site.hook_type is APPLY:
             return _on_module(site, function.code, call)
-        return _on_tensor(site, function.code, call)
+        return _returning_tensors(function.code, on_tensor(name, function.code, call))
 
 
 def _in_call(target: Callable[..., Any], args: dict[str, Any], where: str, owner: str) -> list[Problem]:
@@ -115,21 +114,9 @@ def _with_context(target: Callable[..., Any], args: dict[str, Any], site: Site) 
     return lambda value: target(value, **args, context=context())
 
 
-def _called(site: Site, code: Code, value: Any, call: Callable[[Any], Any]) -> Any:
-    """The result of the user's own code. Raises OwnCodeError for what it raises, but for what is meant for others."""
-    try:
-        return call(value)
-    except HookrunError:
-        raise
-    except Exception as error:
-        if type(error).__module__ == "torch.utils.checkpoint":  # how torch ends a repetition early
-            raise
-        raise OwnCodeError(site.hook_name, code, error, value, call) from error
-
-
 def _on_module(site: Site, code: Code, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def on_module(module: Module) -> None:
-        new = _called(site, code, module, call)
+        new = called(site.hook_name, code, module, call)
         if new is not None and new is not module:
             raise HookrunError(
                 f"hook {site.hook_name!r} on {site.path or '(root)'}: '{code.name}' returned a "
@@ -139,31 +126,13 @@ def _on_module(site: Site, code: Code, call: Callable[[Any], Any]) -> Callable[[
     return on_module
 
 
-def _on_tensor(site: Site, code: Code, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    import torch
+def _returning_tensors(code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    from torch import Tensor
 
-    drawn, tensor_type = torch.default_generator.get_state, torch.Tensor
-
-    def on_tensor(x: Tensor) -> Any:
-        is_real = holds_data(x)
-        version = 0 if x.is_inference() else x._version
-        states = [drawn(), *_on_device(x)] if is_real else []
-        new = _called(site, code, x, call)
-        if is_real and not all(map(torch.equal, states, [drawn(), *_on_device(x)])):
-            raise ValueError(
-                f"'{code.name}' draws from torch's global generator, which changes the rest of the run: take a "
-                "parameter `context`, and draw with generator=context.generator(value)"
-            )
-        if not x.is_inference() and x._version != version:
-            raise ValueError(f"'{code.name}' changes its value in place: return a new tensor")
-        if new is not None and not isinstance(new, tensor_type):
+    def returning_tensors(x: Tensor) -> Any:
+        new = call(x)
+        if new is not None and not isinstance(new, Tensor):
             raise ValueError(f"'{code.name}' returned a {type(new).__name__}, expected a tensor or None")
         return new
 
-    return on_tensor
-
-
-def _on_device(x: Tensor) -> list[Tensor]:
-    import torch
-
-    return [torch.cuda.get_rng_state(x.device)] if x.is_cuda else []
+    return returning_tensors

@@ -15,6 +15,7 @@ from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.check import verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
+from hookrun.actions.own_code import on_tensor
 from hookrun.actions.tensors import holds_data
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
@@ -201,9 +202,11 @@ class PlacedHook:
     def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
         """What a function gives for the tensor at hand: a constant, through which no gradient flows."""
 
+        call = on_tensor(self.hook_name, function.code, function.target)
+
         def computed(like: Tensor) -> Tensor:
             with torch.no_grad():
-                found = function.target(like.detach())
+                found = call(like.detach())
             if not isinstance(found, Tensor | int | float):
                 raise HookError(
                     f"{self.where}: '{function}' returned a {type(found).__name__}, expected a tensor or a number"

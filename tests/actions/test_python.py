@@ -72,10 +72,11 @@ def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with hookrun.hooked(model, spec):
-        output = model(X)
+        output = model(x := X.clone().requires_grad_())
         output.square().sum().backward()
         optimizer.step()
-    return output.detach(), *(parameter.detach().clone() for parameter in model.parameters())
+    assert x.grad is not None
+    return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())
 
 
 def test_on_every_hook_type_it_does_what_the_action_scale_does() -> None:
@@ -282,6 +283,15 @@ def test_a_function_gives_a_constant_for_the_tensor_at_hand() -> None:
     with hookrun.hooked(model, hook):
         output = model(x)
     assert torch.equal(output, expected) and not output.requires_grad
+    for function, says in (
+        (lambda x: "a", "returned a str, expected a tensor or a number"),
+        (lambda x: x.nothing, "failed: AttributeError"),
+        (lambda x: x.mul_(2), "changes its value in place"),
+    ):
+        with pytest.raises(hookrun.CompileError, match=says):
+            hookrun.compile({"h": {**hook["h"], "value": function}}, model, example=((X,), {}))
+    needing = {"h": {**hook["h"], "value": lambda x: x.detach().numpy().mean().item()}}
+    assert "cannot run without data" in str(hookrun.compile(needing, model, example=((X,), {})))
     trainable = {
         "h": {"select": "1", "hook": "forward", "action": "add_bias", "value": halve, "trainable": True}
     }
