@@ -90,6 +90,52 @@ def missing_arguments(
     ]
 
 
+def takes(target: Callable[..., object], name: str) -> bool:
+    """Whether `target` has a parameter of that name which can be given by name."""
+    try:
+        found = inspect.signature(target).parameters.get(name)
+    except (TypeError, ValueError):  # builtins and C extensions need not have a signature
+        return False
+    return found is not None and found.kind in (found.POSITIONAL_OR_KEYWORD, found.KEYWORD_ONLY)
+
+
+def wrong_call(
+    target: Callable[..., object],
+    given: Collection[str],
+    where: str,
+    owner: str,
+    *,
+    first: int = 0,
+    also: Collection[str] = (),
+) -> list[Problem]:
+    """The mistakes in a call of a user's own function with `first` positional arguments and those that are `given`.
+
+    where: the key path of the given arguments
+    also:  arguments that hookrun gives by name where the function has them
+    """
+    try:
+        found = list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):  # builtins and C extensions need not have a signature
+        return []
+    kinds = {p.kind for p in found}
+    in_order = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(in_order) < first and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        plural = "" if len(in_order) == 1 else "s"
+        what = f"'{owner}' takes {len(in_order)} positional argument{plural}, and is called with {first}"
+        return [Problem(where, what, "change its signature")]
+    taken = {p.name for p in in_order[:first]}
+    named = {
+        p.name: p
+        for p in found
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in taken
+    }
+    own = {name: p for name, p in named.items() if name not in also}
+    any_name = inspect.Parameter.VAR_KEYWORD in kinds
+    unknown = [name for name in given if name in taken or name in also] if any_name else given
+    problems = unknown_arguments(unknown, own, where, owner)
+    return problems + missing_arguments(given, own, where, owner)
+
+
 def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
     """The problem of a key that its section does not have."""
     if isinstance(key, bool):

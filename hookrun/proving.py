@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from hookrun.actions.base import Keeper, Packed
+from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed, reason
+from hookrun.errors import CompileError, HookError, HookrunError, Problem, SpecError, listed, reason
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve
 from hookrun.plan.table import text
@@ -130,6 +131,7 @@ class Findings:
 
     problems: (hook, path, what) of every hook that failed
     captured: (hook, path) -> the fake tensors of its first capture
+    without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
     """
 
     wants_calls = False
@@ -139,6 +141,7 @@ class Findings:
     def __init__(self) -> None:
         self.problems = list[tuple[str, str, str]]()
         self.captured = dict[tuple[str, str], list[Tensor]]()
+        self.without = dict[tuple[str, str], str]()
 
     def keeper(self, site: PlacedHook) -> Keeper:
         """Remember the tensors of the first firing."""
@@ -163,6 +166,10 @@ class Findings:
             try:
                 new = op(value)
             except HookrunError as error:
+                own = error.__cause__
+                if isinstance(own, OwnCodeError) and (why := only_without_data(own)) is not None:
+                    self.without[site.hook_name, site.path] = why
+                    return value
                 self.fail(site, str(error).removeprefix(f"{site.where}: "))
                 return value
             if (changed := _changed_form(value, new)) is not None:
@@ -201,7 +208,11 @@ def _hooked(
 ) -> ResolvedPlan:
     args, kwargs = example if isinstance(backward, bool) else rebuild(example, differentiable)
     findings, shapes, unchecked = Findings(), dict[str, str](), None
-    with Installation(plan, fake, sink=findings):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(Installation(plan, fake, sink=findings))
+        except HookError as error:
+            return replace(plan, unchecked=_unproven(error))
         _watch_shapes(plan, fake, shapes)
         try:
             output = fake(*args, **kwargs)
@@ -220,8 +231,21 @@ def _hooked(
         raise CompileError(_problems(findings))
     if unchecked is not None:
         return replace(plan, unchecked=unchecked)
+    for (hook, path), why in findings.without.items():
+        unchecked = f"{hook} on {path or '(root)'} cannot run without data: {why}"
     batch = next((tensor.shape[0] for tensor in tensors((args, kwargs)) if tensor.dim()), 0)
-    return replace(plan, hooks=tuple(_with_shapes(hook, shapes, findings, batch) for hook in plan.hooks))
+    hooks = tuple(_with_shapes(hook, shapes, findings, batch) for hook in plan.hooks)
+    return replace(plan, hooks=hooks, unchecked=unchecked)
+
+
+def _unproven(error: HookError) -> str:
+    """Why a user's own function cannot run on the fake model at installation. Raises CompileError where it fails."""
+    own = error.__cause__
+    if not isinstance(own, OwnCodeError):
+        raise error
+    if (why := only_without_data(own)) is None:
+        raise CompileError([Problem(f"hooks.{own.hook}", str(error))]) from error
+    return f"{own.hook} cannot run without data: {why}"
 
 
 def _watch_shapes(plan: ResolvedPlan, fake: nn.Module, shapes: dict[str, str]) -> None:

@@ -13,6 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Generator, Tensor
 
+from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, RunValue
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, Problem, nearest
@@ -50,8 +51,11 @@ class Rows(Protocol):
         """The error message for samples without a row."""
 
 
-Source = Tensor | Rows
+Found = Tensor | Rows
 """A value from a file or from another run: one tensor, or a row for each sample."""
+
+Source = Found | GivenFunction
+"""The same, or what Python has given: a tensor, or a function of the tensor that an action is given."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,17 @@ class UsedBy:
     split: Split
 
 
-def read_value(value: FileValue | RunValue, used_by: UsedBy | None = None) -> Source:
+def read_value(
+    value: FileValue | RunValue | GivenTensor | GivenFunction, used_by: UsedBy | None = None
+) -> Source:
     """What `value` names, in float32 where it is computed.
 
     Raises HookrunError where there is no such thing, or where it is of another model or another split than `used_by`.
     """
+    if isinstance(value, GivenFunction):
+        return value
+    if isinstance(value, GivenTensor):
+        return value.tensor
     return _read_file(value) if isinstance(value, FileValue) else _read_run_value(value, used_by)
 
 
@@ -93,7 +103,7 @@ def _read_file(value: FileValue) -> Tensor:
         raise HookrunError(f"{path} is not a readable safetensors file: {error}") from error
 
 
-def _read_run_value(value: RunValue, used_by: UsedBy | None) -> Source:
+def _read_run_value(value: RunValue, used_by: UsedBy | None) -> Found:
     found = _read_one(value, used_by)
     if value.minus is None:
         return found
@@ -106,7 +116,7 @@ def _read_run_value(value: RunValue, used_by: UsedBy | None) -> Source:
     return Difference(found, other)
 
 
-def _read_one(value: RunValue, used_by: UsedBy | None) -> Source:
+def _read_one(value: RunValue, used_by: UsedBy | None) -> Found:
     run = open_run(value.run)
     if used_by is not None:
         _require_same_model(run, value, used_by.settings)
@@ -268,7 +278,7 @@ class RunRows:
 class Difference:
     """One value minus another, sample by sample where they have rows."""
 
-    def __init__(self, left: Source, right: Source) -> None:
+    def __init__(self, left: Found, right: Found) -> None:
         self._sides = (left, right)
         self.shape = tuple(left.shape)
         self.draws = any(not isinstance(side, Tensor) and side.draws for side in self._sides)
@@ -296,7 +306,7 @@ class Difference:
         )
 
 
-def _digest(side: Source) -> str:
+def _digest(side: Found) -> str:
     return side.digest if not isinstance(side, Tensor) else hashlib.sha256(side.numpy().tobytes()).hexdigest()
 
 

@@ -91,6 +91,8 @@ def _yaml(value: object) -> str:
 def _carriers(action: type[Action]) -> str:
     carried = [f"`{name}`" for name, kind in HOOK_TYPES.items() if kind in action.hook_types]
     missing = sorted(f"`{name}`" for name, kind in HOOK_TYPES.items() if kind not in action.hook_types)
+    if not missing:
+        return "all"
     return "all but " + ", ".join(missing) if len(missing) < len(carried) else ", ".join(carried)
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from hookrun.actions.base import Action, Site, add_parameter, was_added
 from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
-from hookrun.actions.values import Value, shape_of
+from hookrun.actions.values import Value, fixed_shape
 from hookrun.hook_types import APPLY, HookType
 
 if TYPE_CHECKING:
@@ -68,8 +68,9 @@ class AddParameter(Action):
 
     @model_validator(mode="after")
     def _value_fits(self) -> AddParameter:
-        if isinstance(self.value, tuple) and not broadcasts(shape_of(self.value), self.shape):
-            raise ValueError(misfit(shape_of(self.value), self.shape))
+        shape = fixed_shape(self.value)
+        if shape is not None and not broadcasts(shape, self.shape):
+            raise ValueError(misfit(shape, self.shape))
         return self
 
     def adds(self, hook_name: str) -> str | None:

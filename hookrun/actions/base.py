@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
+from hookrun.actions.context import HookContext
+from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, RunValue
+from hookrun.callables import is_tensor
+from hookrun.errors import Problem
 from hookrun.hook_types import ON_VALUES, HookType
+from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
@@ -55,6 +60,12 @@ class Site(Protocol):
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function that gives the value of `field` in the dtype and on the device of its argument."""
+
+    def function(self, field: str) -> Trusted | GivenFunction:
+        """The user's own function that `field` names."""
+
+    def context(self) -> HookContext:
+        """The firing under way, for a user's own function."""
 
     def trainable(self, field: str) -> Parameter:
         """The parameter that stands for the value of `field`; the optimizer trains it, the checkpoint holds it."""
@@ -147,6 +158,8 @@ class Action(BaseModel):
     reads_arguments: it reads `Site.args`
     computes_anew: its result is not computed element by element from the tensor that it replaces, so that its shape and
               dtype are checked at each firing, not at the first of each site alone
+    own_code: it runs Python of the user's own, of which nobody knows beforehand whether a graph can hold it, or whether
+              it works on tensors without data
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -160,6 +173,7 @@ class Action(BaseModel):
     freezes: ClassVar[bool] = False
     reads_arguments: ClassVar[bool] = False
     computes_anew: ClassVar[bool] = False
+    own_code: ClassVar[bool] = False
 
     @property
     def any_dtype(self) -> bool:
@@ -204,10 +218,20 @@ class Action(BaseModel):
         """The name of the parameter that the action adds to each module, or None."""
         return None
 
-    def outside_values(self) -> dict[str, FileValue | RunValue]:
-        """The fields whose tensors come from files or other runs."""
+    def outside_values(self) -> dict[str, FileValue | RunValue | GivenTensor | GivenFunction]:
+        """The fields whose tensors come from files or other runs, or were given as objects."""
         fields = ((field, getattr(self, field)) for field in type(self).model_fields)
-        return {field: value for field, value in fields if isinstance(value, FileValue | RunValue)}
+        kinds = FileValue | RunValue | GivenTensor | GivenFunction
+        mine = self.own_functions()
+        return {field: value for field, value in fields if isinstance(value, kinds) and field not in mine}
+
+    def own_functions(self) -> dict[str, str | GivenFunction]:
+        """The fields that name functions of the user's own."""
+        return {}
+
+    def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
+        """What is wrong with a function that `own_functions` named; `where` is the key path of the hook."""
+        return []
 
     def summary(self) -> str:
         """The parameters that were set, as the plan shows them: ``min=-0.01 max=0.01``."""
@@ -222,4 +246,9 @@ def _short(value: object) -> str:
     if isinstance(value, tuple | list):
         text = "[" + ", ".join(_short(item) for item in value) + "]"
         return text if len(text) <= 32 else text[:29] + "..."
+    if isinstance(value, dict):
+        text = "{" + ", ".join(f"{key}: {_short(item)}" for key, item in value.items()) + "}"
+        return text if len(text) <= 60 else text[:57] + "..."
+    if is_tensor(value):
+        return f"tensor{list(value.shape)}"  # type: ignore[attr-defined]
     return str(value)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import OneOrMore, OwnName
 from hookrun.actions.tensors import broadcasts, check_broadcast, misfit
-from hookrun.actions.values import Value, shape_of
+from hookrun.actions.values import Value, fixed_shape
 from hookrun.errors import nearest
 from hookrun.hook_types import APPLY, HookType
 
@@ -46,7 +46,8 @@ class Fill(Action):
 
         if is_lazy(parameter):
             return "it has no shape yet: a lazy module gets it at its first call"
-        if isinstance(self.value, tuple) and not broadcasts(shape := shape_of(self.value), parameter.shape):
+        shape = fixed_shape(self.value)
+        if shape is not None and not broadcasts(shape, parameter.shape):
             return misfit(shape, parameter.shape)
         return None
 

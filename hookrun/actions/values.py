@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from hookrun.actions.given import GivenFunction, GivenTensor, given
 
 
 class FileValue(BaseModel):
@@ -101,6 +104,8 @@ def _value(raw: Any) -> Any:
         return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
     if isinstance(raw, FileValue | RunValue):
         return raw
+    if (found := given(raw)) is not None:
+        return found
     hint = (
         " (YAML writes infinity and not-a-number as .inf and .nan)"
         if str(raw) in {"inf", "-inf", "nan"}
@@ -127,5 +132,23 @@ def shape_of(raw: Any) -> tuple[int, ...]:
     return (len(raw), *shapes.pop())
 
 
-Value = Annotated[float | tuple[Any, ...] | FileValue | RunValue, BeforeValidator(_value)]
-"""Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, sample:, minus:}`."""
+Value = Annotated[
+    float
+    | tuple[Any, ...]
+    | FileValue
+    | RunValue
+    | SkipJsonSchema[GivenTensor]
+    | SkipJsonSchema[GivenFunction],
+    BeforeValidator(_value),
+]
+"""Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, sample:, minus:}`.
+
+In Python also a tensor, or a function of the tensor that the action is given, whose result is taken as a constant.
+"""
+
+
+def fixed_shape(value: Any) -> tuple[int, ...] | None:
+    """The shape of a value that says it by itself: a list, or a tensor; None: it fits anything, or nobody knows yet."""
+    if isinstance(value, GivenTensor):
+        return value.shape
+    return shape_of(value) if isinstance(value, tuple) else None

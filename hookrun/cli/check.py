@@ -28,6 +28,7 @@ _OPEN = (
     "data.train_transforms",
     "train.optimizer.",
     "train.scheduler.",
+    "train.loss.",
 )
 _SEARCH_PATH = "hydra.searchpath"
 

@@ -21,7 +21,7 @@ from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.overrides import take_trust
 from hookrun.errors import Problem, SpecError
-from hookrun.trust import of_environment
+from hookrun.trust import of_environment, read_once
 
 CONFIG_NAME = "config"
 
@@ -42,7 +42,10 @@ def execute(arguments: Sequence[str]) -> int:
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
                 return _show_information(asked, args)
-        return _run(asked, trust, _typed_mode(args))
+        with read_once(
+            trust
+        ):  # what was typed counts as what the environment says, to the end of the command
+            return _run(asked, trust, _typed_mode(args))
 
 
 def _refuse_flags(args: argparse.Namespace) -> None:

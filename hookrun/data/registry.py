@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hookrun.data.samples import Samples
     from hookrun.data.source import Source
 
+PYTHON = "python"
+
 # Name -> module and constant, so that listing the names imports no torch, and a data set imports only what it needs.
 _SOURCES: Mapping[str, tuple[str, str]] = {
     "digits": ("hookrun.data.digits", "DIGITS"),
@@ -35,7 +37,7 @@ _SOURCES: Mapping[str, tuple[str, str]] = {
 
 def names() -> tuple[str, ...]:
     """The name of every data set."""
-    return tuple(_SOURCES)
+    return (*_SOURCES, PYTHON)
 
 
 def describe(config: Data, split: Split = "train") -> DataInfo:
@@ -87,11 +89,7 @@ class _Request:
 
 def _parse(config: Data) -> tuple[_Request, list[Problem]]:
     """The section, and every mistake that shows before any file is opened. Raises SpecError for an unknown name."""
-    if config.name not in _SOURCES:
-        what = f"unknown data set '{config.name}'"
-        raise SpecError([Problem("data.name", what, nearest(config.name, _SOURCES))])
-    module, constant = _SOURCES[config.name]
-    source: Source[Any] = getattr(import_module(module), constant)
+    source = _source(config)
     args, problems = parse(source.args, config.args, "data.args")
     val, wrong = parse_transforms(config.transforms, "data.transforms")
     problems += wrong
@@ -101,6 +99,19 @@ def _parse(config: Data) -> tuple[_Request, list[Problem]]:
         problems += wrong
     root = None if config.root is None else Path(config.root).expanduser().absolute()
     return _Request(source, root, args, {"train": train, "val": val}), problems
+
+
+def _source(config: Data) -> Source[Any]:
+    if config.name == PYTHON:
+        from hookrun.data.own import own_data
+
+        return own_data(config.factory or "")
+    if config.name not in _SOURCES:
+        what = f"unknown data set '{config.name}'"
+        raise SpecError([Problem("data.name", what, nearest(config.name, names()))])
+    module, constant = _SOURCES[config.name]
+    source: Source[Any] = getattr(import_module(module), constant)
+    return source
 
 
 @contextmanager

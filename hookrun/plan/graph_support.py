@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hookrun.actions.given import GivenFunction
 from hookrun.errors import Problem
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec.hook import HookSpec
@@ -43,6 +44,12 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
         yield spec.where, why, hint
     elif not graph.inside:
         return
+    elif spec.action.own_code:
+        yield (
+            spec.where,
+            "runs Python of your own, of which nobody knows whether a graph can hold it",
+            plainly,
+        )
     elif spec.action.observes:
         yield spec.where, "hands values to Python at each firing, at which a graph breaks", plainly
     elif spec.action.draws:
@@ -51,6 +58,12 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
         if value.per_sample:
             why = "takes rows of another run at each call, which a graph cannot"
             yield f"{spec.where}.{field}", why, plainly
+        elif isinstance(value, GivenFunction):
+            yield (
+                f"{spec.where}.{field}",
+                "calls a function of yours at each call, which a graph cannot",
+                plainly,
+            )
     when = spec.keys.when
     for key, given in (("call", when.call is not None), ("probability", when.probability < 1)):
         if given:

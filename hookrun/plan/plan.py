@@ -11,8 +11,11 @@ from typing import Any
 
 import torch
 
+from hookrun.actions.given import GivenFunction
+from hookrun.callables import Code
 from hookrun.run_values import Source
 from hookrun.spec.hook import HookSpec
+from hookrun.trusted import Trusted
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,13 @@ class PlannedHook:
     """A hook with the modules or parameters that its selector matched, in the model's order.
 
     values: field of the action -> its tensor, for those that come from a file or another run
+    functions: field of the action -> the user's own function that it names
     """
 
     spec: HookSpec
     matches: tuple[Match, ...]
     values: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    functions: Mapping[str, Trusted | GivenFunction] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -71,6 +76,12 @@ class PlannedHook:
     def digest(self) -> dict[str, str]:
         """What identifies the tensors that came from files or other runs."""
         return {key: hashlib.sha256(_raw(value)).hexdigest() for key, value in self.values.items()}
+
+    @cached_property
+    def code(self) -> dict[str, dict[str, dict[str, str]]]:
+        """What identifies the user's own functions; empty without any."""
+        found = {key: function.code.to_dict() for key, function in self.functions.items()}
+        return {"code": found} if found else {}
 
 
 def _raw(value: Source) -> bytes:
@@ -87,6 +98,7 @@ class ResolvedPlan:
     model:     the model's class
     unchecked: why shapes were not checked; None where they were, or where no example was given
     samples:   how many samples a run will see, where that is known
+    code:      key path -> the user's own Python that the run uses beside its hooks
     """
 
     model: str
@@ -94,6 +106,7 @@ class ResolvedPlan:
     seed: int = 0
     unchecked: str | None = None
     samples: int | None = None
+    code: Mapping[str, Code] = field(default_factory=dict, hash=False)
 
     @cached_property
     def hash(self) -> str:
@@ -107,9 +120,11 @@ class ResolvedPlan:
                     **hook.spec.to_dict(),
                     "targets": [[match.path, match.type, list(match.names)] for match in hook.matches],
                     "values": hook.digest,
+                    **hook.code,
                 }
                 for hook in self.hooks
             ],
+            **self._code(),
         }
         canonical = json.dumps(what, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
@@ -126,10 +141,15 @@ class ResolvedPlan:
                     "name": hook.spec.name,
                     **hook.spec.to_dict(),
                     "targets": [match.to_dict() for match in hook.matches],
+                    **hook.code,
                 }
                 for hook in self.hooks
             ],
+            **self._code(),
         }
+
+    def _code(self) -> dict[str, Any]:
+        return {"code": {where: code.to_dict() for where, code in self.code.items()}} if self.code else {}
 
     def applied(self) -> list[str]:
         """The identities of the hooks that change the model at installation, for a checkpoint to name."""

@@ -7,12 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from hookrun.errors import CompileError, HookrunError, Problem, listed
+from hookrun.actions.given import GivenFunction
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, UsedBy, read_value
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Unmatched
+from hookrun.trusted import ACTIONS, Trusted, load
 
 _SHOWN = 4
 _LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
@@ -76,9 +78,18 @@ def _resolve_hook(
             values[field] = read_value(value, used_by)
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
+    functions = dict[str, Trusted | GivenFunction]()
+    for field, named in spec.action.own_functions().items():
+        try:
+            functions[field] = (
+                load(named, ACTIONS, f"{spec.where}.{field}") if isinstance(named, str) else named
+            )
+            problems += spec.action.misfit(functions[field], spec.where)
+        except SpecError as error:
+            problems += error.errors
     if not problems:
         names.plan_effects(spec, matches)
-    return PlannedHook(spec, matches, values), problems
+    return PlannedHook(spec, matches, values, functions), problems
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
@@ -94,6 +105,9 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
             yield Problem(f"{spec.where}.{field}", text, "take one for all: sample: mean")
+        if isinstance(value, GivenFunction) and action.adds(spec.name):
+            text = f"{value}: a parameter starts from numbers, not from a function of another tensor"
+            yield Problem(f"{spec.where}.{field}", text, "give a number, a list or a tensor")
 
 
 def _meaningless(spec: HookSpec) -> Iterator[Problem]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hookrun.actions.given import GivenFunction
+from hookrun.callables import Code
 from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.spec.hook import HookSpec
@@ -68,11 +70,23 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 def notes(plan: ResolvedPlan) -> list[str]:
     """What the table does not hold: what captures will take, what was not reached, what was not checked, the hash."""
     lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
+    lines += [f"own Python: {where} {code.name} ({code.sha256[:12]})" for where, code in _own_code(plan)]
     if plan.unchecked:
         lines.append(f"shapes unchecked: {plan.unchecked}")
     if not plan.hooks:
         lines.append("no hooks")
     return [*lines, f"plan {plan.hash[:12]}"]
+
+
+def _own_code(plan: ResolvedPlan) -> Iterator[tuple[str, Code]]:
+    """Key path and code of everything that the user wrote."""
+    for hook in plan.hooks:
+        for field, function in hook.functions.items():
+            yield f"{hook.spec.where}.{field}", function.code
+        for field, value in hook.values.items():
+            if isinstance(value, GivenFunction):
+                yield f"{hook.spec.where}.{field}", value.code
+    yield from plan.code.items()
 
 
 def _cells(hook: PlannedHook, limit: int | None) -> Sequence[str]:

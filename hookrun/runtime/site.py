@@ -13,6 +13,9 @@ from torch import Generator, Tensor, nn
 from hookrun import containers
 from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.check import verdict
+from hookrun.actions.context import HookContext
+from hookrun.actions.given import GivenFunction
+from hookrun.actions.own_code import on_tensor
 from hookrun.actions.tensors import holds_data
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
@@ -22,6 +25,7 @@ from hookrun.runtime.kept_samples import KeptSamples
 from hookrun.runtime.rng import Draws, derived_seed
 from hookrun.snapshot import copied
 from hookrun.tensor_copies import readable
+from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
     from hookrun.actions.keep import Keep
@@ -97,6 +101,7 @@ class PlacedHook:
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = hook.values
+        self._functions = hook.functions
         self._firing = _Firing()
         self._draws = Draws(self.seed)
 
@@ -152,6 +157,8 @@ class PlacedHook:
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
         value = self._values.get(field)
+        if isinstance(value, GivenFunction):
+            return self._computed(value)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
         given = getattr(self.spec.action, field)
@@ -191,6 +198,42 @@ class PlacedHook:
             return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
 
         return rows
+
+    def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
+        """What a function gives for the tensor at hand: a constant, through which no gradient flows."""
+
+        call = on_tensor(self.hook_name, function.code, function.target)
+
+        def computed(like: Tensor) -> Tensor:
+            with torch.no_grad():
+                found = call(like.detach())
+            if not isinstance(found, Tensor | int | float):
+                raise HookError(
+                    f"{self.where}: '{function}' returned a {type(found).__name__}, expected a tensor or a number"
+                )
+            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
+
+        return computed
+
+    def function(self, field: str) -> Trusted | GivenFunction:
+        """The user's own function that the field names."""
+        return self._functions[field]
+
+    def context(self) -> HookContext:
+        """The firing under way."""
+        clock, keys = self.clock, self.spec.keys
+        return HookContext(
+            self.hook_name,
+            self.hook_type.name,
+            self.path,
+            self.module,
+            clock.mode,
+            clock.epoch,
+            clock.step,
+            self.call,
+            self.within or str(keys.target or ""),
+            self.generator,
+        )
 
     def trainable(self, field: str) -> nn.Parameter:
         """The added parameter, as it is in the module; made on the first installation."""

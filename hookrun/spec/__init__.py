@@ -88,7 +88,7 @@ def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:
 
 def _is_hook(body: Any) -> bool:
     """Whether it is the body of a hook, which may be called "hooks", and not the mapping of all hooks."""
-    return isinstance(body, Mapping) and isinstance(body.get("action"), str)
+    return isinstance(body, Mapping) and (isinstance(body.get("action"), str) or callable(body.get("action")))
 
 
 ROOT_KEYS = (*Settings.model_fields, "hooks")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from hookrun.spec.parameters import AnyChoice
 
@@ -65,6 +65,7 @@ class Model(Section):
 class Data(Section):
     """Which data: a name of the closed registry, where it lies, how it is transformed and batched.
 
+    factory:          of the user's own data, `name: python`
     transforms:       name -> arguments, applied in order
     train_transforms: used instead of `transforms` on the train split; null: the same
     """
@@ -76,17 +77,24 @@ class Data(Section):
     train_transforms: dict[str, dict[str, Any] | None] | None = None
     batch_size: int = Field(default=64, ge=1, le=MOST_SAMPLES)
     workers: int = Field(default=0, ge=0, le=MOST_WORKERS)
+    factory: str | None = None
+
+    @model_validator(mode="after")
+    def _factory_goes_with_python(self) -> Data:
+        if (self.name == "python") != (self.factory is not None):
+            raise ValueError("`factory: package.module:function` goes with `name: python`, and only with it")
+        return self
 
 
 class Named(Section):
-    """A class of torch by name; the other keys are its own arguments."""
+    """A class or function by name; the other keys are its own arguments."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
 
     @property
     def args(self) -> dict[str, Any]:
-        """The keyword arguments of the class."""
+        """Its keyword arguments."""
         return dict(self.model_extra or {})
 
 
@@ -120,6 +128,21 @@ class Scheduler(Schedule):
     interval: Literal["step", "epoch"] = "epoch"
 
 
+def _loss(raw: Any) -> Any:
+    """A name alone is a loss without arguments."""
+    if isinstance(raw, str):
+        return {"name": raw}
+    if not isinstance(raw, Mapping | Named):
+        example = "cross_entropy, mypkg.losses:mine or {name: cross_entropy, label_smoothing: 0.1}"
+        raise ValueError(f"found {raw!r}, expected a loss: {example}")
+    return raw
+
+
+_LOSS = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"name": {"type": "string"}}}]}
+Loss = Annotated[Named, BeforeValidator(_loss), WithJsonSchema(_LOSS)]
+"""A loss by name, or a mapping of `name` and the loss's own arguments."""
+
+
 class Ema(Section):
     """An exponential moving average of the weights: decay * average + (1 - decay) * weights after each step."""
 
@@ -148,7 +171,7 @@ class Train(Section):
     epochs: int = Field(default=10, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
-    loss: str = "cross_entropy"
+    loss: Loss = Named(name="cross_entropy")
     optimizer: Optimizer = Optimizer.model_validate({"name": "AdamW", "lr": 0.001})
     scheduler: Scheduler | None = None
     parameters: AnyChoice | None = None

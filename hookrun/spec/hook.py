@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema
 
 from hookrun.actions import Action, actions
+from hookrun.actions.python import Python
 from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
@@ -132,6 +133,11 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
         return [Problem(where, f"found {shown(body)}, expected a mapping with select, hook and action")]
     given = dict(body)
     action_name = given.pop("action", None)
+    if callable(action_name):  # in Python the function itself
+        if "function" in given:
+            text = "the action is a function itself, and `function` is given as well"
+            return [Problem(join(where, "function"), text, "leave `function` out, or write action: python")]
+        given["function"], action_name = action_name, Python.action_name
     action = actions().get(action_name) if isinstance(action_name, str) else None
     own = set(action.model_fields) if action else set()
     common = hook_keys(given.get("hook"))

@@ -18,6 +18,7 @@ from hookrun.discovery import discovered
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec import Experiment
 from hookrun.tasks.base import Ready, Task, task_of
+from hookrun.trust import of_environment, read_once
 
 __all__ = ["Ready", "Task", "objective", "parse_experiment", "prepare", "run", "show", "task_of", "tasks"]
 
@@ -49,7 +50,9 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
 
     Raises SpecError and CompileError.
     """
-    return task_of(experiment).prepare(experiment, trust=trust)
+    trust = trust | of_environment()
+    with read_once(trust):
+        return task_of(experiment).prepare(experiment, trust=trust)
 
 
 def refuse_ranks() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo
     from hookrun.tasks.loop.batches import Batch
     from hookrun.tasks.loop.gradients import Score
+    from hookrun.tasks.loop.own_losses import TrainLoss
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
 
@@ -40,17 +41,17 @@ class TaskWithBackward(TaskOfOneSplit):
             return None
         return f"needs an optimizer step, which task={self.name} does not make", needs[1]
 
-    def score(self, settings: Settings) -> Score | None:
+    def score(self, loss: TrainLoss) -> Score | None:
         """The score that the backward pass begins with."""
         from hookrun.tasks.loop.gradients import score_of
 
-        return score_of(self.backward, settings.train.loss) if self.backward is not None else None
+        return score_of(self.backward, loss) if self.backward is not None else None
 
     def forward(self, running: Running) -> Callable[[Batch], Any]:
         """The function that gives the model's output for a batch, with the backward pass where there is one."""
         from hookrun.tasks.loop.gradients import forward_and_backward
 
-        score = self.score(running.settings)
+        score = self.score(running.prepared.loss)
         return running.forward if score is None else partial(forward_and_backward, running, score)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:

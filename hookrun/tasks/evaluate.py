@@ -5,16 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.tasks.backward import TaskWithBackward
+from hookrun.tasks.under_hooks import Metrics
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
 
 
 class EvaluateTask(TaskWithBackward):
-    """Computes `train.loss` and the accuracy."""
+    """Computes `train.loss` and metrics.
+
+    metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
+    """
 
     task_name: ClassVar[str] = "evaluate"
     scores: ClassVar[bool] = True
+
+    metrics: Metrics = None
 
     def perform(self, running: Running) -> None:
         """Log the means over all samples."""

@@ -7,24 +7,33 @@ from typing import TYPE_CHECKING, ClassVar
 from hookrun.errors import HookrunError
 from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward
+from hookrun.tasks.under_hooks import Metrics
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
 
 
 class PredictTask(TaskWithBackward):
-    """Writes the model's outputs to predictions/."""
+    """Writes the model's outputs to predictions/.
+
+    metrics: computed as well, the loss only where it is listed; null: none
+    """
 
     task_name: ClassVar[str] = "predict"
+
+    metrics: Metrics = None
 
     def perform(self, running: Running) -> None:
         """Run the split through the model. Raises HookrunError where it has no samples."""
         from hookrun.tasks.loop.batches import Batches
+        from hookrun.tasks.loop.metrics import LOSS
 
         batches = Batches(running.prepared, self.split)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        samples, forward = 0, self.forward(running)
+        samples, average = 0, running.average()
+        wants_loss = self.metrics is not None and LOSS in self.metrics
+        forward = self.forward(running)
         with running.evaluating(batches, self.name) as (passed, _):
             for number, batch in enumerate(passed):
                 with running.logged(number):
@@ -39,8 +48,11 @@ class PredictTask(TaskWithBackward):
                     call=0,
                     split=self.split,
                 )
+                if self.metrics is not None:
+                    loss = running.loss(output, batch) if wants_loss else None
+                    average.add(loss, output, batch.target)
                 samples += len(batch.ids)
                 running.hooks.step()
                 if running.stopped:
                     break
-        running.conclude(self.split, {"samples": samples})
+        running.conclude(self.split, {"samples": samples, **average.read()})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.spec import Settings
-from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, samples_of_a_pass
+from hookrun.tasks.under_hooks import Metrics, Sizes, TaskUnderHooks, samples_of_a_pass
 
 if TYPE_CHECKING:
     from hookrun.data import Split
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class TrainTask(TaskUnderHooks):
-    """Trains as the section `train` says."""
+    """Trains as the section `train` says.
+
+    metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
+    """
 
     task_name: ClassVar[str] = "train"
     is_default: ClassVar[bool] = True
@@ -23,6 +26,8 @@ class TrainTask(TaskUnderHooks):
     refuses: ClassVar[Mapping[str, str]] = {
         "backward": "task=train has a backward pass of its own, from train.loss: use task=predict or evaluate"
     }
+
+    metrics: Metrics = None
 
     def split_seen(self) -> Split:
         """The training samples; those of the validation come after each epoch."""

@@ -6,11 +6,14 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator
 
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.tasks.base import Task, changed
+from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -19,9 +22,21 @@ if TYPE_CHECKING:
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.gradients import Score
+    from hookrun.tasks.loop.own_losses import TrainLoss
     from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
+
+
+def _listed(raw: object) -> object:
+    """One name is a list of one."""
+    if raw is not None and (not isinstance(raw, str | list | tuple) or not raw):
+        raise ValueError(f"found {raw!r}, expected a list of metrics, such as [loss, accuracy]")
+    return [raw] if isinstance(raw, str) else raw
+
+
+Metrics = Annotated[tuple[str, ...] | None, BeforeValidator(_listed)]
+"""The metrics that a task computes: names of ours, or functions of a package that is trusted."""
 
 Sizes = Mapping["Split", int | None]
 """How many samples each split has; None where only reading the data would tell."""
@@ -56,7 +71,7 @@ class TaskUnderHooks(Task):
         """Whether it computes `train.loss`, which may need targets."""
         return self.scores
 
-    def score(self, settings: Settings) -> Score | None:
+    def score(self, loss: TrainLoss) -> Score | None:
         """What a backward pass without training begins with; None: there is none."""
         return None
 
@@ -96,7 +111,7 @@ class TaskUnderHooks(Task):
             built,
             split,
             training=self.trains,
-            score=self.score(settings),
+            score=self.score(built.loss),
             notes=notes,
         )
         plan, sizes = prepared.plan, built.data.sizes
@@ -157,11 +172,13 @@ class TaskUnderHooks(Task):
         """Perform the task under the hooks; returns why a check stopped it, or None."""
         from hookrun.tasks.loop.under_hooks import run_under_hooks
 
-        return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
+        with read_once(prepared.trust):
+            return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """What is wrong with the settings; info: None where the data itself is wrong."""
         from hookrun.tasks.loop.losses import NEED_TARGET
+        from hookrun.tasks.loop.metrics import LOSS, METRICS, WHERE
         from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
 
         train = settings.train
@@ -169,8 +186,14 @@ class TaskUnderHooks(Task):
         if self.trains:
             problems += check_optimizer(train.optimizer)
             problems += check_scheduler(train.scheduler) if train.scheduler is not None else []
-        if self.scores_with_loss() and info and info.target is None and train.loss in NEED_TARGET:
-            text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
+        listed = getattr(self, "metrics", None) or ()
+        untargeted = info is not None and info.target is None
+        for name in [each for each in listed if untargeted and each in METRICS and each != LOSS]:
+            text = f"{name!r} needs targets, and the data {info.name if info else ''!r} has none"
+            problems.append(Problem(WHERE, text, "leave it out, or name a target"))
+        scores = self.scores_with_loss() or LOSS in listed
+        if scores and info and info.target is None and train.loss.name in NEED_TARGET:
+            text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))
         if self.tensorboard and find_spec("tensorboard") is None:
@@ -189,7 +212,8 @@ class TaskOfOneSplit(TaskUnderHooks):
 
     def unused(self, experiment: Experiment) -> list[str]:
         """What is about training; `train.limit_batches` and `train.log_every` hold here too."""
-        used = {"limit_batches", "log_every", *(["loss"] if self.scores else [])}
+        wants_loss = self.scores_with_loss() or "loss" in (getattr(self, "metrics", None) or ())
+        used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
         return changed("train", experiment.settings.train, but=used)
 
     def split_seen(self) -> Split:

@@ -10,7 +10,13 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun.actions import Action
+from hookrun.actions.context import HookContext
+from hookrun.actions.given import GivenFunction
 from hookrun.hook_types import FORWARD
+
+
+def _softened(value: Tensor, temperature: float = 1.0) -> Tensor:
+    return value / temperature
 
 
 class FakeSite:
@@ -38,6 +44,15 @@ class FakeSite:
         value = self.values.get(field)
         source = torch.tensor(getattr(self.action, field), dtype=torch.float64) if value is None else value
         return lambda like: source.to(device=like.device, dtype=like.dtype)
+
+    def function(self, field: str) -> Any:
+        """The function that the action was given, or one that stands for any name."""
+        given = getattr(self.action, field)
+        return given if isinstance(given, GivenFunction) else GivenFunction(_softened)
+
+    def context(self) -> HookContext:
+        module = self.module
+        return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
 
     def trainable(self, field: str) -> nn.Parameter:
         self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())

@@ -32,6 +32,7 @@ FORMS: dict[str, Action] = {
     "add a trainable list": A["add_bias"](value=[1, 2, 3], trainable=True),
     "uniform noise": A["noise"](kind="uniform"),
     "multiplicative noise": A["noise"](kind="multiplicative"),
+    "a function": A["python"](function=lambda x: x * 0.5),
     "clip the largest": A["clip_norm"](max_norm=0.1, norm_type="inf"),
     "print statistics": A["print"](what="stats"),
     "print values": A["print"](what="value"),

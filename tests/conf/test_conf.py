@@ -32,7 +32,7 @@ hooks
 model.name model.weights
 seed
 strict
-task.name task.tensorboard
+task.metrics task.name task.tensorboard
 train.accumulate train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
 train.limit_batches train.log_every train.loss train.optimizer.groups train.optimizer.lr train.optimizer.name
 train.parameters train.scheduler train.shuffle train.steps
@@ -54,7 +54,7 @@ def test_the_public_keys_are_these_and_can_be_overridden_without_a_plus() -> Non
     ("section", "model"), [("model", Model), ("data", Data), ("train", Train), ("compute", Compute)]
 )
 def test_a_section_spells_out_every_key_that_it_may_have(section: str, model: type[Section]) -> None:
-    section_of = {"model": ["model=python", "model.factory=mypkg.models:build"]}
+    section_of = {name: [f"{name}=python", f"{name}.factory=mypkg.own:build"] for name in ("model", "data")}
     assert set(compose_dict(section_of.get(section, []))[section]) == set(model.model_fields)
 
 
@@ -73,7 +73,8 @@ def test_the_file_of_a_task_names_it_and_spells_out_its_keys(name: str, task: ty
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_gives_a_valid_experiment(choice: str) -> None:
-    factory = ["model.factory=mypkg.models:build"] if choice == "model=python" else []
+    group, _, name = choice.partition("=")
+    factory = [f"{group}.factory=mypkg.own:build"] if name == "python" and group != "hooks" else []
     parse_experiment(compose_dict([choice, *factory]))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from hookrun.actions.own_code import OwnCodeError
 from hookrun.errors import HookError
 from hookrun.hook_types import APPLY
 from hookrun.runtime.hooks.base import RegisteredHook
@@ -49,7 +50,10 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
     """HookError where the action adds or freezes parameters and has not declared it: the plan relied on that."""
     action = site.spec.action
     before = _requires_grad(module)
-    action.build(site)(module)
+    try:
+        action.build(site)(module)
+    except OwnCodeError as error:
+        raise HookError(f"{site.where}: {error}") from error
     site.fired += 1
     after = _requires_grad(module)
     added = sorted(after.keys() - before.keys() - {action.adds(site.hook_name)})
@@ -58,7 +62,8 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
     frozen = sorted(name for name, trains in before.items() if trains and not after.get(name, False))
     if frozen and not action.freezes:
         raise HookError(
-            f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`"
+            f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`; "
+            "the action `freeze` does"
         )
 
 

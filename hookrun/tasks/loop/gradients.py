@@ -14,7 +14,8 @@ from hookrun.containers import rebuild
 from hookrun.errors import Problem, SpecError
 from hookrun.spec.backward import BackwardPass
 from hookrun.tasks.loop.batches import Batch
-from hookrun.tasks.loop.losses import LOSSES, Loss, loss_named, main_tensor
+from hookrun.tasks.loop.losses import main_tensor
+from hookrun.tasks.loop.own_losses import TrainLoss
 from hookrun.tasks.loop.running import Running
 from hookrun.tensor_copies import differentiable
 
@@ -24,7 +25,7 @@ Score = Callable[[Any, Tensor], Tensor]
 _WHERE = "task.backward"
 
 
-def score_of(backward: BackwardPass, loss: Any) -> Score:
+def score_of(backward: BackwardPass, loss: TrainLoss) -> Score:
     """The score that `backward` names. It raises SpecError where the output does not have it.
 
     loss: `train.loss`
@@ -46,7 +47,7 @@ def _is_half(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.dtype in (torch.float16, torch.bfloat16)
 
 
-def _total(backward: BackwardPass, loss: Any, output: Any, target: Tensor) -> Tensor:
+def _total(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
     scores, samples = main_tensor(output), target.shape[0]
     if backward.score == "output":
         return scores.sum()
@@ -56,7 +57,7 @@ def _total(backward: BackwardPass, loss: Any, output: Any, target: Tensor) -> Te
         )
         raise _refused("score", text, "score: output takes any shape")
     if backward.score == "loss":
-        return _losses(loss_named(loss), output, target)
+        return _losses(loss, output, target)
     if scores.dim() != 2:
         text = f"{backward.score!r} needs an output [batch, classes], and the model returned {list(scores.shape)}"
         raise _refused("score", text, "use output or loss")
@@ -70,9 +71,9 @@ def _total(backward: BackwardPass, loss: Any, output: Any, target: Tensor) -> Te
     return scores[:, number].sum()
 
 
-def _losses(loss: Loss, output: Any, target: Tensor) -> Tensor:
+def _losses(loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
     """Each sample's own loss, as if it were alone: a mean over the batch would make each row depend on its size."""
-    if loss is LOSSES["output"]:
+    if loss.name == "output":
         text = "'loss' needs a loss of each sample, and with train.loss=output the model returns one for the batch"
         raise _refused("score", text, "use output, top or class, or another train.loss")
     samples = target.shape[0]

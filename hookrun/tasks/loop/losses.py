@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from hookrun.arguments import parameters, unknown_arguments
 from hookrun.containers import children
-from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 
 Loss = Callable[[Any, Tensor], Tensor]
 
@@ -52,6 +55,24 @@ def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     return loss
 
 
+def _with_arguments(
+    name: str, function: Callable[..., Tensor], args: Mapping[str, Any]
+) -> Callable[..., Tensor]:
+    """The function with arguments of its own, their tensors where the model's output is."""
+    if not args:
+        return function
+
+    def computed(output: Tensor, target: Tensor) -> Tensor:
+        placed = {key: each.to(output) if isinstance(each, Tensor) else each for key, each in args.items()}
+        try:
+            return function(output, target, **placed)
+        except (RuntimeError, ValueError, TypeError) as error:
+            shapes = f"an output of shape {list(output.shape)}, targets of shape {list(target.shape)}"
+            raise HookrunError(f"train.loss={name} with {', '.join(args)}: {error}; for {shapes}") from error
+
+    return computed
+
+
 def _of_values(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     """A loss that compares numbers one by one; targets of as many numbers take the output's shape."""
 
@@ -75,14 +96,22 @@ def _misfit(name: str, output: Tensor, target: Tensor, takes: str) -> HookrunErr
     )
 
 
+_FUNCTIONS: Mapping[str, tuple[Callable[..., Loss], Callable[..., Tensor]]] = {
+    "cross_entropy": (_of_scores, F.cross_entropy),
+    "nll": (_of_scores, F.nll_loss),
+    "mse": (_of_values, F.mse_loss),
+    "l1": (_of_values, F.l1_loss),
+    "smooth_l1": (_of_values, F.smooth_l1_loss),
+    "huber": (_of_values, F.huber_loss),
+    "bce": (_of_values, F.binary_cross_entropy_with_logits),
+}
+"""Losses that compare with a target: what they compare, and torch's function."""
+
+_NOT_OURS = ("size_average", "reduce", "reduction")
+"""Arguments of torch's functions that would make something else of a loss than the mean over a batch."""
+
 LOSSES: Mapping[str, Loss] = {
-    "cross_entropy": _of_scores("cross_entropy", F.cross_entropy),
-    "nll": _of_scores("nll", F.nll_loss),
-    "mse": _of_values("mse", F.mse_loss),
-    "l1": _of_values("l1", F.l1_loss),
-    "smooth_l1": _of_values("smooth_l1", F.smooth_l1_loss),
-    "huber": _of_values("huber", F.huber_loss),
-    "bce": _of_values("bce", F.binary_cross_entropy_with_logits),
+    **{name: kind(name, function) for name, (kind, function) in _FUNCTIONS.items()},
     "output": _own_loss,
     "output_mean": lambda output, target: main_tensor(output).mean(),
     "output_sum": lambda output, target: main_tensor(output).sum(),
@@ -92,13 +121,40 @@ LOSSES: Mapping[str, Loss] = {
 NEED_TARGET = frozenset(LOSSES) - {"output", "output_mean", "output_sum"}
 
 
-def loss_named(name: str) -> Loss:
-    """The loss. Raises SpecError for an unknown name."""
+def loss_named(name: str, args: Mapping[str, Any] = MappingProxyType({})) -> Loss:
+    """The loss, with arguments of its own. Raises SpecError for an unknown name."""
     if name not in LOSSES:
         raise SpecError(
             [Problem("train.loss", f"found {name!r}, which is not a loss", nearest(name, LOSSES))]
         )
-    return LOSSES[name]
+    if not args:
+        return LOSSES[name]
+    kind, function = _FUNCTIONS[name]
+    return kind(name, _with_arguments(name, function, args))
+
+
+def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Problem]:
+    """The arguments that the loss of that name does not take, or whose values it refuses."""
+    _, function = _FUNCTIONS.get(name, (None, None))
+    known = {} if function is None else parameters(function) or {}
+    own = [key for key in list(known)[2:] if key not in _NOT_OURS]
+    problems = unknown_arguments(args, own, where, name)
+    if problems or not args or function is None:
+        return problems
+    classes = max((each.numel() for each in args.values() if isinstance(each, Tensor)), default=3)
+    output = torch.full((2, classes), 0.5)
+    target = torch.zeros(2, dtype=torch.int64) if _FUNCTIONS[name][0] is _of_scores else output
+    for key, value in args.items():
+        try:
+            function(output, target, **{key: value})
+        except Exception as error:  # torch's functions may raise anything for arguments that they cannot use
+            what = f"found {value!r}, which '{name}' refuses: {reason(error)}"
+            problems.append(Problem(f"{where}.{key}", what, "correct the value"))
+    return problems
+
+
+LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
+"""What `correct` counts; where the targets are something else, it returns None."""
 
 
 def correct(output: Any, target: Tensor) -> Tensor | None:
@@ -109,5 +165,35 @@ def correct(output: Any, target: Tensor) -> Tensor | None:
     scores = main_tensor(output)
     if target.is_floating_point() or not _labels(scores, target):
         return None
-    right = scores.detach().argmax(1) == target
+    return _samples(scores.detach().argmax(1) == target)
+
+
+def correct_among(most: int) -> Callable[[Any, Tensor], Tensor | None]:
+    """As `correct`: how many samples have their label among the `most` largest scores."""
+
+    def correct_among(output: Any, target: Tensor) -> Tensor | None:
+        scores = main_tensor(output)
+        if target.is_floating_point() or not _labels(scores, target):
+            return None
+        largest = scores.detach().topk(min(most, scores.shape[1]), dim=1).indices
+        return _samples((largest == target.unsqueeze(1)).any(1))
+
+    return correct_among
+
+
+def _samples(right: Tensor) -> Tensor:
+    """How many samples are right, from the truth of each label [batch, ...]."""
     return right.sum() if right.dim() == 1 else right.float().flatten(1).mean(1).sum()
+
+
+def differences(measure: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor | None]:
+    """A measure of output minus target, its means over each sample summed; None where their sizes differ."""
+
+    def total(output: Any, target: Tensor) -> Tensor | None:
+        values = main_tensor(output).detach()
+        if values.numel() != target.numel() or not values.numel():
+            return None
+        mean = measure(values.float() - target.reshape(values.shape).float()).mean()
+        return mean * (target.shape[0] if target.dim() else 1)
+
+    return total

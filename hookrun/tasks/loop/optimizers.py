@@ -11,12 +11,14 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from hookrun.arguments import missing_arguments, parameters, unknown_arguments
+from hookrun import trusted
+from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Named, Schedule, Scheduler, Train
 from hookrun.spec.experiment import Optimizer as OptimizerKeys
 from hookrun.tasks.loop import composed
 from hookrun.tasks.loop.trained import ParameterGroup
+from hookrun.trusted import load_class
 
 OPTIMIZER, SCHEDULER = "train.optimizer", "train.scheduler"
 FILLED = ("T_max", "total_steps")
@@ -56,8 +58,8 @@ def _schedules() -> Mapping[str, type[LRScheduler]]:
 def check_optimizer(named: Named) -> list[Problem]:
     """The mistakes in the name of an optimizer, and in the names of its arguments and those of its groups."""
     problems = _check_named(named, OPTIMIZER, optimizers())
-    cls = _found(named.name, optimizers())
-    if cls is None or not isinstance(named, OptimizerKeys):
+    cls = _known(named.name, OPTIMIZER, optimizers())
+    if isinstance(cls, list) or not isinstance(named, OptimizerKeys):
         return problems
     own = list(parameters(cls) or {})[1:]
     for number, group in enumerate(named.groups):
@@ -67,15 +69,16 @@ def check_optimizer(named: Named) -> list[Problem]:
 
 def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
     """The mistakes in the name of a schedule, in its arguments' names, its interval and those that it consists of."""
-    cls = _found(named.name, _schedules())
+    cls = _known(named.name, where, _schedules())
     problems = _check_named(named, where, _schedules(), FILLED)
     by_step = isinstance(named, Scheduler) and named.interval == "step"
     if not problems and by_step and cls is ReduceLROnPlateau:
         text = "ReduceLROnPlateau watches the validation loss, which there is once per epoch"
         problems.append(Problem(f"{where}.interval", text, "use interval: epoch"))
-    if cls is not None:
-        inner = [_found(each.name, _schedules()) for each in named.schedulers or ()]
-        problems += composed.problems(named, cls, inner, where)
+    if not isinstance(cls, list):
+        inner = [_known(each.name, where, _schedules()) for each in named.schedulers or ()]
+        known = [None if isinstance(each, list) else each for each in inner]
+        problems += composed.problems(named, cls, known, where)
     for number, each in enumerate(named.schedulers or ()):
         problems += check_scheduler(each, composed.place(where, number))
     return problems
@@ -84,15 +87,13 @@ def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
 def _check_named(
     named: Named, where: str, registry: Mapping[str, type], filled: Iterable[str] = ()
 ) -> list[Problem]:
-    cls = _found(named.name, registry)
-    if cls is None:
-        return [
-            Problem(
-                f"{where}.name",
-                f"found {named.name!r}, which torch does not have",
-                nearest(named.name, registry),
-            )
-        ]
+    cls = _known(named.name, where, registry)
+    if isinstance(cls, list):
+        return cls
+    if ":" in named.name:
+        return wrong_call(
+            cls, {*named.args, *(set(filled) & {*(parameters(cls) or {})})}, where, named.name, first=1
+        )
     found = list((parameters(cls) or {}).items())
     # hookrun gives the first, which are the model's parameters or the optimizer, and what a schedule consists of
     own = {key: parameter for key, parameter in found[1:] if key not in composed.GIVEN}
@@ -100,9 +101,34 @@ def _check_named(
     return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__)
 
 
-def _found(name: str, registry: Mapping[str, type]) -> type | None:
+def _known(name: str, where: str, registry: Mapping[str, type]) -> type | list[Problem]:
+    """The class of that name, or why there is none."""
+    try:
+        found = _found(name, where, registry)
+    except SpecError as error:
+        return error.errors
+    if found is None:
+        what = f"found {name!r}, which torch does not have"
+        return [Problem(f"{where}.name", what, nearest(name, registry))]
+    return found
+
+
+def _found(name: str, where: str, registry: Mapping[str, type]) -> type | None:
+    """A class of torch by name, or one of the user's own, `package.module:Class`. SpecError for one not trusted."""
+    if ":" in name:
+        if registry is optimizers():
+            return _stepping(load_class(name, Optimizer, trusted.OPTIMIZERS, f"{where}.name"))
+        return load_class(name, LRScheduler, trusted.SCHEDULERS, f"{where}.name")
     by_lower = {key.lower(): item for key, item in registry.items()}
     return by_lower.get(name.lower().replace("_", ""))
+
+
+def _stepping(cls: type) -> type:
+    """An optimizer that steps without a closure. SpecError for one that needs it."""
+    if missing_arguments((), dict([*(parameters(cls.step) or {}).items()][1:]), OPTIMIZER, ""):  # type: ignore[attr-defined]
+        text = f"'{cls.__qualname__}' steps with a closure, which the loop does not have"
+        raise SpecError([Problem(f"{OPTIMIZER}.name", text, "give its step(closure=None) a default")])
+    return cls
 
 
 def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> list[Problem]:
@@ -173,7 +199,7 @@ def make_scheduler(
     """
     if named is None:
         return None
-    cls = _found(named.name, _schedules())
+    cls = _found(named.name, where, _schedules())
     if cls is not None and named.schedulers is not None:
         parts = [
             make_scheduler(part, optimizer, length, composed.place(where, number))
@@ -189,7 +215,7 @@ def make_scheduler(
 
 
 def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, args: Mapping[str, Any]) -> Any:
-    cls = _found(named.name, registry)
+    cls = _found(named.name, where, registry)
     if cls is None:
         raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
     return _tried(cls, where, lambda: cls(first, **args))

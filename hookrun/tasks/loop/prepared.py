@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from hookrun import data, models
+from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.proving import Plan, compile_plan
 from hookrun.run_values import UsedBy, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
-from hookrun.tasks.loop.losses import loss_named
+from hookrun.tasks.loop.metrics import Metric, load_metrics
+from hookrun.tasks.loop.own_code import own_code
+from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
 from hookrun.tasks.loop.session import device_named, session
 from hookrun.tasks.loop.trained import Trained
 
@@ -32,6 +35,9 @@ class Built:
     weights:  where the model's weights come from: `random`, the name of published ones, or a path
     leftover: tensors of the weights file that the model does not have: parameters that hooks will add
     applied:  the identities of the hooks that had changed the model when the weights file was written
+    loss:     what `train.loss` names
+    metrics:  what `task.metrics` names
+    trust:    packages that the user's own Python may come from
     """
 
     data: DataInfo
@@ -40,6 +46,9 @@ class Built:
     weights: str
     leftover: Mapping[str, Tensor]
     applied: frozenset[str]
+    loss: TrainLoss
+    metrics: tuple[Metric, ...]
+    trust: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -74,17 +83,18 @@ def build(
     problems = list[Problem]()
     device = _collected(problems, lambda: device_named(settings.compute.device))
     info = _collected(problems, lambda: data.describe(settings.data, split))
-    _collected(problems, lambda: loss_named(settings.train.loss))
+    loss = _collected(problems, lambda: load_loss(settings.train.loss))
+    metrics = _collected(problems, lambda: load_metrics(getattr(settings.task, "metrics", None)))
     problems += more(info)
     with session(settings.compute, settings.seed):
         model = _collected(problems, lambda: _model(settings, info, trust))
     if info is None:  # what a network takes from the data is missing for that reason alone
         problems = [each for each in problems if not each.where.startswith("model.args.")]
-    if problems or model is None or info is None or device is None:
+    if problems or model is None or info is None or device is None or loss is None or metrics is None:
         raise SpecError(problems)
     leftover = models.load_weights(model, settings.model)
     origin, applied = models.origin(settings.model), models.applied_hooks(settings.model)
-    return Built(info, model, device, origin, leftover, applied)
+    return Built(info, model, device, origin, leftover, applied, loss.to(device), metrics, trust)
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -132,6 +142,9 @@ def compiled(
         training=training,
         backward=training if score is None else lambda output: score(output, target),
     )
+    trains = bool(getattr(settings.task, "trains", False))
+    code = own_code(settings, built.loss, built.metrics, trains=trains)
+    plan = replace(plan, code=code)
     notes = (*experiment.notes, *notes, *differences(hooks, settings))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
@@ -147,7 +160,7 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
     problems = list[Problem]()
     for hook in plan.hooks:
         for field, rows in hook.values.items():
-            if isinstance(rows, Tensor) or rows.draws or samples is None:
+            if isinstance(rows, Tensor | GivenFunction) or rows.draws or samples is None:
                 continue
             where = f"{hook.spec.where}.{field}"
             if trains and hook.spec.keys.when.mode != "train":

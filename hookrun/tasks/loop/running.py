@@ -19,7 +19,6 @@ from hookrun.spec import Settings
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.compiled import Compiled
-from hookrun.tasks.loop.losses import loss_named
 from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.prepared import Prepared, as_call
 from hookrun.tasks.loop.progress import Screen, numbers
@@ -76,7 +75,11 @@ class Running:
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The loss of the batch."""
         with self._autocast():
-            return loss_named(self.settings.train.loss)(output, batch.target)
+            return self.prepared.loss(output, batch.target)
+
+    def average(self) -> Average:
+        """The means of the task's metrics, with no sample seen yet."""
+        return Average(self.prepared.metrics)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         dtype = _AUTOCAST.get(self.settings.compute.precision)
@@ -114,7 +117,7 @@ class Running:
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
         with self.evaluating(batches, label) as (passed, shown):
-            average = Average()
+            average = self.average()
             for number, batch in enumerate(passed):
                 with self.logged(number):
                     output = (forward or self.forward)(batch)

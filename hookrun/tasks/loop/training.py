@@ -96,7 +96,7 @@ def _train_epoch(loop: Loop, epoch: int) -> dict[str, float]:
     """One pass; returns the mean loss and accuracy over its samples."""
     running, accumulate = loop.running, loop.running.settings.train.accumulate
     total = len(loop.train)
-    average, shown = Average(), dict[str, float]()
+    average, shown = running.average(), dict[str, float]()
     group = list[Batch]()
     label = f"epoch {epoch + 1}/{running.settings.train.epochs}"
     with closing(running.screen.track(loop.train.epoch(epoch), total, label, shown)) as batches:
@@ -117,7 +117,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
     samples = sum(len(batch.ids) for batch in group)
-    of_step = Average()
+    of_step = running.average()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
         for number, batch in enumerate(group):

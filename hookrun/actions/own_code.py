@@ -1,0 +1,113 @@
+"""Calls of a user's own code, and whether one failed only because the tensors of a fake run hold no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hookrun.actions.tensors import holds_data
+from hookrun.callables import Code, place_of
+from hookrun.errors import HookrunError, reason
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class OwnCodeError(ValueError):
+    """A user's own code raised something, which is the cause.
+
+    call: what was called with `value`
+    """
+
+    def __init__(
+        self, hook: str, code: Code, error: Exception, value: Any, call: Callable[[Any], Any]
+    ) -> None:
+        self.hook = hook
+        self.error = error
+        self.value = value
+        self.call = call
+        super().__init__(f"'{code.name}' failed: {reason(error)}{place_of(error, code.package)}")
+
+
+def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any:
+    """The result of the user's own code. Raises OwnCodeError for what it raises, but for what is meant for others."""
+    try:
+        return call(value)
+    except HookrunError:
+        raise
+    except Exception as error:
+        if type(error).__module__ == "torch.utils.checkpoint":  # how torch ends a repetition early
+            raise
+        raise OwnCodeError(hook, code, error, value, call) from error
+
+
+def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    """The call; ValueError where it has changed its tensor in place or drawn from torch's global generator."""
+    import torch
+
+    drawn = torch.default_generator.get_state
+
+    def on_tensor(x: Tensor) -> Any:
+        is_real = holds_data(x)
+        version = 0 if x.is_inference() else x._version
+        states = [drawn(), *_on_device(x)] if is_real else []
+        new = called(hook, code, x, call)
+        if is_real and not all(map(torch.equal, states, [drawn(), *_on_device(x)])):
+            raise ValueError(
+                f"'{code.name}' draws from torch's global generator, which changes the rest of the run: take a "
+                "parameter `context`, and draw with generator=context.generator(value)"
+            )
+        if not x.is_inference() and x._version != version:
+            raise ValueError(f"'{code.name}' changes its value in place: return a new tensor")
+        return new
+
+    return on_tensor
+
+
+def _on_device(x: Tensor) -> list[Tensor]:
+    import torch
+
+    return [torch.cuda.get_rng_state(x.device)] if x.is_cuda else []
+
+
+def only_without_data(failed: OwnCodeError) -> str | None:
+    """Why the function cannot run on a tensor without data, where it does run on one with data; else None.
+
+    What reads elements (`.item()`, NumPy, a condition on a value) fails in a fake run with exceptions of many kinds.
+    Where the exception alone does not tell, the function is called with random numbers of the same shape and dtype.
+    """
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    why = reason(failed.error)
+    if _about_fake_tensors(failed.error):
+        return why
+    if not isinstance(failed.value, torch.Tensor):
+        return None
+    with unset_fake_temporarily(), torch.random.fork_rng(devices=[]):
+        try:
+            failed.call(_stand_in(failed.value))
+        except Exception as again:  # the user's own code may raise anything
+            return why if _about_fake_tensors(again) else None
+    return why
+
+
+def _about_fake_tensors(error: BaseException | None) -> bool:
+    """Whether the exception, or what caused it, says that a tensor is not a real one."""
+    while error is not None:
+        says_so = isinstance(error, RuntimeError | TypeError) and "FakeTensor" in str(error)
+        if says_so or type(error).__module__.startswith(("torch._subclasses", "torch.fx")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _stand_in(fake: Tensor) -> Tensor:
+    import torch
+
+    made = torch.empty(tuple(fake.shape), dtype=fake.dtype, device=fake.device)
+    if not made.is_floating_point():
+        return made.zero_()
+    return made.normal_(generator=torch.Generator(made.device).manual_seed(0)).requires_grad_(
+        fake.requires_grad
+    )

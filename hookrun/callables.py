@@ -1,0 +1,234 @@
+"""What a callable is, for a plan: its qualified name, and a hash of what it runs. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import json
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+MOST_DEEP = 12
+"""How far the hash of a callable follows what it closes over."""
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """A callable by name.
+
+    name:   ``package.module:function``
+    sha256: changes with what it runs, as far as `hashed` says
+    hashed: what the hash is of
+    """
+
+    name: str
+    sha256: str
+    hashed: str
+
+    @property
+    def package(self) -> str:
+        """The first part of the name."""
+        return self.name.partition(":")[0].partition(".")[0]
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data for plan.json."""
+        return {"function": self.name, "sha256": self.sha256, "hashed": self.hashed}
+
+
+def qualified_name(target: object) -> str:
+    """``package.module:function``; of an object that is called, that of its class."""
+    target = _unwrapped(target)
+    own = target if hasattr(target, "__qualname__") else type(target)
+    return f"{_module_name(own)}:{getattr(own, '__qualname__', type(own).__name__)}"
+
+
+def code_of_name(target: object, name: str) -> Code:
+    """A callable that was found by name: the hash is of the text of the module that defines it.
+
+    Code in other modules is not looked into. Without Python source (a builtin, a compiled extension) the hash is of the
+    qualified name and the version of the package.
+    """
+    defined = _unwrapped(target)
+    own = defined if hasattr(defined, "__module__") and hasattr(defined, "__qualname__") else type(defined)
+    module = sys.modules.get(_module_name(own))
+    try:
+        text = inspect.getsource(module) if module is not None else inspect.getsource(own)
+    except (OSError, TypeError):
+        return _without_source(own, name)
+    return Code(name, _sha(text), f"the source of the module {_module_name(own)}")
+
+
+def code_of_given(target: Callable[..., Any]) -> Code:
+    """A callable that was given as an object: the hash is of its source and of the values that it closes over.
+
+    The global names that it uses count too: functions of its own package with their source, plain values and tensors
+    with their content. Of other objects only the type counts.
+    """
+    defined = _unwrapped(target)
+    if not isinstance(defined, FunctionType | MethodType | functools.partial | type) and _is_builtin(defined):
+        return _without_source(defined, qualified_name(defined))
+    package = _module_name(defined).split(".")[0]
+    described = json.dumps(_Description(package).of(target, 0), sort_keys=True)
+    return Code(qualified_name(target), _sha(described), "its source and the values that it uses")
+
+
+def tensor_digest(tensor: Any) -> str:
+    """SHA-256 of a tensor's dtype, shape and elements."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    content = f"{tensor.dtype}{list(tensor.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_tensor(value: object) -> bool:
+    """Whether it is a tensor of torch, which is not imported for the answer."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def place_of(error: BaseException, package: str) -> str:
+    """The last line of a package that led to an exception: `` (at FILE:LINE)``; empty where none did."""
+    places = [
+        f" (at {frame.f_code.co_filename}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).split(".")[0] == package
+    ]
+    return places[-1] if places else ""
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _unwrapped(target: Any) -> Any:
+    """What decorators that follow `functools.wraps` are around."""
+    try:
+        return inspect.unwrap(target) if callable(target) else target
+    except ValueError:  # it wraps itself
+        return target
+
+
+def _module_name(target: object) -> str:
+    """Where it is defined; torch's builtins name no module, the class that they are bound to does."""
+    name = getattr(target, "__module__", None)
+    if name is None:
+        bound = getattr(target, "__self__", None)
+        name = getattr(bound if isinstance(bound, type) else type(bound), "__module__", None)
+    return str(name)
+
+
+def _is_builtin(target: object) -> bool:
+    return inspect.isbuiltin(target) or inspect.ismethoddescriptor(target)
+
+
+def _without_source(target: object, name: str) -> Code:
+    package = _module_name(target).split(".")[0]
+    release = f"Python {sys.version.split()[0]}"
+    if package not in sys.stdlib_module_names:
+        try:
+            release = f"{package} {importlib.metadata.version(package)}"
+        except importlib.metadata.PackageNotFoundError:
+            release = f"{package}, of which no version is known"
+    return Code(name, _sha(f"{name} {release}"), f"its name and {release}: it has no Python source")
+
+
+class _Description:
+    """Values as plain data in which any change of content shows.
+
+    package: functions of this package are described by their source, those of others by name and version
+    """
+
+    def __init__(self, package: str) -> None:
+        self._package = package
+        self._under_way = set[int]()
+
+    def of(self, value: Any, depth: int) -> Any:
+        """The description of one value."""
+        if isinstance(value, _PLAIN):
+            return [type(value).__name__, repr(value)]
+        if id(value) in self._under_way or depth > MOST_DEEP:
+            return ["again", type(value).__qualname__]
+        self._under_way.add(id(value))
+        try:
+            return self._of_object(value, depth + 1)
+        finally:
+            self._under_way.discard(id(value))
+
+    def _of_object(self, value: Any, depth: int) -> Any:
+        if is_tensor(value):
+            readable = str(value.layout) == "torch.strided" and not value.is_meta
+            return ["tensor", tensor_digest(value) if readable else f"{value.dtype}{list(value.shape)}"]
+        if isinstance(value, Mapping):
+            return ["mapping", [[self.of(key, depth), self.of(each, depth)] for key, each in value.items()]]
+        if isinstance(value, list | tuple):
+            return [type(value).__name__, [self.of(each, depth) for each in value]]
+        if isinstance(value, set | frozenset):
+            return ["set", sorted(json.dumps(self.of(each, depth)) for each in value)]
+        if isinstance(value, ModuleType):
+            return ["module", value.__name__]
+        if isinstance(value, functools.partial):
+            parts = (value.func, value.args, value.keywords)
+            return ["partial", [self.of(each, depth) for each in parts]]
+        if isinstance(value, MethodType):
+            return ["method", self.of(value.__func__, depth), self.of(value.__self__, depth)]
+        if isinstance(value, FunctionType):
+            return self._of_function(value, depth)
+        if isinstance(value, type):
+            return ["class", code_of_name(value, qualified_name(value)).sha256]
+        if _is_builtin(value):
+            return ["builtin", _without_source(value, qualified_name(value)).sha256]
+        content = vars(value) if hasattr(value, "__dict__") else {}
+        return ["object", self.of(type(value), depth), self.of(dict(content), depth)]
+
+    def _of_function(self, function: FunctionType, depth: int) -> Any:
+        name = qualified_name(function)
+        if _module_name(function).split(".")[0] != self._package:
+            return ["function", name, code_of_name(function, name).sha256]
+        used = function.__globals__
+        names = sorted(set(_names(function.__code__)) & used.keys())
+        cells = [_content_of(cell) for cell in function.__closure__ or ()]
+        return [
+            "function",
+            name,
+            _text_of(function),
+            self.of([function.__defaults__, function.__kwdefaults__, cells], depth),
+            {each: self.of(used[each], depth) for each in names},
+            self.of(getattr(function, "__wrapped__", None), depth),
+        ]
+
+
+def _content_of(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+def _text_of(function: FunctionType) -> list[str]:
+    """The source; of a lambda, which may share its line with others, the bytecode too."""
+    try:
+        text = inspect.getsource(function)
+    except (OSError, TypeError):
+        text = ""
+    return [text] if text and function.__name__ != "<lambda>" else [text, *_bytecode(function.__code__)]
+
+
+def _bytecode(code: CodeType) -> list[str]:
+    inner = [text for const in code.co_consts if isinstance(const, CodeType) for text in _bytecode(const)]
+    plain = [repr(const) for const in code.co_consts if not isinstance(const, CodeType)]
+    return [code.co_code.hex(), *plain, *code.co_names, *inner]
+
+
+def _names(code: CodeType) -> list[str]:
+    """The names that it looks up, those of functions inside it included."""
+    inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
+    return [*code.co_names, *inner]

@@ -1,0 +1,355 @@
+"""`python`: a function of the user's own does to a value what it would do by hand, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+from hookrun.actions.context import HookContext
+from hookrun.hook_types import HOOK_TYPES
+
+X = torch.tensor([[1.0, -2.0, 3.0], [0.5, 0.25, -1.0]])
+SEEN: list[HookContext] = []
+MODULE = "hookrun_test_hooks"
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+
+def spec(function: Any, hook: str = "forward", select: Any = "0", **keys: Any) -> dict[str, Any]:
+    return {"h": {"select": select, "hook": hook, "action": "python", "function": function, **keys}}
+
+
+def halve(x: Tensor, by: float = 2.0) -> Tensor:
+    return x / by
+
+
+def look(x: Tensor, *, context: HookContext) -> None:
+    SEEN.append(context)
+
+
+def noisy(x: Tensor, context: HookContext) -> Tensor:
+    return x + torch.randn(x.shape, generator=context.generator(x))
+
+
+class Centre:
+    """Subtracts the mean of what it has seen first."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.mean: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean()
+        return (x - self.mean) * self.scale
+
+
+class Drawn(nn.Module):
+    """A map whose weights are drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.map = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mapped: Tensor = self.map(x)
+        return mapped
+
+
+def trained(spec: dict[str, Any]) -> tuple[Tensor, ...]:
+    """Output, and parameters after a step, under hooks."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with hookrun.hooked(model, spec):
+        output = model(x := X.clone().requires_grad_())
+        output.square().sum().backward()
+        optimizer.step()
+    assert x.grad is not None
+    return output.detach(), x.grad, *(parameter.detach().clone() for parameter in model.parameters())
+
+
+def test_on_every_hook_type_it_does_what_the_action_scale_does() -> None:
+    for kind in HOOK_TYPES.values():
+        if kind.phase == "installation":
+            continue
+        select = "0.weight" if kind.on_parameters else "0"
+        theirs = spec(halve, hook=kind.name, select=select)
+        ours = {"h": {"select": select, "hook": kind.name, "action": "scale", "factor": 0.5}}
+        for mine, expected in zip(trained(theirs), trained(ours), strict=True):
+            assert torch.allclose(mine, expected, rtol=1e-6, atol=1e-7), kind.name
+
+
+def test_a_function_stands_for_the_action_itself() -> None:
+    model = net()
+    bare = model(X)
+    for action in (lambda x: x * 0.5, halve, Centre(0.5).__call__, nn.Tanh()):
+        hook = {"h": {"select": "1", "hook": "forward", "action": action}}
+        expected = action(bare)
+        with hookrun.hooked(model, hook):
+            assert torch.equal(model(X), expected)
+    with pytest.raises(hookrun.SpecError, match="`function` is given as well"):
+        hookrun.compile({"h": {"select": "1", "hook": "forward", "action": halve, "function": halve}}, model)
+
+
+def test_it_keeps_to_its_arguments_target_index_and_schedule() -> None:
+    model = net()
+    bare = model[0](X)
+    with hookrun.hooked(model, spec(halve, args={"by": 4}, index=":, 0")):
+        assert torch.equal(model[0](X)[:, 0], bare[:, 0] / 4)
+        assert torch.equal(model[0](X)[:, 1:], bare[:, 1:])
+    with hookrun.hooked(model, spec(halve, when={"step": [1]})) as hooks:
+        assert torch.equal(model(X), torch.relu(bare))
+        hooks.step()
+        assert torch.equal(model(X), torch.relu(bare / 2))
+
+
+def test_none_leaves_the_value_and_the_context_says_where_it_is() -> None:
+    SEEN.clear()
+    model = net()
+    bare = model(X)
+    with hookrun.hooked(model, spec(look)) as hooks:
+        assert torch.equal(model(X), bare)
+        hooks.step()
+        hooks.epoch()
+        model.eval()
+        model(X)
+    first, second = SEEN
+    assert (first.hook, first.hook_type, first.path, first.module) == ("h", "forward", "0", model[0])
+    assert (first.mode, first.epoch, first.step, first.call, first.target) == ("train", 0, 0, 0, "")
+    assert (second.mode, second.epoch, second.step) == ("eval", 1, 1)
+    with pytest.raises(AttributeError):
+        first.step = 3  # type: ignore[misc]
+
+
+def returns(result: Any) -> Callable[[Tensor], Any]:
+    return lambda x: result(x)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        (returns(lambda x: x.sum(0)), r"changes the shape from \[2, 3\] to \[3\]"),
+        (returns(lambda x: x.double()), "changes the dtype"),
+        (returns(lambda x: [x]), "returned a list, expected a tensor or None"),
+        (returns(lambda x: 3), "returned a int, expected a tensor or None"),
+        (returns(lambda x: x.mul_(2)), "changes its value in place"),
+        (returns(lambda x: x.fill_(0) and None), "changes its value in place|cannot|failed"),
+        (returns(lambda x: x.nothing), "failed: AttributeError"),
+    ],
+)
+def test_what_it_may_not_do_is_an_error_before_the_run_and_in_it(
+    function: Callable[[Tensor], Any], says: str
+) -> None:
+    with pytest.raises(hookrun.CompileError, match=says):
+        hookrun.compile(spec(function), net(), example=((X,), {}))
+    model = net()
+    with pytest.raises(hookrun.HookError, match=says), hookrun.hooked(model, spec(function)):
+        model(X)
+
+
+def test_draws_are_from_the_hooks_own_generator_or_refused() -> None:
+    def rash(x: Tensor) -> Tensor:
+        return x + torch.randn_like(x)
+
+    model = net()
+    with pytest.raises(hookrun.HookError, match="global generator"), hookrun.hooked(model, spec(rash)):
+        model(X)
+
+    def gradient(checkpointed: bool) -> Tensor:
+        model, x, state = net(), X.clone().requires_grad_(), torch.get_rng_state()
+        with hookrun.hooked(model, spec(noisy)):
+            out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+            out.square().sum().backward()
+        assert torch.equal(torch.get_rng_state(), state)
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradient(True), gradient(False))
+
+
+def test_what_needs_data_is_unchecked_and_runs() -> None:
+    def by_numpy(x: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy().clip(0, 1))
+
+    def by_item(x: Tensor) -> Tensor | None:
+        return x * 2 if x.abs().sum().item() > 0 else None
+
+    for function in (by_numpy, by_item):
+        model = net()
+        expected = torch.relu(function(model[0](X)))
+        plan = hookrun.compile(spec(function), model, example=((X,), {}))
+        assert "h on 0 cannot run without data" in str(plan) and plan.hooks[0].matches[0].shape == "[2, 3]"
+        with plan.install(model):
+            assert torch.equal(model(X), expected)
+
+
+def test_of_a_class_each_module_has_an_object_that_leaves_the_generator_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    outputs, state = [], torch.get_rng_state()
+    for _ in range(2):
+        plan = hookrun.compile(spec(Drawn, select=["0", "1"]), model, example=((X,), {}))
+        with plan.install(model):
+            outputs.append(model(X))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(torch.get_rng_state(), state)
+    hook = spec(Centre, select=["0", "1"], args={"scale": 2})
+    with hookrun.hooked(model, hook):
+        first = model[0](X)
+        assert torch.allclose(first.mean(), torch.zeros(()), atol=1e-6)
+        assert torch.allclose(model[1](first).mean(), torch.zeros(()), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "says"),
+    [
+        (halve, {"bye": 3}, r"hooks\.h\.args\.bye: .* takes no argument 'bye'; did you mean|there are: by"),
+        (halve, {"x": 3}, r"hooks\.h\.args\.x: .* takes no argument 'x'"),
+        (look, {"context": 3}, "takes no argument 'context'"),
+        (lambda: None, {}, "takes 0 positional arguments, and is called with 1"),
+        (lambda x, y: x, {}, r"hooks\.h\.args\.y: is missing"),
+        (Centre, {"scales": 1}, r"hooks\.h\.args\.scales"),
+        (type("Bare", (), {}), {}, "whose objects cannot be called"),
+    ],
+)
+def test_arguments_are_checked_before_the_run(function: Any, args: dict[str, Any], says: str) -> None:
+    with pytest.raises(hookrun.CompileError, match=says):
+        hookrun.compile(spec(function, args=args), net())
+
+
+def test_on_apply_it_gets_the_module() -> None:
+    def ones(module: nn.Linear, gain: float) -> None:
+        nn.init.constant_(module.weight, gain)
+
+    model = net()
+    with hookrun.hooked(model, spec(ones, hook="apply", args={"gain": 3})):
+        assert (model[0].weight == 3).all()
+    for function, says in (
+        (lambda module: 3, "returned a int"),
+        (lambda module: module.requires_grad_(False), "freezes"),
+        (lambda module: module.nothing, "failed: AttributeError"),
+    ):
+        with pytest.raises(hookrun.HookrunError, match=says), hookrun.hooked(net(), spec(function, "apply")):
+            pass
+    with pytest.raises(hookrun.CompileError, match=r"hooks\.h: .*AttributeError"):
+        hookrun.compile(spec(lambda module: module.nothing, "apply"), net(), example=((X,), {}))
+
+
+def test_no_graph_holds_it() -> None:
+    model = net()
+    with hookrun.hooked(model, spec(halve)) as hooks:
+        with pytest.raises(hookrun.CompileError, match="Python of your own"):
+            hooks.compile()
+        model(X)
+
+
+# --- values that Python gives
+
+
+def test_a_tensor_is_taken_as_it_was_when_the_spec_was_read() -> None:
+    model, value = net(), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    plan = hookrun.compile(
+        {"h": {"select": "1", "hook": "forward", "action": "replace", "value": value}}, model
+    )
+    with torch.no_grad():
+        value.zero_()
+    with plan.install(model):
+        output = model(X)
+        output.add_(1)
+        assert torch.equal(model(X), torch.tensor([1.0, 2.0, 3.0]).expand(2, 3))
+    assert "value=tensor[3] float32" in str(plan)
+    for action in ("scale", "add_bias", "fill"):
+        key, hook = ("factor", "forward") if action == "scale" else ("value", "forward")
+        hook = "apply" if action == "fill" else hook
+        given = {"h": {"select": "0", "hook": hook, "action": action, key: torch.full((3,), 2.0)}}
+        listed = {"h": {"select": "0", "hook": hook, "action": action, key: [2.0, 2.0, 2.0]}}
+        assert all(map(torch.equal, trained(given), trained(listed))), action
+
+
+def test_a_function_gives_a_constant_for_the_tensor_at_hand() -> None:
+    model, x = net(), X.clone().requires_grad_()
+    hook = {"h": {"select": "1", "hook": "forward", "action": "replace", "value": lambda x: x.mean(0)}}
+    expected = model(X).mean(0).expand(2, 3)
+    with hookrun.hooked(model, hook):
+        output = model(x)
+    assert torch.equal(output, expected) and not output.requires_grad
+    for function, says in (
+        (lambda x: "a", "returned a str, expected a tensor or a number"),
+        (lambda x: x.nothing, "failed: AttributeError"),
+        (lambda x: x.mul_(2), "changes its value in place"),
+    ):
+        with pytest.raises(hookrun.CompileError, match=says):
+            hookrun.compile({"h": {**hook["h"], "value": function}}, model, example=((X,), {}))
+    needing = {"h": {**hook["h"], "value": lambda x: x.detach().numpy().mean().item()}}
+    assert "cannot run without data" in str(hookrun.compile(needing, model, example=((X,), {})))
+    trainable = {
+        "h": {"select": "1", "hook": "forward", "action": "add_bias", "value": halve, "trainable": True}
+    }
+    with pytest.raises(hookrun.CompileError, match="a parameter starts from numbers"):
+        hookrun.compile(trainable, model)
+
+
+def test_the_hash_of_the_plan_follows_what_was_given() -> None:
+    def plan_hash(**keys: Any) -> str:
+        hook = {"select": "1", "hook": "forward", **keys}
+        return hookrun.compile({"h": hook}, net()).hash
+
+    def by(factor: float) -> Callable[[Tensor], Tensor]:
+        return lambda x: x * factor
+
+    assert plan_hash(action=by(2)) == plan_hash(action=by(2)) != plan_hash(action=by(3))
+    one, other = torch.ones(3), torch.zeros(3)
+    same = plan_hash(action="replace", value=one)
+    assert same == plan_hash(action="replace", value=one.clone()) != plan_hash(action="replace", value=other)
+
+
+def test_what_is_neither_is_refused() -> None:
+    for value in (torch.ones(2, device="meta"), torch.eye(2).to_sparse(), object()):
+        with pytest.raises(hookrun.SpecError, match=r"hooks\.h\.value: found"):
+            hookrun.compile(
+                {"h": {"select": "1", "hook": "forward", "action": "replace", "value": value}}, net()
+            )
+    for function in (3, None, torch.ones(2), "a b", "mypkg.hooks:Net.method", "os.system()"):
+        with pytest.raises(hookrun.SpecError, match=r"hooks\.h\.function"):
+            hookrun.compile(spec(function), net())
+
+
+# --- by trusted name
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file of functions in the current directory."""
+    file = tmp_path / f"{MODULE}.py"
+    file.write_text("def halve(x, by=2):\n    return x / by\n")
+    monkeypatch.chdir(tmp_path)
+    yield file
+    sys.modules.pop(MODULE, None)
+
+
+def test_by_name_it_needs_trust_and_is_hashed(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, named = net(), spec(f"{MODULE}:halve", args={"by": 4})
+    with pytest.raises(hookrun.CompileError, match=rf"HOOKRUN_TRUST={MODULE}"):
+        hookrun.compile(named, model)
+    assert MODULE not in sys.modules
+    monkeypatch.setenv("HOOKRUN_TRUST", MODULE)
+    expected = torch.relu(model[0](X) / 4)
+    plan = hookrun.compile(named, model, example=((X,), {}))
+    with plan.install(model):
+        assert torch.equal(model(X), expected)
+    code = plan.to_dict()["hooks"][0]["code"]["function"]
+    assert (code["function"], code["hashed"]) == (f"{MODULE}:halve", f"the source of the module {MODULE}")
+    assert f"hooks.h.function {MODULE}:halve ({code['sha256'][:12]})" in str(plan)
+    own.write_text("def halve(x, by=2):\n    return x / by * 2 / 2  # changed\n")
+    sys.modules.pop(MODULE)
+    assert hookrun.compile(named, model).hash != plan.hash

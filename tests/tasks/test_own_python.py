@@ -1,0 +1,327 @@
+"""A user's own losses, metrics, optimizers, schedules and data, by names of a package that is trusted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from hookrun.errors import HookrunError, SpecError
+from hookrun.spec.experiment import Named
+from hookrun.store.reader import Run
+from hookrun.tasks.loop.metrics import METRICS, Average, load_metrics
+from hookrun.tasks.loop.own_losses import load_loss
+
+SOURCE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+def mine(output, target, scale=1.0, weight=None):
+    return F.cross_entropy(output, target, weight) * scale
+
+class Smooth(nn.Module):
+    def __init__(self, smoothing=0.1):
+        super().__init__()
+        self.smoothing = smoothing
+    def forward(self, output, target):
+        return F.cross_entropy(output, target, label_smoothing=self.smoothing)
+
+def detached(output, target):
+    return output.detach().mean()
+
+def number(output, target):
+    return 3.0
+
+def breaks(output, target):
+    return output.nothing
+
+def margin(output, target):
+    top = output.topk(2, dim=1).values
+    return (top[:, 0] - top[:, 1]).mean().item()
+
+margin.direction = "maximize"
+
+def right(output, target):
+    return (output.argmax(1) == target).float().mean()
+
+def vector(output, target):
+    return output
+
+def step(output, target):
+    return 0
+
+class Mine(torch.optim.SGD):
+    def __init__(self, params, lr=0.1, boost=1.0):
+        super().__init__(params, lr=lr * boost)
+
+class Closed(torch.optim.SGD):
+    def step(self, closure):
+        pass
+
+class Halving(torch.optim.lr_scheduler.StepLR):
+    def __init__(self, optimizer, size=1):
+        super().__init__(optimizer, size, gamma=0.5)
+
+class Data:
+    num_classes = 3
+    def __init__(self, split, length=8, seed=None):
+        self.length = length if split == "train" else 4
+        self.seed = seed
+    def __len__(self):
+        return self.length
+    def __getitem__(self, index):
+        return [float(index)] * 5, index % 3
+
+def train_only(split):
+    return Data(split) if split == "train" else None
+
+def no_pairs(split):
+    return [1, 2, 3]
+
+def no_data(split):
+    return 3
+"""
+SHORT = ("train.epochs=1", "train.limit_batches=2", "train.log_every=1", "data.batch_size=32")
+SCORES = torch.tensor([[2.0, 0.0, 1.0], [0.0, 3.0, 1.0]])
+LABELS = torch.tensor([0, 2])
+
+
+@pytest.fixture(autouse=True)
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("ownpkg", "ownpkg2"):
+        (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.setenv("HOOKRUN_TRUST", "ownpkg, ownpkg2")
+    yield
+    for name in ("ownpkg", "ownpkg2"):
+        sys.modules.pop(name, None)
+
+
+def plan_of(run: Run) -> dict[str, Any]:
+    plan: dict[str, Any] = json.loads((Path(run.path) / "plan.json").read_text())
+    return plan
+
+
+def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(
+    run: Callable[..., Run], tmp_path: Path
+) -> None:
+    wanted = (
+        *SHORT,
+        "train.loss={name: 'ownpkg:mine', scale: 2}",
+        "task.metrics=[loss, 'ownpkg:right', accuracy, top5_accuracy, 'ownpkg:margin']",
+        "train.optimizer.name=ownpkg:Mine", "train.optimizer.lr=1.0", "+train.optimizer.boost=0.5",
+        "train.scheduler={name: 'ownpkg:Halving', interval: step}",
+        "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:Smooth', enabled: false}",
+    )  # fmt: skip
+    found = run(*wanted)
+    first, second, val = found.metrics
+    assert list(first)[3:] == ["loss", "right", "accuracy", "top5_accuracy", "margin", "lr"]
+    assert first["right"] == first["accuracy"] and val["right"] == pytest.approx(val["accuracy"])
+    assert (first["lr"], second["lr"]) == (0.5, 0.25)
+    code = plan_of(found)["code"]
+    assert {where: each["function"] for where, each in code.items()} == {
+        "train.loss": "ownpkg:mine", "task.metrics.right": "ownpkg:right", "task.metrics.margin": "ownpkg:margin",
+        "train.optimizer.name": "ownpkg:Mine", "train.scheduler.name": "ownpkg:Halving",
+    }  # fmt: skip
+    plain = run(*SHORT, "train.optimizer={name: SGD, lr: 0.5}", "train.loss=ownpkg:mine")
+    assert plain.metrics[0]["loss"] * 2 == pytest.approx(first["loss"])
+    (tmp_path / "ownpkg.py").write_text(SOURCE + "\n# changed\n")
+    sys.modules.pop("ownpkg")
+    assert plan_of(run(*wanted))["hash"] != plan_of(found)["hash"]
+
+
+def test_what_is_not_trusted_is_refused_all_at_once_and_never_imported(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    said = refused(
+        "train.loss=ownpkg:mine", "task.metrics=[loss, 'ownpkg:right']", "train.optimizer.name=ownpkg:Mine",
+        "data=python", "data.factory=ownpkg:Data",
+    )  # fmt: skip
+    for where in ("train.loss", "task.metrics.1", "train.optimizer.name", "data.factory"):
+        assert f"{where}: the package 'ownpkg' is not trusted" in said
+    assert "+trust=[ownpkg]" in said and "HOOKRUN_TRUST=ownpkg" in said
+    hook = "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:breaks'}"
+    assert "hooks.h.function: the package 'ownpkg' is not trusted" in refused(hook)
+    assert "ownpkg" not in sys.modules
+
+
+def test_trust_that_is_typed_holds_for_everything(
+    run: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    found = run(
+        "+trust=[ownpkg]", "data=python", "data.factory=ownpkg:Data", "model=mlp", "train.epochs=1",
+        "train.loss=ownpkg:Smooth", "train.optimizer.name=ownpkg:Mine", "task.metrics=['ownpkg:right']",
+        "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:number', args: {target: 1}}",
+        code=1,
+    )  # fmt: skip
+    assert "returned a float, expected a tensor or None" in found.status["reason"]
+
+
+def test_a_file_cannot_grant_trust(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    folder = tmp_path / "conf" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "evil.yaml").write_text(
+        "# @package _global_\n# Trust me.\ntrain:\n  loss: ownpkg:mine\n"
+        "hydra:\n  job:\n    env_set: {HOOKRUN_TRUST: ownpkg}\n"
+    )
+    refused("--config-dir", str(tmp_path / "conf"), "experiment=evil")
+    (folder / "evil.yaml").write_text(
+        "# @package _global_\n# Trust me.\ntrust: [ownpkg]\ntrain:\n  loss: ownpkg:mine\n"
+    )
+    assert "trust" in refused("--config-dir", str(tmp_path / "conf"), "experiment=evil")
+    assert "ownpkg" not in sys.modules
+
+
+def test_losses_of_ours_take_torchs_arguments() -> None:
+    def loss(name: str, **args: Any) -> torch.Tensor:
+        return load_loss(Named(name=name, **args))(SCORES, LABELS)
+
+    weight = [1.0, 2.0, 3.0]
+    assert torch.equal(
+        loss("cross_entropy", weight=weight), F.cross_entropy(SCORES, LABELS, torch.tensor(weight))
+    )
+    assert torch.equal(
+        loss("cross_entropy", label_smoothing=0.1), F.cross_entropy(SCORES, LABELS, label_smoothing=0.1)
+    )
+    assert loss("cross_entropy", ignore_index=2) == F.cross_entropy(SCORES[:1], LABELS[:1])
+    huber = load_loss(Named(name="huber", delta=0.5))(SCORES, SCORES + 1)
+    assert torch.equal(huber, F.huber_loss(SCORES, SCORES + 1, delta=0.5))
+    assert torch.equal(loss("ownpkg:mine", scale=2, weight=weight), 2 * loss("cross_entropy", weight=weight))
+    assert torch.equal(loss("ownpkg:Smooth", smoothing=0.2), loss("cross_entropy", label_smoothing=0.2))
+
+
+@pytest.mark.parametrize(
+    ("named", "where", "says"),
+    [
+        (
+            {"name": "cross_entropy", "label_smooting": 1},
+            "train.loss.label_smooting",
+            "did you mean 'label_smoothing'",
+        ),
+        (
+            {"name": "cross_entropy", "label_smoothing": 3},
+            "train.loss.label_smoothing",
+            "between 0.0 and 1.0",
+        ),
+        ({"name": "cross_entropy", "weight": ["a"]}, "train.loss.weight", "expected a list of numbers"),
+        ({"name": "cross_entropy", "reduction": "sum"}, "train.loss.reduction", "takes no argument"),
+        ({"name": "output", "x": 1}, "train.loss.x", "takes no argument"),
+        ({"name": "ownpkg:mine", "scales": 1}, "train.loss.scales", "did you mean 'scale'"),
+        ({"name": "ownpkg:Smooth", "smooth": 1}, "train.loss.smooth", "did you mean 'smoothing'"),
+        ({"name": "ownpkg:train_only"}, "train.loss", "takes 1 positional argument, and is called with 2"),
+        ({"name": "ownpkg:mein"}, "train.loss", "did you mean 'mine'"),
+        ({"name": "cros_entropy"}, "train.loss", "did you mean 'cross_entropy'"),
+    ],
+)
+def test_arguments_of_losses_are_checked_before_the_run(named: dict[str, Any], where: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load_loss(Named(**named))
+    assert [(each.where, says in each.what) for each in caught.value.errors] == [(where, True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("number", "returned 3.0, expected one floating-point number as a tensor"),
+        ("vector", r"returned a tensor of shape \[2, 3\]"),
+        ("breaks", r"'ownpkg:breaks' failed: AttributeError.*ownpkg.py:\d+"),
+        ("detached", "a loss without a graph"),
+    ],
+)
+def test_what_a_loss_of_the_users_own_does_wrong_is_told(name: str, says: str) -> None:
+    with pytest.raises(HookrunError, match=says):
+        load_loss(Named(name=f"ownpkg:{name}"))(SCORES.clone().requires_grad_(), LABELS)
+
+
+def test_metrics_are_means_over_samples_in_the_order_asked_for() -> None:
+    metrics = load_metrics(["ownpkg:margin", "accuracy", "top5_accuracy"])
+    average = Average(metrics)
+    average.add(torch.tensor(1.0), SCORES, LABELS)
+    average.add(torch.tensor(4.0), SCORES[:1], LABELS[:1])
+    assert average.read() == pytest.approx(
+        {"loss": 2.0, "margin": (1 + 2 + 1) / 3, "accuracy": 2 / 3, "top5_accuracy": 1.0}
+    )
+    assert [each.direction for each in metrics] == ["maximize", "maximize", "maximize"]
+    assert {name: each.direction for name, each in METRICS.items()}["loss"] == "minimize"
+    values = Average(load_metrics(["mean_squared_error", "mean_absolute_error"]))
+    values.add(torch.tensor(0.0), torch.tensor([[1.0], [3.0]]), torch.tensor([0.0, 0.0]))
+    assert values.read() == {"loss": 0.0, "mean_squared_error": 5.0, "mean_absolute_error": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["ownpkg:mine", "ownpkg2:mine"], "two metrics have the name 'mine'"),
+        (["loss", "loss"], "two metrics have the name 'loss'"),
+        (["ownpkg:step"], "means something else there"),
+        (["acuracy"], "did you mean 'accuracy'"),
+        (["os:getpid"], "is not trusted"),
+    ],
+)
+def test_names_of_metrics_are_checked_before_the_run(names: list[str], says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        load_metrics(names)
+
+
+def test_a_metric_that_cannot_be_computed_is_told() -> None:
+    for name, target, says in (
+        ("ownpkg:vector", LABELS, "expected one number"),
+        ("ownpkg:breaks", LABELS, "failed: AttributeError"),
+        ("accuracy", SCORES, "'accuracy' needs class scores"),
+    ):
+        with pytest.raises(HookrunError, match=says):
+            Average(load_metrics([name])).add(torch.tensor(1.0), SCORES, target)
+
+
+def test_predict_computes_the_metrics_that_are_listed(run: Callable[..., Run]) -> None:
+    assert set(run("task=predict", "train.limit_batches=1").metrics[-1]) == {
+        "split",
+        "epoch",
+        "step",
+        "samples",
+    }
+    line = run("task=predict", "train.limit_batches=1", "task.metrics=[loss, 'ownpkg:right']").metrics[-1]
+    same = run("task=evaluate", "train.limit_batches=1").metrics[-1]
+    assert (line["loss"], line["right"]) == pytest.approx((same["loss"], same["accuracy"]))
+
+
+def test_classes_that_are_none_of_torchs_kind_are_refused(refused: Callable[..., str]) -> None:
+    said = refused("train.optimizer.name=ownpkg:Smooth", "train.scheduler={name: 'ownpkg:Mine'}")
+    assert "train.optimizer.name: 'ownpkg:Smooth' is the class Smooth, not a subclass of torch.optim" in said
+    assert (
+        "train.scheduler.name: 'ownpkg:Mine' is the class Mine, not a subclass of torch.optim.lr_scheduler"
+        in said
+    )
+    assert "steps with a closure" in refused("train.optimizer.name=ownpkg:Closed")
+    said = refused("train.optimizer.name=ownpkg:Mine", "+train.optimizer.bost=2")
+    assert "train.optimizer.bost: 'ownpkg:Mine' takes no argument 'bost'; did you mean 'boost'?" in said
+
+
+def test_data_of_the_users_own(run: Callable[..., Run], refused: Callable[..., str]) -> None:
+    own = ("data=python", "model=mlp", "train.epochs=1", "train.log_every=1")
+    found = run(*own, "data.factory=ownpkg:Data", "+data.args.length=6")
+    assert [line["split"] for line in found.metrics] == ["train", "val"]
+    assert found.labels(torch.tensor([4, 5]), "train").tolist() == [1, 2]
+    assert plan_of(found)["code"]["data.factory"]["function"] == "ownpkg:Data"
+    only = run(*own, "data.factory=ownpkg:train_only")
+    assert [line["split"] for line in only.metrics] == ["train"]
+    for factory, says in (
+        ("ownpkg:no_pairs", "sample 0 of 'ownpkg:no_pairs' is a int, expected (input, target)"),
+        ("ownpkg:no_data", "returned a int for the split"),
+        ("ownpkg:train_onyl", "did you mean 'train_only'?"),
+    ):
+        assert says in refused(*own, f"data.factory={factory}")
+    assert "data.args.lenth: 'ownpkg:Data' takes no argument" in refused(
+        *own, "data.factory=ownpkg:Data", "+data.args.lenth=6"
+    )

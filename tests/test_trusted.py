@@ -1,0 +1,158 @@
+"""What a name in a file can reach: functions and classes that a trusted package itself defines, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hookrun.errors import Problem, SpecError
+from hookrun.trust import read_once
+from hookrun.trusted import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
+
+PACKAGE = "hookrun_test_own"
+SOURCE = """
+from os import getcwd, system
+import subprocess
+
+def soften(x):
+    return x / 2
+
+def _private(x):
+    return x
+
+class Net:
+    def method(self, x):
+        return x
+
+WIDTH = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A current directory that holds the package, and one whose name begins like it."""
+    for name in (PACKAGE, f"{PACKAGE}2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit(9)\n" if name.endswith("2") else "")
+        (tmp_path / name / "hooks.py").write_text(SOURCE)
+    (tmp_path / PACKAGE / "exits.py").write_text("raise SystemExit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in ("", str(tmp_path))])
+    monkeypatch.setenv("HOOKRUN_TRUST", PACKAGE)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        del sys.modules[name]
+
+
+def problem(text: str, kind: Kind = ACTIONS) -> Problem:
+    with pytest.raises(SpecError) as caught:
+        load(text, kind, "hooks.h.function")
+    [found] = caught.value.errors
+    assert found.where == "hooks.h.function"
+    return found
+
+
+def install(site: Path, entry_points: str, name: str = PACKAGE) -> None:
+    """Metadata of an installed package."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(entry_points)
+
+
+def test_a_function_and_a_class_of_a_trusted_package_are_found(folder: Path) -> None:
+    assert load(f"{PACKAGE}.hooks:soften", ACTIONS, "").target(4) == 2
+    assert load(f"{PACKAGE}.hooks:Net", LOSSES, "").name == "Net"
+    assert load_class(f"{PACKAGE}.hooks:Net", object, OPTIMIZERS, "").__name__ == "Net"
+
+
+def test_what_is_hostile_is_refused_and_never_imported(folder: Path) -> None:
+    for text in (
+        "os:system", "subprocess:run", "builtins:exec", "builtins:eval", "posix:system", "nt:system",
+        "importlib:import_module", f"{PACKAGE}2.hooks:soften", f"x.{PACKAGE}:soften", "sys:exit", "_io:open",
+    ):  # fmt: skip
+        before = set(sys.modules)
+        assert "is not trusted" in problem(text).what, text
+        assert set(sys.modules) == before, text
+
+
+def test_trust_in_python_itself_opens_nothing(folder: Path) -> None:
+    for text in ("os:system", "builtins:exec", "subprocess:Popen"):
+        with read_once(frozenset({text.partition(":")[0]})):
+            assert "Python itself" in problem(text).what
+
+
+def test_names_that_are_not_of_the_form_are_refused(folder: Path) -> None:
+    hooks = f"{PACKAGE}.hooks"
+    for text in (
+        f"{hooks}:Net.method", f"{hooks}:soften.__globals__", f"{hooks}:", f":{hooks}", f".{hooks}:soften",
+        f"{hooks}:soften:x", f"{hooks}/x:soften", f"{hooks}: soften", f"{hooks}:soften()", f"../{PACKAGE}:x",
+        f"{hooks}..x:soften", "", " ", "a b", f"{hooks}\n:soften",
+    ):  # fmt: skip
+        assert "is not of the form package.module:function" in problem(text).what, text
+
+
+def test_reserved_names_and_what_a_module_only_imports_are_refused(folder: Path) -> None:
+    for name in ("__import__", "__class__", "__builtins__", "__getattribute__", "__loader__"):
+        assert "Python reserves" in problem(f"{PACKAGE}.hooks:{name}").what
+    for name, said in (
+        ("system", "comes from 'posix', and only"),
+        ("subprocess", "is module, neither a function nor a class"),
+        ("WIDTH", "is int, neither a function nor a class"),
+        ("softn", "did you mean 'soften'?"),
+    ):
+        assert said in problem(f"{PACKAGE}.hooks:{name}").what
+
+
+def test_a_module_that_ends_the_process_on_import_does_not(folder: Path) -> None:
+    assert "SystemExit: 3" in problem(f"{PACKAGE}.exits:x").what
+
+
+def test_the_refusal_holds_the_line_that_would_allow_it(folder: Path) -> None:
+    for kind, group in (
+        (ACTIONS, "hookrun.actions"),
+        (LOSSES, "hookrun.losses"),
+        (METRICS, "hookrun.metrics"),
+    ):
+        hint = problem("mine.hooks:soften", kind).hint
+        assert all(way in hint for way in ("HOOKRUN_TRUST=mine", "+trust=[mine]", group))
+    assert "entry point" not in problem("mine.hooks:soften", OPTIMIZERS).hint
+
+
+def test_an_installed_entry_point_is_trust_in_its_group_and_gives_a_short_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = folder / "site"
+    install(site, f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
+    (folder / PACKAGE).rename(site / PACKAGE)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    assert load("mine", ACTIONS, "").text == f"{PACKAGE}.hooks:soften"
+    assert load(f"{PACKAGE}.hooks:Net", ACTIONS, "").name == "Net"
+    assert load(f"{PACKAGE}.hooks:Net", OPTIMIZERS, "").name == "Net"
+    assert "not trusted" in problem(f"{PACKAGE}.hooks:soften", LOSSES).what
+    assert "no installed package has an entry point 'mine'" in problem("mine", LOSSES).what
+    install(site, "[hookrun.actions]\nmine = other.hooks:x\n", name="other")
+    assert "several installed packages give the name 'mine'" in problem("mine").what
+
+
+def test_metadata_in_the_current_directory_gives_no_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(folder, f"[hookrun.actions]\nmine = {PACKAGE}.hooks:soften\n")
+    monkeypatch.syspath_prepend("")
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    assert "no installed package" in problem("mine").what
+
+
+def test_the_hash_follows_the_source_of_the_module(folder: Path) -> None:
+    found = []
+    for text in (SOURCE, SOURCE.replace("x / 2", "x / 3")):
+        (folder / PACKAGE / "hooks.py").write_text(text)
+        sys.modules.pop(f"{PACKAGE}.hooks", None)
+        found.append(load(f"{PACKAGE}.hooks:soften", ACTIONS, "").code)
+    assert found[0].sha256 != found[1].sha256
+    assert found[0].hashed == f"the source of the module {PACKAGE}.hooks"
