@@ -13,12 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from hookrun import spec
+from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, Problem, SpecError, listed
 from hookrun.spec import Experiment
 from hookrun.tasks.base import Ready, Task, task_of
+from hookrun.tasks.goals import check_objective, goal_of, required_goal
 
-__all__ = ["Ready", "Task", "objective", "parse_experiment", "prepare", "run", "show", "task_of", "tasks"]
+__all__ = [
+    "Ready",
+    "Task",
+    "goal_of",
+    "objective",
+    "parse_experiment",
+    "prepare",
+    "required_goal",
+    "run",
+    "show",
+    "task_of",
+    "tasks",
+]
 
 
 @cache
@@ -39,6 +53,7 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
 
     Raises SpecError and CompileError.
     """
+    check_objective(experiment, [*SPLITS, *tasks()])
     return task_of(experiment).prepare(experiment, trust=trust)
 
 
@@ -67,15 +82,19 @@ def run(ready: Ready, path: Path) -> int:
 
 
 def objective(run_dir: Path) -> float:
-    """What an optimizing sweeper optimizes: the best validation accuracy, else the last loss.
+    """What an optimizing sweeper optimizes: the objective that the run says it has, else that of its metrics.
 
-    Raises HookrunError where the run has neither, as `predict` has.
+    Raises HookrunError where the run has no finite value of it: `predict` logs none, and a loss may be NaN.
     """
     from hookrun.store.reader import open_run
+    from hookrun.store.scores import names, result_of
 
-    metrics = open_run(run_dir).metrics
-    accuracies = [line["accuracy"] for line in metrics if line.get("split") == "val" and "accuracy" in line]
-    losses = [line["loss"] for line in metrics if "loss" in line]
-    if not accuracies and not losses:
+    run = open_run(run_dir)
+    result = result_of(run.status, run.metrics)
+    if result is None:
         raise HookrunError(f"{run_dir} has neither accuracy nor loss to optimize: use task=train or evaluate")
-    return float(max(accuracies) if accuracies else losses[-1])
+    if result.value is None:
+        there = listed(names(run.metrics), 8) or "none"
+        what = f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: {there}"
+        raise HookrunError(what)
+    return result.value

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hookrun.errors import HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
+from hookrun.spec.objective import Direction
 
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
@@ -36,6 +38,13 @@ class Task(TaskKeys):
 
         Raises SpecError and CompileError with every mistake found.
         """
+
+    def measures(self, settings: Settings) -> Mapping[str, Direction | None]:
+        """``split/name`` of the metrics that a run logs for its result -> which are better, None where not known.
+
+        Raises SpecError where the data cannot be described.
+        """
+        return {}
 
     def show(self, prepared: Any) -> None:
         """Print what the task shows of what `prepare` returned. Raises HookrunError where it shows nothing."""

@@ -150,6 +150,13 @@ class TaskOfOneSplit(TaskUnderHooks):
         return samples_of_a_pass(settings, sizes[self.split])
 
 
+def data_of(settings: Settings, split: Split) -> DataInfo:
+    """The description of the data, which is not read. Raises SpecError."""
+    from hookrun import data
+
+    return data.describe(settings.data, split)
+
+
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:
     """How many samples `train.limit_batches` leaves of a split of `size` samples; None where that is not known."""
     limit = settings.train.limit_batches

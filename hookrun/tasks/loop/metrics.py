@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hookrun.data import DataInfo
+from hookrun.spec.experiment import Train
+from hookrun.spec.objective import Direction, direction_of
 from hookrun.tasks.loop.losses import correct
+
+
+def measured(train: Train, info: DataInfo, splits: Iterable[str]) -> dict[str, Direction | None]:
+    """``split/name`` of the means over each split -> which are better.
+
+    There is an accuracy where the targets are labels and the loss compares the output with them; of a model that
+    computes its own loss nobody knows beforehand whether its output holds scores too.
+    """
+    target = info.target
+    has_accuracy = target is not None and not target.dtype.is_floating_point and train.loss != "output"
+    names: tuple[str, ...] = ("accuracy", "loss") if has_accuracy else ("loss",)
+    return {f"{split}/{name}": direction_of(name) for split in splits for name in names}
 
 
 class Average:
