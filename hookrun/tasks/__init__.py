@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,16 @@ from typing import Any
 from hookrun import spec
 from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
-from hookrun.errors import HookrunError, Problem, SpecError, listed
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.spec import Experiment
 from hookrun.tasks.base import Ready, Task, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
 
 __all__ = [
+    "Checked",
     "Ready",
     "Task",
+    "check_jobs",
     "goal_of",
     "objective",
     "parse_experiment",
@@ -33,6 +36,20 @@ __all__ = [
     "task_of",
     "tasks",
 ]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of checking the jobs of a sweep.
+
+    refused:  number -> what is wrong with the job
+    proven:   fake runs that were made
+    unproven: jobs whose shapes were left unchecked when time was up
+    """
+
+    refused: Mapping[int, SpecError | CompileError]
+    proven: int
+    unproven: int
 
 
 @cache
@@ -55,6 +72,27 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
     """
     check_objective(experiment, [*SPLITS, *tasks()])
     return task_of(experiment).prepare(experiment, trust=trust)
+
+
+def check_jobs(
+    jobs: Mapping[int, Experiment], seconds: float, *, trust: frozenset[str] = frozenset()
+) -> Checked:
+    """Check everything that can be checked before any of the jobs of a sweep runs; nothing is written.
+
+    jobs:    number -> experiment
+    seconds: after so many, hooks whose shapes were not yet checked are left to the jobs themselves
+    """
+    from hookrun.tasks.loop.shared import SharedMaker, model_key
+
+    shared, refused = SharedMaker(seconds), dict[int, SpecError | CompileError]()
+    for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
+        experiment = jobs[number]
+        try:
+            check_objective(experiment, [*SPLITS, *tasks()])
+            task_of(experiment).check(experiment, trust=trust, shared=shared)
+        except (SpecError, CompileError) as error:
+            refused[number] = error
+    return Checked(refused, shared.proven, shared.unproven)
 
 
 def refuse_ranks() -> None:

@@ -46,6 +46,13 @@ class Task(TaskKeys):
         """
         return {}
 
+    def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
+        """What `prepare` checks, for one of the jobs of a sweep; raises what it raises.
+
+        shared: a SharedMaker, with what the jobs checked before have made
+        """
+        self.prepare(experiment, trust=trust)
+
     def show(self, prepared: Any) -> None:
         """Print what the task shows of what `prepare` returned. Raises HookrunError where it shows nothing."""
         raise HookrunError(f"task={self.name} is run, not shown")

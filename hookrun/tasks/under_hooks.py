@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Experiment, Settings
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.loop.prepared import Prepared
+    from hookrun.tasks.loop.prepared import Maker, Prepared
     from hookrun.tasks.loop.running import Running
 
 Sizes = Mapping["Split", int | None]
@@ -65,15 +65,24 @@ class TaskUnderHooks(Task):
 
         Raises SpecError and CompileError.
         """
+        from hookrun.tasks.loop.prepared import Maker
+
+        return self._prepared(experiment, trust, Maker())
+
+    def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
+        """The same, with what the jobs before have made."""
+        self._prepared(experiment, trust, shared)
+
+    def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
         from hookrun.tasks.loop.optimizers import check_arguments
         from hookrun.tasks.loop.prepared import build, check_leftover, check_rows, compiled
 
         settings, split = experiment.settings, self.split_seen()
-        built = build(settings, split, trust, lambda info: self._problems(settings, info))
+        built = build(settings, split, trust, lambda info: self._problems(settings, info), maker)
         if self.trains and (refused := check_arguments(settings.train, built.model)):
             raise SpecError(refused)
         hooks, notes = experiment.hooks, self._idle_hooks(experiment)
-        prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
+        prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes, maker=maker)
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
         check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)

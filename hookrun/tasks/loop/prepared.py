@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
-from hookrun.proving import Plan, compile_plan
+from hookrun.proving import Example, Plan, compile_plan
 from hookrun.run_values import UsedBy, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
@@ -40,6 +40,15 @@ class Built:
 
 
 @dataclass(frozen=True)
+class Made:
+    """A model with its weights; see `Built`."""
+
+    model: nn.Module
+    leftover: Mapping[str, Tensor]
+    applied: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Prepared(Ready, Built):
     """An experiment that compiles.
 
@@ -50,11 +59,30 @@ class Prepared(Ready, Built):
     notes: tuple[str, ...]
 
 
+class Maker:
+    """Builds the model of a job and compiles its hooks; a sweep does so for many that are alike."""
+
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
+        """The model with its weights; info: None where the data is wrong. Raises SpecError."""
+        with session(settings.compute, settings.seed):
+            model = _model(settings, info, trust)
+        return Made(model, models.load_weights(model, settings.model), models.applied_hooks(settings.model))
+
+    def plan(
+        self, hooks: Spec, model: nn.Module, *, used_by: UsedBy, example: Example, training: bool
+    ) -> Plan:
+        """The plan, proven with the example. Raises CompileError."""
+        return compile_plan(
+            hooks, model, used_by=used_by, example=example, training=training, backward=training
+        )
+
+
 def build(
     settings: Settings,
     split: Split,
     trust: frozenset[str],
     more: Callable[[DataInfo | None], list[Problem]] = lambda info: [],
+    maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Built:
     """Describe the data, and build the model with its weights. Reads no data.
 
@@ -69,14 +97,12 @@ def build(
     info = _collected(problems, lambda: data.describe(settings.data, split))
     _collected(problems, lambda: loss_named(settings.train.loss))
     problems += more(info)
-    with session(settings.compute, settings.seed):
-        model = _collected(problems, lambda: _model(settings, info, trust))
+    made = _collected(problems, lambda: maker.model(settings, info, trust))
     if info is None:  # what a network takes from the data is missing for that reason alone
         problems = [each for each in problems if not each.where.startswith("model.args.")]
-    if problems or model is None or info is None or device is None:
+    if problems or made is None or info is None or device is None:
         raise SpecError(problems)
-    leftover = models.load_weights(model, settings.model)
-    return Built(info, model, device, leftover, models.applied_hooks(settings.model))
+    return Built(info, made.model, device, made.leftover, made.applied)
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -103,6 +129,7 @@ def compiled(
     *,
     training: bool,
     notes: Sequence[str] = (),
+    maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Prepared:
     """Compile the hooks against the model, and prove them with an example of a sample.
 
@@ -113,14 +140,9 @@ def compiled(
     Raises CompileError.
     """
     settings = experiment.settings
-    plan = compile_plan(
-        hooks,
-        built.model,
-        used_by=UsedBy(settings, split),
-        example=as_call(built.data.example(EXAMPLE_BATCH)),
-        training=training,
-        backward=training,
-    )
+    example = as_call(built.data.example(EXAMPLE_BATCH))
+    used_by = UsedBy(settings, split)
+    plan = maker.plan(hooks, built.model, used_by=used_by, example=example, training=training)
     notes = (*experiment.notes, *notes, *differences(hooks, settings))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
