@@ -50,13 +50,13 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         return _optimize(app, cfg, sweep_dir, trust)
     if not jobs:
         raise SpecError(_why_no_job(app, cfg))
-    names = [" ".join(filter_overrides(overrides)) for overrides in jobs]
+    typed = [list(filter_overrides(overrides)) for overrides in jobs]
     experiments, refused, shows = _validated(app, cfg, jobs)
     if not shows:
         refuse_ranks()
-    said = check(experiments, names, refused, trust)
+    said = check(experiments, typed, refused, trust)
     if shows:
-        return _show([experiments[number] for number in range(len(jobs))], names, trust)
+        return _show(list(experiments.values()), list(map(" ".join, typed)), trust)
     print(said, flush=True)
     del experiments
     return _launch(app, cfg, sweep_dir, SweepJob(trust))
@@ -193,7 +193,23 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, before:
     print(f"sweep: {len(codes) - len(failed)} of {len(codes)} jobs done, in {sweep_dir}")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
+    if best := _best(sweep_dir):
+        print(best)
     return most_serious(codes.values())
+
+
+def _best(sweep_dir: Path) -> str:
+    """A line about the best job; empty where no job has a value, or the jobs have different objectives."""
+    from hookrun.report.jobs import find_jobs
+    from hookrun.report.sweep_facts import SweepFacts
+
+    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir), {})
+    best = facts.best
+    if best is None or best.value is None or len(facts.jobs) < 2:
+        return ""
+    settings = " ".join(f"{key}={best.overrides.get(key, '')}" for key in facts.varied)
+    name = f"{best.name} ({settings})" if settings else best.name
+    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}; to {facts.goals[0]}"
 
 
 def _refuse_no_value(sweep_dir: Path, before: dict[Path, int], goal: Goal, error: Exception) -> None:

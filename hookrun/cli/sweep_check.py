@@ -20,12 +20,15 @@ Refused = Mapping[int, SpecError | CompileError]
 
 
 def check(
-    experiments: Mapping[int, Experiment], names: Sequence[str], refused: Refused, trust: frozenset[str]
+    experiments: Mapping[int, Experiment],
+    overrides: Sequence[Sequence[str]],
+    refused: Refused,
+    trust: frozenset[str],
 ) -> str:
     """Check the jobs that validate, and say what was done.
 
     experiments: number -> experiment
-    names:       the overrides of every job
+    overrides:   of every job
     refused:     number -> what is wrong with the other jobs
 
     Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
@@ -34,7 +37,7 @@ def check(
     release_memory()
     if all_refused := dict(sorted({**refused, **checked.refused}.items())):
         is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
-        raise (SpecError if is_spec else CompileError)(_grouped(all_refused, names))
+        raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
     jobs = f"{len(experiments)} job{'s' if len(experiments) > 1 else ''}"
     runs = f"{checked.proven} fake run{'s' if checked.proven != 1 else ''}"
     said = f"sweep: {jobs} checked, with {runs}"
@@ -43,27 +46,28 @@ def check(
     return said
 
 
-def _grouped(refused: Refused, names: Sequence[str]) -> list[Problem]:
+def _grouped(refused: Refused, overrides: Sequence[Sequence[str]]) -> list[Problem]:
     """Each different problem once, with the first job that has it."""
     jobs = dict[Problem, list[int]]()
     for number, error in refused.items():
         for problem in error.errors:
             jobs.setdefault(problem, []).append(number)
+    common = set(overrides[0]).intersection(*overrides)
     problems = list[Problem]()
     for problem, (first, *others) in list(jobs.items())[:MOST_PROBLEMS]:
-        named = [_named(number, names) for number in others]
-        also = f"; the same in {listed(named, MOST_JOBS)}" if others else ""
-        where = f"job {_named(first, names)}"
+        where = f"job {_named(first, overrides[first])}"
+        alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
+        also = f"; the same in {listed(alike, MOST_JOBS)}" if alike else ""
         problems.append(
             Problem(
                 f"{where}: {problem.where}" if problem.where else where, problem.what + also, problem.hint
             )
         )
     if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
-        what = f"{beyond} more problem{'s' if beyond > 1 else ''}; {len(refused)} of {len(names)} jobs are refused"
-        problems.append(Problem("", what))
+        of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
+        problems.append(Problem("", f"{beyond} more problem{'s' if beyond > 1 else ''}; {of_all}"))
     return problems
 
 
-def _named(number: int, names: Sequence[str]) -> str:
-    return f"#{number} ({names[number]})" if names[number] else f"#{number}"
+def _named(number: int, overrides: Sequence[str]) -> str:
+    return f"#{number} ({' '.join(overrides)})" if overrides else f"#{number}"

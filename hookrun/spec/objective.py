@@ -66,7 +66,7 @@ class Goal:
         return value > than if self.direction == "maximize" else value < than
 
     def __str__(self) -> str:
-        return f"{self.direction} {self.metric}, the value of each run's {self.of} epoch"
+        return f"{self.direction} {self.metric} ({self.of} epoch of a run)"
 
 
 def direction_of(metric: str) -> Direction | None:
