@@ -58,6 +58,18 @@ def test_the_process_is_given_back_as_it_was(run, code: int, hook) -> None:
 SGD = ("train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.shuffle=false", "train.epochs=1")
 
 
+def test_the_mean_of_each_epoch_stands_beside_its_batches(run) -> None:
+    found = run("train.epochs=2", "train.limit_batches=3", "train.log_every=1")
+    for epoch in range(2):
+        of_epoch = [line for line in found.metrics if (line["split"], line["epoch"]) == ("train", epoch)]
+        *batches, mean = of_epoch
+        assert [line["of"] for line in of_epoch] == ["batch"] * 3 + ["epoch"]
+        assert mean["step"] == 3 * (epoch + 1) and "lr" not in mean
+        for name in ("loss", "accuracy"):
+            assert mean[name] == pytest.approx(sum(line[name] for line in batches) / 3)
+    assert {line["of"] for line in val(found)} == {"epoch"}
+
+
 def test_two_micro_batches_are_one_batch(run) -> None:
     whole = run(*SGD, "data.batch_size=64", "train.limit_batches=3")
     halves = run(*SGD, "data.batch_size=32", "train.limit_batches=6", "train.accumulate=2")
