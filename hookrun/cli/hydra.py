@@ -105,7 +105,7 @@ class App(Hydra):
 
     def swept(self, cfg: DictConfig) -> list[Override]:
         """The overrides of a sweep, those of `hydra.sweeper.params` first."""
-        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
+        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
         lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
         return OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -22,11 +23,14 @@ from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
 from hookrun.cli.optimizing import tell_sweeper
-from hookrun.cli.sweep_check import check
+from hookrun.cli.sweep_check import SECONDS, check
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.tasks import parse_experiment, refuse_ranks, required_goal, task_of
+from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+
+_COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
+"""The roots of keys by which the jobs of a sweep may compile differently."""
 
 MOST_REFUSED = 100
 """Jobs that do not validate, before the others are left alone."""
@@ -69,7 +73,12 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str])
         return _show([experiment], [""], trust)
     refuse_ranks()
     goal = required_goal(experiment)
-    print(tell_sweeper(cfg, goal), flush=True)
+    said = tell_sweeper(cfg, goal)
+    swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
+    if swept.isdisjoint(_COMPILED):  # else the jobs' own values decide whether they compile
+        for error in check_jobs({0: experiment}, SECONDS, trust=trust).refused.values():
+            raise error
+    print(said, flush=True)
     return _launch(app, cfg, sweep_dir, SweepJob(trust, goal))
 
 

@@ -67,7 +67,7 @@ def test_optuna_finds_the_good_learning_rate_and_bears_one_that_diverges(cwd: Pa
     command = [
         "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=3",
         "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=9", "hydra.sweep.dir=found", "compute.device=cpu",
-        "train.optimizer.lr=1e-08,0.003,1e+30", "train.limit_batches=12", "compute.threads=1", "objective=val/loss",
+        "train.optimizer.lr=1e-08,0.003,1e+30", "model=mlp", "compute.threads=1", "objective=val/loss",
     ]  # fmt: skip
     assert main([*command, "hydra.sweeper.direction=maximize"]) == 2
     assert "the objective is to minimize val/loss" in capsys.readouterr().err and not any(cwd.iterdir())
