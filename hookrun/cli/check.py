@@ -190,6 +190,13 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept
         inside = str(error.full_key or "")  # `key={…}` with an unknown key in the braces
         return _unknown_key(override, inside if inside.startswith(f"{key}.") else key, cfg, is_swept)
     except OmegaConfBaseException as error:
+        if isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(cfg, key)):
+            hint = (
+                "a sweep has one: objective=val/accuracy"
+                if key == "objective"
+                else "name its keys one by one"
+            )
+            return Problem(key, "found a list, expected a mapping", hint)
         return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
     return None
 

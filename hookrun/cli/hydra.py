@@ -97,12 +97,17 @@ class App(Hydra):
         """The overrides of each job of a sweep; None where the sweeper chooses them as it goes."""
         if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
             return None
-        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
-        lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
-        overrides = OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
+        overrides = self.swept(cfg)
         _refuse_too_many(overrides)
-        (jobs,) = BasicSweeper.split_arguments(overrides, max_batch_size=None)
-        return jobs
+        return [
+            job for batch in BasicSweeper.split_arguments(overrides, max_batch_size=None) for job in batch
+        ]
+
+    def swept(self, cfg: DictConfig) -> list[Override]:
+        """The overrides of a sweep, those of `hydra.sweeper.params` first."""
+        swept = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.get("params") or {}).items()]
+        lines = [*swept, *cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))]
+        return OverridesParser.create(config_loader=self.config_loader).parse_overrides(lines)
 
     def job_config(self, cfg: DictConfig, overrides: Sequence[str], number: int) -> DictConfig:
         """The configuration of one job of the sweep `cfg`, as the launcher will compose it."""

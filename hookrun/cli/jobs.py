@@ -16,8 +16,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
-from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
+from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
+from hookrun.spec import Experiment
+from hookrun.spec.objective import Goal
 from hookrun.store.format import STATUS
 from hookrun.trust import read_once
 
@@ -59,12 +61,12 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-    trust:      the packages that were trusted when the command was entered, whatever the environment says by now
-    optimizing: the sweeper wants the objective of each job, and an exception from a failed one
+    trust: the packages that were trusted when the command was entered, whatever the environment says by now
+    goal:  the sweeper wants its value from each job, and an exception from a failed one; None: it wants exit codes
     """
 
     trust: frozenset[str]
-    optimizing: bool = False
+    goal: Goal | None = None
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
@@ -74,7 +76,7 @@ class SweepJob:
                 code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
         finally:
             release_memory()
-        if not self.optimizing:
+        if self.goal is None:
             return code
         if code != DONE:
             raise JobFailed(str(run_dir), code)
@@ -87,6 +89,8 @@ class SweepJob:
 
         try:
             experiment = tasks.parse_experiment(plain(cfg)).of_a_sweep()
+            if self.goal is not None:
+                _require_goal(experiment, self.goal)
             prepared = tasks.prepare(experiment, trust=self.trust)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
@@ -95,6 +99,15 @@ class SweepJob:
             RunDir.create(run_dir).set_status("failed", reason, exit_code(error))
             raise
         return tasks.run(prepared, run_dir)
+
+
+def _require_goal(experiment: Experiment, goal: Goal) -> None:
+    """Refuse a job whose objective is not the sweep's: their values could not be compared. Raises SpecError."""
+    from hookrun import tasks
+
+    if (own := tasks.required_goal(experiment)) != goal:
+        what = f"this job is to {own}, and the sweep is to {goal}"
+        raise SpecError([Problem("objective", what, "name an objective that every job has")])
 
 
 def _run_dir() -> Path:

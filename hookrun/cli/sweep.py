@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Glob, Override, RangeSweep
 from hydra.core.utils import JobReturn, filter_overrides
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -20,9 +22,18 @@ from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
-from hookrun.errors import Problem, SpecError
+from hookrun.cli.optimizing import tell_sweeper
+from hookrun.cli.sweep_check import SECONDS, check
+from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 from hookrun.spec import Experiment
-from hookrun.tasks import parse_experiment, refuse_ranks, task_of
+from hookrun.spec.objective import Goal
+from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+
+_COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
+"""The roots of keys by which the jobs of a sweep may compile differently."""
+
+MOST_REFUSED = 100
+"""Jobs that do not validate, before the others are left alone."""
 
 
 def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
@@ -40,22 +51,37 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         jobs = app.jobs(cfg)
     if jobs is None:
-        experiments = [parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))]
-        names = [""]
-    else:
-        names = [" ".join(filter_overrides(overrides)) for overrides in jobs]
-        experiments = _validated(app, cfg, jobs, names)
-    if all(task_of(experiment).shows for experiment in experiments):
-        if jobs is not None:
-            experiments = [
-                planned(experiment, overrides, partial(_job_config, app, cfg, number))
-                for number, (experiment, overrides) in enumerate(zip(experiments, jobs, strict=True))
-            ]
-        return _show(experiments, names, trust)
-    refuse_ranks()
+        return _optimize(app, cfg, sweep_dir, trust)
+    if not jobs:
+        raise SpecError(_why_no_job(app, cfg))
+    typed = [list(filter_overrides(overrides)) for overrides in jobs]
+    experiments, refused, shows = _validated(app, cfg, jobs)
+    if not shows:
+        refuse_ranks()
+    said = check(experiments, typed, refused, trust)
+    if shows:
+        return _show(list(experiments.values()), list(map(" ".join, typed)), trust)
+    print(said, flush=True)
     del experiments
     with claimed(sweep_dir, "hydra.sweep.dir"):
-        return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
+        return _launch(app, cfg, sweep_dir, SweepJob(trust))
+
+
+def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str]) -> int:
+    """A sweep whose jobs are chosen by their objective. Each is checked before it runs; here, what they share."""
+    experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
+    if task_of(experiment).shows:
+        return _show([experiment], [""], trust)
+    refuse_ranks()
+    goal = required_goal(experiment)
+    said = tell_sweeper(cfg, goal)
+    swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
+    if swept.isdisjoint(_COMPILED):  # else the jobs' own values decide whether they compile
+        for error in check_jobs({0: experiment}, SECONDS, trust=trust).refused.values():
+            raise error
+    print(said, flush=True)
+    with claimed(sweep_dir, "hydra.sweep.dir"):
+        return _launch(app, cfg, sweep_dir, SweepJob(trust, goal))
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
@@ -63,23 +89,59 @@ def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
     return Composition(app, cfg.hydra.job.config_name, [*shared, *overrides])
 
 
-def _validated(app: App, cfg: DictConfig, jobs: list[list[str]], names: list[str]) -> list[Experiment]:
-    """The experiment of each job; raises SpecError with the mistakes of the first that is refused."""
-    experiments = list[Experiment]()
-    run_dirs = dict[Path, int]()
+def _validated(
+    app: App, cfg: DictConfig, jobs: list[list[str]]
+) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
+    """The experiment of each job that validates, what is wrong with each other, and whether all are only shown.
+
+    Where the first jobs are all refused there is no use in composing thousands more.
+    """
+    experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
+    run_dirs, shown = dict[Path, int](), set[int]()
     for number, overrides in enumerate(jobs):
         try:
             with explained(_asked(app, cfg, overrides)):
                 job = app.job_config(cfg, overrides, number)
             experiment = parse_experiment(plain_job(job))
-            if not task_of(experiment).shows:
+            if task_of(experiment).shows:
+                shown.add(number)
+                experiment = planned(experiment, overrides, partial(_job_config, app, cfg, number))
+            else:
                 run_dir = unused_run_dir(job, "hydra.sweep.dir")
                 _refuse_outside(run_dir, job)
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
         except SpecError as error:
-            raise _in_job(error, f"job #{number} ({names[number]})") from error
-        experiments.append(experiment)
-    return experiments
+            refused[number] = error
+            if len(refused) >= MOST_REFUSED:
+                break
+            continue
+        experiments[number] = experiment
+    return experiments, refused, shown >= experiments.keys()
+
+
+def _why_no_job(app: App, cfg: DictConfig) -> list[Problem]:
+    """The problem of each override that stands for no value at all."""
+    return [
+        Problem(override.key_or_group, f"{override.get_value_string()} stands for no value: {why}", hint)
+        for override in app.swept(cfg)
+        if override.is_discrete_sweep() and next(iter(override.sweep_iterator()), None) is None
+        for why, hint in [_why_no_value(override, app)]
+    ] or [Problem("hydra.sweeper", "the sweep has no job", "give a key several values: seed=1,2")]
+
+
+def _why_no_value(override: Override, app: App) -> tuple[str, str]:
+    key, value = override.key_or_group, override.value()
+    if isinstance(value, Glob):
+        options = app.options(key)
+        if not options:
+            return "glob() picks names of a config group, and this is a key", f"list the values: {key}=1,2,3"
+        return f"it matches none of the config group {key!r}", nearest(" ".join(value.include), options)
+    if isinstance(value, RangeSweep):
+        return (
+            "the range is empty",
+            "a range goes from its start to below its stop: range(1,5), range(5,1,-1)",
+        )
+    return "it is empty", f"list the values: {key}=1,2,3"
 
 
 def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) -> dict[str, Any]:
@@ -99,10 +161,6 @@ def _refuse_shared(run_dir: Path, first: int, number: int) -> None:
     if first != number:
         what = f"job #{first} has the same directory, {run_dir}"
         raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
-
-
-def _in_job(error: SpecError, job: str) -> SpecError:
-    return SpecError([Problem(f"{job}: {each.where}", each.what, each.hint) for each in error.errors])
 
 
 def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]) -> int:
@@ -132,12 +190,60 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, before:
         # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
         with explained(_asked(app, cfg, [])):
             raise error
-    codes = dict(_returned(returned)) if not job.optimizing else _written(sweep_dir, before)
+    except Exception as error:
+        if job.goal is None or isinstance(error, HookrunError):
+            raise
+        _refuse_no_value(sweep_dir, before, job.goal, error)
+        raise
+    codes = dict(_returned(returned)) if job.goal is None else _written(sweep_dir, before)
+    if not codes:
+        raise SpecError(
+            [Problem("hydra.sweeper", "the sweeper ran no job", "see how many it is told to run")]
+        )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
     print(f"sweep: {len(codes) - len(failed)} of {len(codes)} jobs done, in {sweep_dir}")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
+    if best := _best(sweep_dir):
+        print(best)
     return most_serious(codes.values())
+
+
+def _best(sweep_dir: Path) -> str:
+    """A line about the best job; empty where no job has a value, or the jobs have different objectives."""
+    from hookrun.report.jobs import find_jobs
+    from hookrun.report.sweep_facts import SweepFacts
+
+    facts = SweepFacts(sweep_dir, find_jobs(sweep_dir), {})
+    best = facts.best
+    if best is None or best.value is None or len(facts.jobs) < 2:
+        return ""
+    settings = " ".join(f"{key}={best.overrides.get(key, '')}" for key in facts.varied)
+    name = f"{best.name} ({settings})" if settings else best.name
+    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}; to {facts.goals[0]}"
+
+
+def _refuse_no_value(sweep_dir: Path, before: dict[Path, int], goal: Goal, error: Exception) -> None:
+    """Where no job has a value of the goal, that is why the sweeper failed. Raises HookrunError."""
+    from hookrun import tasks
+
+    codes = _written(sweep_dir, before)
+    for run_dir in (path for path, code in codes.items() if code == DONE):
+        try:
+            tasks.objective(Path(run_dir))
+        except HookrunError:
+            continue
+        return
+    if not codes:
+        raise SpecError([Problem("hydra.sweeper", f"the sweeper ran no job: {reason(error)}")]) from error
+    said = f"none of the {len(codes)} jobs has a finite {goal.metric}: the sweeper has nothing to choose from"
+    failure = NoResult(f"{said}, in {sweep_dir}")
+    failure.exit_code = most_serious(codes.values()) or FAILED
+    raise failure from error
+
+
+class NoResult(HookrunError):
+    """No job of an optimizing sweep has a value of its objective."""
 
 
 def _returned(batches: list[list[JobReturn]]) -> Iterator[tuple[str, int]]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
-from hookrun.report.lines import SampledLines, sampled
+from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import CAPTURES, CONFIG, ERROR, METRICS, PREDICTIONS, STATS, STATUS
@@ -126,7 +126,7 @@ def read_facts(path: Path) -> Facts:
             notes.append(f"{what} can't be read: {error}")
             return otherwise
 
-    metrics = tried("the metrics", lambda: sampled(run.path / METRICS, _is_validation), SampledLines())
+    metrics = tried("the metrics", lambda: sampled(run.path / METRICS, is_kept), SampledLines())
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
     facts = Facts(
         path=run.path,
@@ -205,10 +205,6 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise StoreError(os_reason(error)) from error
     return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
-
-
-def _is_validation(line: bytes) -> bool:
-    return b'"split": "train"' not in line
 
 
 def _records(path: Path) -> SampledLines:

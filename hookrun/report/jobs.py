@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hookrun.report.draw.text import seconds_between
-from hookrun.report.lines import numbers, sampled
+from hookrun.report.lines import is_kept, sampled
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError
 from hookrun.store.format import ENV, METRICS, REPORT, STATUS
@@ -18,6 +18,7 @@ from hookrun.store.inside import is_there
 from hookrun.store.read_records import read_record
 from hookrun.store.records import EnvRecord, Record, Status
 from hookrun.store.run_dir import cut_off
+from hookrun.store.scores import Result, is_batch, measures, result_of
 
 OVERRIDES = ".hydra/overrides.yaml"
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
@@ -30,7 +31,9 @@ class JobFacts:
     name:      its directory, within the sweep's
     status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is gone
     overrides: key -> value, as they were given
-    metrics:   ``split/name`` -> the latest value
+    metrics:   ``split/name`` -> the latest value, of a whole pass where there is one
+    of_batch:  the metrics that are of the last logged batch, for want of a mean
+    result:    by the job's objective; None where it has none
     """
 
     name: str
@@ -41,8 +44,15 @@ class JobFacts:
     seconds: float | None
     overrides: dict[str, str]
     metrics: dict[str, float]
+    of_batch: frozenset[str]
+    result: Result | None
     argv: list[Any]
     has_report: bool
+
+    @property
+    def value(self) -> float | None:
+        """Its value of the objective; None where it has none that is finite."""
+        return None if self.result is None else self.result.value
 
     @property
     def link(self) -> str:
@@ -70,11 +80,11 @@ def _job(folder: Path, path: Path) -> JobFacts:
     reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
-    values = dict[str, float]()
-    for line in sampled(path / METRICS, lambda line: b'"split": "train"' not in line, limit=_ENOUGH).records:
-        split = line.get("split", "")
-        for name, value in numbers(line, without=("step", "epoch")).items():
-            values[f"{split}/{name}" if split else name] = value
+    lines = sampled(path / METRICS, is_kept, limit=_ENOUGH).records
+    means, batches = dict[str, float](), dict[str, float]()
+    for line in lines:
+        (batches if is_batch(line) else means).update(measures(line))
+    values = {name: value for name, value in (batches | means).items() if not name.endswith("/lr")}
     return JobFacts(
         name=path.relative_to(folder).as_posix(),
         status=str(status.get("status", "not started")),
@@ -83,7 +93,9 @@ def _job(folder: Path, path: Path) -> JobFacts:
         started=str(status.get("started", "")),
         seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
         overrides=_overrides(path),
-        metrics={name: value for name, value in values.items() if not name.endswith("/lr")},
+        metrics=values,
+        of_batch=frozenset(values.keys() - means.keys()),
+        result=result_of(status, lines) if status.get("status") == "done" else None,
         argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
     )

@@ -77,6 +77,11 @@ def sampled(
     return found
 
 
+def is_kept(line: bytes) -> bool:
+    """Whether a line of metrics.jsonl stays where a file is sampled: all do but single batches of training."""
+    return b'"split": "train"' not in line or b'"of": "epoch"' in line
+
+
 def _lines(file: BinaryIO, counts: Counter[str]) -> Iterator[bytes]:
     """The lines of a file; one that is longer than `MOST_LINE` is counted and left out."""
     is_rest = False

@@ -28,11 +28,21 @@ def _csv(facts: SweepFacts) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(
-        ["job", "status", "reason", "exit_code", "started", "seconds", *facts.keys, *facts.metrics]
+        [
+            "job",
+            "status",
+            "reason",
+            "exit_code",
+            "started",
+            "seconds",
+            *facts.keys,
+            *facts.metrics,
+            "objective",
+        ]
     )
     for job in facts.jobs:
         own = [job.name, job.status, job.reason, job.exit_code, job.started, job.seconds]
         swept = [job.overrides.get(key) for key in facts.keys]
         measured = [job.metrics.get(name) for name in facts.metrics]
-        writer.writerow([*own, *swept, *measured])
+        writer.writerow([*own, *swept, *measured, job.value])
     return file.getvalue()

@@ -12,6 +12,7 @@ from typing import Any
 
 from hookrun.report.jobs import JobFacts, find_jobs
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
+from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
 
 MOST_OVERRIDES = 50_000
@@ -59,6 +60,22 @@ class SweepFacts:
         if self.asked:
             counts["not started"] += max(math.prod(self.asked.values()) - len(self.jobs), 0)
         return {status: counts[status] for status in _ORDER if counts[status]}
+
+    @cached_property
+    def goals(self) -> list[Goal]:
+        """What the jobs are judged by: one, unless they measure different things."""
+        return list(dict.fromkeys(job.result.goal for job in self.jobs if job.result is not None))
+
+    @cached_property
+    def best(self) -> JobFacts | None:
+        """The best job, the first of equal ones; None where there is none, or no one goal."""
+        best: JobFacts | None = None
+        for job in self.jobs if len(self.goals) == 1 else ():
+            if job.value is None:
+                continue
+            if best is None or best.value is None or self.goals[0].is_better(job.value, best.value):
+                best = job
+        return best
 
     @cached_property
     def failed(self) -> list[JobFacts]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice
+from hookrun.spec.section import Section as Section
 
 MOST = 10**12
 """The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
@@ -21,12 +23,6 @@ MOST_PARTS = 100
 """Groups of an optimizer, or schedules that one is composed of."""
 
 Count = Field(default=None, ge=1, le=MOST)
-
-
-class Section(BaseModel):
-    """A frozen section of the configuration; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TaskKeys(Section):
@@ -215,3 +211,4 @@ class Settings(Section):
     compute: Compute = Compute()
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
+    objective: Objective = Objective()

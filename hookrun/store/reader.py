@@ -91,7 +91,10 @@ class Run:
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl in order; NaN and infinities are floats."""
+        """The lines of metrics.jsonl in order; NaN and infinities are floats.
+
+        `of` tells the means of a whole pass (`epoch`) from single batches that were logged while training (`batch`).
+        """
         return read_records(self.path / METRICS, METRICS_LINE)
 
     @cached_property

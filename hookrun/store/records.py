@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    FailFast,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from hookrun.spec.objective import Direction, OfRun
 
 MOST_NAME = 1_000
 """Characters of a name: of a hook, a module, a parameter, a metric."""
@@ -38,6 +49,16 @@ class Record(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
 
 
+class ObjectiveRecord(Record):
+    """The result of a run by its objective; `value` is None where the run has no finite one."""
+
+    metric: Name
+    direction: Direction
+    of: OfRun
+    value: Annotated[float, Field(allow_inf_nan=False)] | None
+    epoch: Count | None
+
+
 class Status(Record):
     """status.json. `manifest` is the SHA-256 of manifest.json, where the run came to its end."""
 
@@ -49,6 +70,7 @@ class Status(Record):
     host: Name | None = None
     exit_code: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     manifest: Sha256 | None = None
+    objective: ObjectiveRecord | None = None
 
 
 class PlannedMatch(Record):
@@ -146,7 +168,30 @@ class StatsLine(Record):
     spent: Count | None = None
 
 
-_MetricsLine = Annotated[dict[Name, bool | Whole | float | Text | None], Field(max_length=1_000)]
+Of = Literal["batch", "epoch"]
+"""What the numbers of a line are means of: one logged batch, or a whole pass through the split."""
+
+MOST_METRICS = 1_000
+"""Keys of a line of metrics.jsonl."""
+
+
+class MetricsLine(Record):
+    """A line of metrics.jsonl: the keys that have a meaning in every line. The others are the metrics, all scalars.
+
+    of: not written by earlier versions, which logged no means of training epochs
+    """
+
+    __pydantic_extra__: dict[Name, bool | Whole | float | Text | None]
+
+    split: Text | None = None
+    of: Of | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few_keys(cls, line: Any) -> Any:
+        if isinstance(line, Mapping) and len(line) > MOST_METRICS:
+            raise ValueError(f"it has {len(line):,} keys, and a line has at most {MOST_METRICS:,}")
+        return line
 
 
 class EntryRecord(Record):
@@ -222,7 +267,7 @@ class HydraRecord(Record):
     job: HydraJob = HydraJob()
 
 
-METRICS_LINE: TypeAdapter[Any] = TypeAdapter(_MetricsLine, config=ConfigDict(strict=True))
+METRICS_LINE: TypeAdapter[Any] = TypeAdapter(MetricsLine)
 STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
 
 R = TypeVar("R", bound=Record)

@@ -84,15 +84,23 @@ class RunDir:
         make_folder(folder)
         return cls(folder, buffer)
 
-    def set_status(self, status: State, reason: str = "", exit_code: int | None = None) -> None:
+    def set_status(
+        self,
+        status: State,
+        reason: str = "",
+        exit_code: int | None = None,
+        objective: Mapping[str, Any] | None = None,
+    ) -> None:
         """Replace status.json. Times are ISO 8601 in UTC; the exit code is the state's own unless given.
+
+        objective: the run's result, as an ObjectiveRecord
 
         A reason of more than `MOST_REASON` characters is cut. A manifest that was written is named by its SHA-256.
         """
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
         code = EXIT_CODES[status] if exit_code is None else exit_code
-        record = {
+        record: dict[str, Any] = {
             "status": status,
             "reason": reason if len(reason) <= MOST_REASON else f"{reason[:MOST_REASON]}… (cut off here)",
             "started": self._started,
@@ -101,6 +109,8 @@ class RunDir:
             "host": platform.node(),
             "exit_code": code,
         }
+        if objective is not None:
+            record["objective"] = dict(objective)
         if self._manifest:
             record["manifest"] = self._manifest
         try:

@@ -8,19 +8,49 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hookrun import spec
+from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.spec import Experiment
 from hookrun.tasks.base import Ready, Task, task_of
+from hookrun.tasks.goals import check_objective, goal_of, required_goal
 from hookrun.trust import of_environment, read_once
 
-__all__ = ["Ready", "Task", "objective", "parse_experiment", "prepare", "run", "show", "task_of", "tasks"]
+__all__ = [
+    "Checked",
+    "Ready",
+    "Task",
+    "check_jobs",
+    "goal_of",
+    "objective",
+    "parse_experiment",
+    "prepare",
+    "required_goal",
+    "run",
+    "show",
+    "task_of",
+    "tasks",
+]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What came of checking the jobs of a sweep.
+
+    refused:  number -> what is wrong with the job
+    proven:   fake runs that were made
+    unproven: jobs whose shapes were left unchecked when time was up
+    """
+
+    refused: Mapping[int, SpecError | CompileError]
+    proven: int
+    unproven: int
 
 
 @cache
@@ -52,7 +82,31 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
     """
     trust = trust | of_environment()
     with read_once(trust):
+        check_objective(experiment, [*SPLITS, *tasks()])
         return task_of(experiment).prepare(experiment, trust=trust)
+
+
+def check_jobs(
+    jobs: Mapping[int, Experiment], seconds: float, *, trust: frozenset[str] = frozenset()
+) -> Checked:
+    """Check everything that can be checked before any of the jobs of a sweep runs; nothing is written.
+
+    jobs:    number -> experiment
+    seconds: after so many, hooks whose shapes were not yet checked are left to the jobs themselves
+    """
+    from hookrun.tasks.loop.shared import SharedMaker, model_key
+
+    shared, refused = SharedMaker(seconds), dict[int, SpecError | CompileError]()
+    trust = trust | of_environment()
+    with read_once(trust):
+        for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
+            experiment = jobs[number]
+            try:
+                check_objective(experiment, [*SPLITS, *tasks()])
+                task_of(experiment).check(experiment, trust=trust, shared=shared)
+            except (SpecError, CompileError) as error:
+                refused[number] = error
+    return Checked(refused, shared.proven, shared.unproven)
 
 
 def refuse_ranks() -> None:
@@ -80,15 +134,19 @@ def run(ready: Ready, path: Path) -> int:
 
 
 def objective(run_dir: Path) -> float:
-    """What an optimizing sweeper optimizes: the best validation accuracy, else the last loss.
+    """What an optimizing sweeper optimizes: the objective that the run says it has, else that of its metrics.
 
-    Raises HookrunError where the run has neither, as `predict` has.
+    Raises HookrunError where the run has no finite value of it: `predict` logs none, and a loss may be NaN.
     """
     from hookrun.store.reader import open_run
+    from hookrun.store.scores import names, result_of
 
-    metrics = open_run(run_dir).metrics
-    accuracies = [line["accuracy"] for line in metrics if line.get("split") == "val" and "accuracy" in line]
-    losses = [line["loss"] for line in metrics if "loss" in line]
-    if not accuracies and not losses:
+    run = open_run(run_dir)
+    result = result_of(run.status, run.metrics)
+    if result is None:
         raise HookrunError(f"{run_dir} has neither accuracy nor loss to optimize: use task=train or evaluate")
-    return float(max(accuracies) if accuracies else losses[-1])
+    if result.value is None:
+        there = listed(names(run.metrics), 8) or "none"
+        what = f"{result.goal.metric} has no finite value in {run_dir}; metrics with one: {there}"
+        raise HookrunError(what)
+    return result.value

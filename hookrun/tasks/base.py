@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from hookrun.errors import HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
 from hookrun.spec.experiment import Section
+from hookrun.spec.objective import Direction
 
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
@@ -44,6 +45,20 @@ class Task(TaskKeys):
     def unused(self, experiment: Experiment) -> list[str]:
         """Key paths of settings that differ from their defaults and that this task does not use."""
         return []
+
+    def measures(self, settings: Settings) -> Mapping[str, Direction | None]:
+        """``split/name`` of the metrics that a run logs for its result -> which are better, None where not known.
+
+        Raises SpecError where the data cannot be described.
+        """
+        return {}
+
+    def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
+        """What `prepare` checks, for one of the jobs of a sweep; raises what it raises.
+
+        shared: a SharedMaker, with what the jobs checked before have made
+        """
+        self.prepare(experiment, trust=trust)
 
     def show(self, prepared: Any) -> None:
         """Print what the task shows of what `prepare` returned. Raises HookrunError where it shows nothing."""

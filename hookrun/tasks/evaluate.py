@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from hookrun.spec import Settings
+from hookrun.spec.objective import Direction
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import Metrics
+from hookrun.tasks.under_hooks import Metrics, data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
@@ -22,9 +24,15 @@ class EvaluateTask(TaskWithBackward):
 
     metrics: Metrics = None
 
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """The means over the split."""
+        from hookrun.tasks.loop.metrics import measured
+
+        return measured(self.metrics, settings.train, data_of(settings, self.split), (self.split,))
+
     def perform(self, running: Running) -> None:
         """Log the means over all samples."""
         from hookrun.tasks.loop.batches import Batches
 
         batches, forward = Batches(running.prepared, self.split), self.forward(running)
-        running.conclude(self.split, running.evaluate(batches, self.split, self.name, forward))
+        running.conclude(self.split, running.evaluate(batches, self.split, self.name, forward), "epoch")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import HookrunError, Problem
 from hookrun.spec import Experiment, Settings
+from hookrun.spec.objective import Direction
 from hookrun.tasks.base import changed
 from hookrun.tasks.under_hooks import TaskOfOneSplit
 
@@ -35,6 +36,10 @@ class ExportTask(TaskOfOneSplit):
         from hookrun.plan.graph_support import unexportable
 
         return unexportable(plan)
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """How much the program differs from the model."""
+        return {f"{self.split}/difference": "minimize"}
 
     def perform(self, running: Running) -> None:
         """Write the program.

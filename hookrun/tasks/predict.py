@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.errors import HookrunError
+from hookrun.spec import Settings
+from hookrun.spec.objective import Direction
 from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import Metrics
+from hookrun.tasks.under_hooks import Metrics, data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
@@ -22,6 +24,15 @@ class PredictTask(TaskWithBackward):
     task_name: ClassVar[str] = "predict"
 
     metrics: Metrics = None
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """The means over the split."""
+        from hookrun.tasks.loop.metrics import measured
+
+        if self.metrics is None:
+            return {}
+        info = data_of(settings, self.split)
+        return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, running: Running) -> None:
         """Run the split through the model. Raises HookrunError where it has no samples."""

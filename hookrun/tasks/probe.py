@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import HookrunError, Problem
+from hookrun.spec import Settings
+from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
 
 if TYPE_CHECKING:
@@ -29,6 +31,10 @@ class ProbeTask(TaskOfCaptures):
         if run.config:
             return None
         return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """How well each probe does; a probe of numbers has r2 there."""
+        return {f"{self.name}/accuracy": "maximize", f"{self.name}/train_accuracy": "maximize"}
 
     def analyse(self, analysing: Analysing) -> None:
         """Log and show how each probe does, and write their weights."""

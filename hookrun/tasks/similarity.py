@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.errors import HookrunError, Problem
+from hookrun.spec import Settings
+from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
 
 if TYPE_CHECKING:
@@ -24,6 +26,10 @@ class SimilarityTask(TaskOfCaptures):
             return None
         text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
         return Problem("task.capture", text, "capture several modules")
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """How alike two different modules are."""
+        return {f"{self.name}/cka": "maximize"}
 
     def analyse(self, analysing: Analysing) -> None:
         """Log and show the matrix. Raises HookrunError where the modules were captured on different samples."""

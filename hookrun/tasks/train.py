@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.spec import Settings
-from hookrun.tasks.under_hooks import Metrics, Sizes, TaskUnderHooks, samples_of_a_pass
+from hookrun.spec.objective import Direction
+from hookrun.tasks.under_hooks import Metrics, Sizes, TaskUnderHooks, data_of, samples_of_a_pass
 
 if TYPE_CHECKING:
     from hookrun.data import Split
@@ -44,6 +45,14 @@ class TrainTask(TaskUnderHooks):
         if train is None or val is None or settings.train.steps is not None:
             return None
         return (train + val) * settings.train.epochs
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """Loss and accuracy of the training epochs and, where the data has one, of the validation."""
+        from hookrun.tasks.loop.metrics import measured
+
+        info = data_of(settings, self.split_seen())
+        splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
+        return measured(self.metrics, settings.train, info, splits)
 
     def perform(self, running: Running) -> None:
         """Train until the epochs or the steps are over, or a check asks to stop."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.own_losses import TrainLoss
-    from hookrun.tasks.loop.prepared import Prepared
+    from hookrun.tasks.loop.prepared import Maker, Prepared
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
 
@@ -99,10 +99,19 @@ class TaskUnderHooks(Task):
 
         Raises SpecError and CompileError.
         """
+        from hookrun.tasks.loop.prepared import Maker
+
+        return self._prepared(experiment, trust, Maker())
+
+    def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
+        """The same, with what the jobs before have made."""
+        self._prepared(experiment, trust, shared)
+
+    def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
         from hookrun.tasks.loop.prepared import build, check_leftover, check_rows, compiled
 
         settings, split = experiment.settings, self.split_seen()
-        built = build(settings, split, trust, lambda info: self.problems(settings, info))
+        built = build(settings, split, trust, lambda info: self.problems(settings, info), maker)
         trained = self._trained(experiment, built.model)
         notes = [*self._idle_hooks(experiment), *self.remarks(settings, experiment.hooks.hooks)]
         prepared = compiled(
@@ -113,6 +122,7 @@ class TaskUnderHooks(Task):
             training=self.trains,
             score=self.score(built.loss),
             notes=notes,
+            maker=maker,
         )
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
@@ -227,6 +237,13 @@ class TaskOfOneSplit(TaskUnderHooks):
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
         """The samples of one pass."""
         return samples_of_a_pass(settings, sizes[self.split])
+
+
+def data_of(settings: Settings, split: Split) -> DataInfo:
+    """The description of the data, which is not read. Raises SpecError."""
+    from hookrun import data
+
+    return data.describe(settings.data, split)
 
 
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:

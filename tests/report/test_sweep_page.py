@@ -61,6 +61,35 @@ def test_the_page_leads_to_the_page_of_each_job(sweep: Path, page) -> None:
     assert all((sweep / link).is_file() for link in links)
 
 
+def test_the_page_says_the_objective_and_marks_the_best_job(sweep: Path, copied: Path, page) -> None:
+    best = max(table(sweep), key=lambda row: float(row["objective"]))
+    found = page(sweep)
+    assert f"maximize val/accuracy (best epoch of a run). Best: job {best['job']} with" in found.text
+    assert found.source.count('<tr id="best">') == 1 and "Single batches" not in found.text
+    for job in range(6):  # as an earlier version left them: no means of training, no result in the status
+        path = copied / str(job)
+        lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        kept = [line for line in lines if line.pop("of") == "batch" or line["split"] == "val"]
+        (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in kept))
+        status = json.loads((path / "status.json").read_text())
+        del status["objective"]
+        (path / "status.json").write_text(json.dumps(status))
+    write_report(copied)
+    old = page(copied)
+    assert "Single batches, not means train/accuracy, train/loss" in old.text
+    assert f"Best: job {best['job']} with" in old.text
+
+
+def test_the_training_loss_is_the_mean_of_the_last_epoch(sweep: Path) -> None:
+    for row in table(sweep):
+        (mean,) = [
+            line["loss"]
+            for line in hookrun.open_run(sweep / row["job"]).metrics
+            if (line["split"], line["of"]) == ("train", "epoch")
+        ]
+        assert float(row["train/loss"]) == mean
+
+
 def test_repetitions_are_one_curve_with_a_band(sweep: Path, page) -> None:
     source = page(sweep).source
     assert "<span>val/accuracy against train.optimizer.lr</span>" in source and 'class="band c0"' in source

@@ -28,10 +28,14 @@ def scalars(found: EventAccumulator, tag: str) -> list[tuple[int, float]]:
 def test_metrics_are_those_of_the_run(run: Callable[..., Any]) -> None:
     found = run(*QUICK)
     written = events(found.path)
-    for split in ("train", "val"):
-        lines = [line for line in found.metrics if line["split"] == split]
+    for split, of, tag in (
+        ("train", "batch", "train/loss"),
+        ("train", "epoch", "train/loss/epoch"),
+        ("val", "epoch", "val/loss"),
+    ):
+        lines = [line for line in found.metrics if (line["split"], line["of"]) == (split, of)]
         expected = [(line["step"], pytest.approx(line["loss"])) for line in lines]
-        assert scalars(written, f"{split}/loss") == expected
+        assert scalars(written, tag) == expected and expected
     assert "train/lr" in written.Tags()["scalars"]
 
 

@@ -133,6 +133,13 @@ def test_a_sweep_gives_the_objective_of_each_run(run) -> None:
     assert tasks.objective(trained.path) == max(accuracies)
     own_loss = run(*QUICK, "model=tutorial/regression", "train.loss=output")
     assert tasks.objective(own_loss.path) == own_loss.metrics[-1]["loss"]
+    assert own_loss.status["objective"]["metric"] == "val/loss"
+    last = run(*QUICK, "objective={metric: train/loss, of: last}")
+    assert tasks.objective(last.path) == [each["loss"] for each in last.metrics if each["of"] == "epoch"][-2]
+    lost = run(*QUICK, "objective=val/loss", "train.optimizer.lr=1e30")
+    assert lost.status["objective"]["value"] is None
+    with pytest.raises(HookrunError, match=r"val/loss has no finite value .* metrics with one: "):
+        tasks.objective(lost.path)
     with pytest.raises(HookrunError, match="neither accuracy nor loss"):
         tasks.objective(run("task=predict", "train.limit_batches=1").path)
 

@@ -58,6 +58,18 @@ def test_the_process_is_given_back_as_it_was(run, code: int, hook) -> None:
 SGD = ("train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.shuffle=false", "train.epochs=1")
 
 
+def test_the_mean_of_each_epoch_stands_beside_its_batches(run) -> None:
+    found = run("train.epochs=2", "train.limit_batches=3", "train.log_every=1")
+    for epoch in range(2):
+        of_epoch = [line for line in found.metrics if (line["split"], line["epoch"]) == ("train", epoch)]
+        *batches, mean = of_epoch
+        assert [line["of"] for line in of_epoch] == ["batch"] * 3 + ["epoch"]
+        assert mean["step"] == 3 * (epoch + 1) and "lr" not in mean
+        for name in ("loss", "accuracy"):
+            assert mean[name] == pytest.approx(sum(line[name] for line in batches) / 3)
+    assert {line["of"] for line in val(found)} == {"epoch"}
+
+
 def test_two_micro_batches_are_one_batch(run) -> None:
     whole = run(*SGD, "data.batch_size=64", "train.limit_batches=3")
     halves = run(*SGD, "data.batch_size=32", "train.limit_batches=6", "train.accumulate=2")
@@ -78,7 +90,7 @@ def test_gradient_hooks_fire_per_micro_batch_and_optimizer_hooks_per_step(run, c
 
 def test_steps_end_a_run_before_its_epochs_do(run) -> None:
     found = run("train.steps=7", "train.limit_batches=5", "train.log_every=1", "train.epochs=9")
-    steps = [line["step"] for line in found.metrics if line["split"] == "train"]
+    steps = [line["step"] for line in found.metrics if line["of"] == "batch"]
     assert steps == list(range(7))
     assert [line["epoch"] for line in val(found)] == [0, 1]
 
@@ -165,7 +177,8 @@ def test_an_incomplete_last_batch_counts_by_its_samples(run, tmp_path: Path, las
     )  # fmt: skip
     whole = run(*own, f"data.batch_size={count}")
     parts = run(*own, "data.batch_size=32", "train.accumulate=9")
-    assert [line["step"] for line in parts.metrics] == [0]
+    assert [(line["step"], line["of"]) for line in parts.metrics] == [(0, "batch"), (1, "epoch")]
+    assert parts.metrics[1]["loss"] == parts.metrics[0]["loss"]
     assert parts.metrics[0]["loss"] == pytest.approx(whole.metrics[0]["loss"], rel=1e-5)
     for name, tensor in weights(whole).items():
         torch.testing.assert_close(weights(parts)[name], tensor, rtol=1e-4, atol=1e-6)

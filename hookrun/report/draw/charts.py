@@ -27,6 +27,7 @@ class Series:
 
     low, high: the edges of a band around the line
     dots:      points without a line
+    thin:      a thin line without points, behind the others
     """
 
     name: str
@@ -35,6 +36,7 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     dots: bool = False
+    thin: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,9 @@ def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
         dots.append(f'<circle cx="{across(x)}" cy="{up(y)}" r="2.6"/>')
         pen = "L"
     if not series.dots:
-        parts.append(f'<path class="line c{colour}" d="{"".join(path)}"/>')
-    if series.dots or len(dots) <= 24:
+        kind = "line thin" if series.thin else "line"
+        parts.append(f'<path class="{kind} c{colour}" d="{"".join(path)}"/>')
+    if series.dots or (len(dots) <= 24 and not series.thin):
         parts.append(f'<g class="dot c{colour}">{"".join(dots)}</g>')
     return "".join(parts)
 
@@ -205,8 +208,8 @@ def _thinned(series: Series) -> Series:
     def of(values: Sequence[float] | None) -> Sequence[float] | None:
         return None if values is None else [values[n] for n in kept]
 
-    return Series(
-        series.name, of(series.x) or [], of(series.y) or [], of(series.low), of(series.high), series.dots
+    return replace(
+        series, x=of(series.x) or [], y=of(series.y) or [], low=of(series.low), high=of(series.high)
     )
 
 

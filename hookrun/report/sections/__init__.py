@@ -15,6 +15,7 @@ from hookrun.report.sections import (
     metrics,
     model,
     notes,
+    objective,
     outcome,
     plan,
     repeat,
@@ -39,6 +40,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
 
 OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
     job_outcomes.SECTION,
+    objective.SECTION,
     jobs.SECTION,
     swept.SECTION,
     failed_jobs.SECTION,

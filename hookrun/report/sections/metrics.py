@@ -10,9 +10,8 @@ from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.facts import Facts
 from hookrun.report.lines import numbers
 from hookrun.report.section import ReportSection
-
-_ABOUT = frozenset({"split", "epoch", "step", "module", "other", "score"})
-"""Keys of a line that say what it is about."""
+from hookrun.spec.objective import direction_of
+from hookrun.store.scores import ABOUT, Line, is_batch
 
 MOST_FIGURES = 60
 MOST_CURVES = 16
@@ -23,25 +22,35 @@ _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 
 @dataclass(frozen=True)
 class LatestValue:
-    """The latest and the best value of a metric on a split."""
+    """The latest and the best value of a metric on a split; of_batch: of a single batch, not a mean."""
 
     split: str
     name: str
     last: float
     best: float
+    of_batch: bool
 
 
 def _curves(facts: Facts) -> list[Figure] | None:
-    """One chart for each metric with more than one value, a curve for each split; none for a constant lr."""
-    by_name = defaultdict[str, dict[str, list[tuple[float, float]]]](dict)
-    for split, step, values in _measured(facts):
+    """One chart for each metric with more than one value, a curve for each split; none for a constant lr.
+
+    Single batches of training are a thin curve, the means of whole epochs have points.
+    """
+    by_name = defaultdict[str, dict[tuple[str, bool], list[tuple[float, float]]]](dict)
+    for line, split, step, values in _measured(facts):
         for name, value in values.items():
-            by_name[name].setdefault(split, []).append((step, value))
+            by_name[name].setdefault((split, is_batch(line)), []).append((step, value))
     figures = []
     for name in sorted(by_name, key=lambda name: (_PLACES.get(name, 9), name)):
+        thin_too = any(not single for _, single in by_name[name])
         series = [
-            Series(split, [x for x, _ in points], [y for _, y in points])
-            for split, points in by_name[name].items()
+            Series(
+                f"{split}, single batches" if single and thin_too else split,
+                [x for x, _ in points],
+                [y for _, y in points],
+                thin=single and thin_too,
+            )
+            for (split, single), points in by_name[name].items()
         ]
         is_constant = name == "lr" and len({y for each in series for y in each.y}) == 1
         if max(len(each.x) for each in series) > 1 and not is_constant:
@@ -50,22 +59,33 @@ def _curves(facts: Facts) -> list[Figure] | None:
 
 
 def latest(facts: Facts) -> list[LatestValue]:
-    """The latest and the best of each metric on each split; of losses the best is the least."""
+    """The latest and the best of each metric on each split; of losses the best is the least.
+
+    Of single batches only where the split has no means: one batch is no result.
+    """
     found = dict[tuple[str, str], LatestValue]()
-    for split, _, values in _measured(facts):
+    lines = list(_measured(facts))
+    with_means = {(split, name) for line, split, _, values in lines if not is_batch(line) for name in values}
+    for line, split, _, values in lines:
         for name, value in values.items():
             key = (split, name)
+            if is_batch(line) and key in with_means:
+                continue
             before = found[key].best if key in found else value
-            better = min(value, before) if "loss" in name else max(value, before)
-            found[key] = LatestValue(*key, value, before if value != value else better)
+            better = (
+                min(value, before)
+                if direction_of(name) == "minimize" or "loss" in name
+                else max(value, before)
+            )
+            found[key] = LatestValue(*key, value, before if value != value else better, is_batch(line))
     return [each for each in found.values() if each.name != "lr"][:MOST_LATEST]
 
 
-def _measured(facts: Facts) -> Iterator[tuple[str, int, dict[str, float]]]:
-    """Split, step and metrics of the lines that were measured at a step; those of analyses name a module instead."""
+def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
+    """Line, split, step and metrics of what was measured at a step; lines of analyses name a module instead."""
     for line in facts.metrics.records:
         if isinstance(line.get("step"), int):
-            yield str(line.get("split", "")), line["step"], numbers(line, without=_ABOUT)
+            yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)
 
 
 SECTION = ReportSection("metrics", "Metrics", _curves, "metrics.html")

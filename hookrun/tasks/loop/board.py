@@ -11,6 +11,7 @@ from torch import Tensor
 from hookrun.actions.base import RECORD_KEYS
 from hookrun.containers import leaves
 from hookrun.runtime.site import PlacedHook
+from hookrun.store.records import Of
 
 FOLDER = "tensorboard"
 MOST_CHANNELS = 64
@@ -30,10 +31,11 @@ class Board:
         self.reached = 0
         self._writer = SummaryWriter(str(run_dir / FOLDER), flush_secs=5)
 
-    def metrics(self, split: str, values: dict[str, float], step: int) -> None:
-        """A line of metrics.jsonl."""
+    def metrics(self, split: str, values: dict[str, float], step: int, of: Of | None = None) -> None:
+        """A line of metrics.jsonl. The mean of a training epoch has a tag of its own: it is not a batch."""
+        end = "/epoch" if split == "train" and of == "epoch" else ""
         for name, value in values.items():
-            self._scalar(f"{split}/{name}", value, step)
+            self._scalar(f"{split}/{name}{end}", value, step)
 
     def record(self, record: dict[str, Any]) -> None:
         """The numbers in a line of stats.jsonl."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hookrun.callables import Code
+from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.spec.experiment import Train
+from hookrun.spec.objective import Direction, direction_of
 from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences
 from hookrun.tasks.loop.own_losses import made
 from hookrun.trusted import METRICS as KIND
@@ -18,8 +21,6 @@ from hookrun.trusted import Trusted, is_own, load, short_names
 
 WHERE = "task.metrics"
 LOSS = "loss"
-
-Direction = Literal["maximize", "minimize"]
 
 
 @dataclass(frozen=True)
@@ -40,14 +41,18 @@ class Metric:
     code: Code | None = None
 
 
+def _ours(name: str, *more: Any) -> Metric:
+    return Metric(name, direction_of(name), *more)
+
+
 METRICS: Mapping[str, Metric] = {
     each.name: each
     for each in (
-        Metric(LOSS, "minimize"),
-        Metric("accuracy", "maximize", correct, LABELS_NEEDED),
-        Metric("top5_accuracy", "maximize", correct_among(5), LABELS_NEEDED),
-        Metric("mean_absolute_error", "minimize", differences(torch.abs)),
-        Metric("mean_squared_error", "minimize", differences(torch.square)),
+        _ours(LOSS),
+        _ours("accuracy", correct, LABELS_NEEDED),
+        _ours("top5_accuracy", correct_among(5), LABELS_NEEDED),
+        _ours("mean_absolute_error", differences(torch.abs)),
+        _ours("mean_squared_error", differences(torch.square)),
     )
 }
 """Every metric of ours by name."""
@@ -138,6 +143,36 @@ def precise(value: Tensor) -> Tensor:
 def size_of(target: Tensor) -> int:
     """The number of samples of a batch."""
     return target.shape[0] if target.dim() else 1
+
+
+def measured(
+    names: Sequence[str] | None,
+    train: Train,
+    info: DataInfo,
+    splits: Iterable[str],
+    *,
+    with_loss: bool = True,
+) -> dict[str, Direction | None]:
+    """``split/name`` of the means over each split -> which are better.
+
+    Without `task.metrics` there is an accuracy where the targets are labels and the loss compares the output with them;
+    of a model that computes its own loss nobody knows beforehand whether its output holds scores too.
+
+    names:     `task.metrics`
+    with_loss: the loss is computed even where it is not listed
+
+    Raises SpecError for metrics that cannot be loaded.
+    """
+    target, metrics = info.target, load_metrics(names)
+    if names is None:
+        has_accuracy = (
+            target is not None and not target.dtype.is_floating_point and train.loss.name != "output"
+        )
+        metrics = metrics if has_accuracy else (METRICS[LOSS],)
+    directions = {metric.name: metric.direction for metric in metrics}
+    if with_loss:
+        directions.setdefault(LOSS, METRICS[LOSS].direction)
+    return {f"{split}/{name}": each for split in splits for name, each in directions.items()}
 
 
 class Average:

@@ -13,7 +13,7 @@ from hookrun import data, models
 from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
-from hookrun.proving import Plan, compile_plan
+from hookrun.proving import Example, Plan, Score, compile_plan
 from hookrun.run_values import UsedBy, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
@@ -52,6 +52,15 @@ class Built:
 
 
 @dataclass(frozen=True)
+class Made:
+    """A model with its weights; see `Built`."""
+
+    model: nn.Module
+    leftover: Mapping[str, Tensor]
+    applied: frozenset[str]
+
+
+@dataclass(frozen=True)
 class Prepared(Ready, Built):
     """An experiment that compiles.
 
@@ -66,11 +75,43 @@ class Prepared(Ready, Built):
     lines: tuple[str, ...] = ()
 
 
+class Maker:
+    """Builds the model of a job and compiles its hooks; a sweep does so for many that are alike."""
+
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
+        """The model with its weights; info: None where the data is wrong. Raises SpecError."""
+        with session(settings.compute, settings.seed):
+            model = _model(settings, info, trust)
+        return Made(model, models.load_weights(model, settings.model), models.applied_hooks(settings.model))
+
+    def plan(
+        self,
+        hooks: Spec,
+        model: nn.Module,
+        *,
+        used_by: UsedBy,
+        example: Example,
+        training: bool,
+        score: Score | None,
+    ) -> Plan:
+        """The plan, proven with the example.
+
+        score: of the output, what a backward pass without training begins with
+
+        Raises CompileError.
+        """
+        backward = training if score is None else score
+        return compile_plan(
+            hooks, model, used_by=used_by, example=example, training=training, backward=backward
+        )
+
+
 def build(
     settings: Settings,
     split: Split,
     trust: frozenset[str],
     more: Callable[[DataInfo | None], list[Problem]] = lambda info: [],
+    maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Built:
     """Describe the data, and build the model with its weights. Reads no data.
 
@@ -86,15 +127,15 @@ def build(
     loss = _collected(problems, lambda: load_loss(settings.train.loss))
     metrics = _collected(problems, lambda: load_metrics(getattr(settings.task, "metrics", None)))
     problems += more(info)
-    with session(settings.compute, settings.seed):
-        model = _collected(problems, lambda: _model(settings, info, trust))
+    made = _collected(problems, lambda: maker.model(settings, info, trust))
     if info is None:  # what a network takes from the data is missing for that reason alone
         problems = [each for each in problems if not each.where.startswith("model.args.")]
-    if problems or model is None or info is None or device is None or loss is None or metrics is None:
+    if problems or made is None or info is None or device is None or loss is None or metrics is None:
         raise SpecError(problems)
-    leftover = models.load_weights(model, settings.model)
-    origin, applied = models.origin(settings.model), models.applied_hooks(settings.model)
-    return Built(info, model, device, origin, leftover, applied, loss.to(device), metrics, trust)
+    origin = models.origin(settings.model)
+    return Built(
+        info, made.model, device, origin, made.leftover, made.applied, loss.to(device), metrics, trust
+    )
 
 
 def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
@@ -122,6 +163,7 @@ def compiled(
     training: bool,
     score: Callable[[Any, Tensor], Tensor] | None = None,
     notes: Sequence[str] = (),
+    maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Prepared:
     """Compile the hooks against the model, and prove them with an example of a sample.
 
@@ -133,18 +175,13 @@ def compiled(
     Raises CompileError, and SpecError where the model's output has no such score.
     """
     settings = experiment.settings
+    example = as_call(built.data.example(EXAMPLE_BATCH))
     target = built.data.example_target(EXAMPLE_BATCH)
-    plan = compile_plan(
-        hooks,
-        built.model,
-        used_by=UsedBy(settings, split),
-        example=as_call(built.data.example(EXAMPLE_BATCH)),
-        training=training,
-        backward=training if score is None else lambda output: score(output, target),
-    )
+    used_by = UsedBy(settings, split)
+    whole = None if score is None else lambda output: score(output, target)
+    plan = maker.plan(hooks, built.model, used_by=used_by, example=example, training=training, score=whole)
     trains = bool(getattr(settings.task, "trains", False))
-    code = own_code(settings, built.loss, built.metrics, trains=trains)
-    plan = replace(plan, code=code)
+    plan = replace(plan, code=own_code(settings, built.loss, built.metrics, trains=trains))
     notes = (*experiment.notes, *notes, *differences(hooks, settings))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 

@@ -10,8 +10,11 @@ from pathlib import Path
 
 from hookrun.errors import HookrunError
 from hookrun.store.files import StoreError
+from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
+from hookrun.store.scores import result
 from hookrun.tasks.base import Ready
+from hookrun.tasks.goals import goal_of
 
 STOPPED = 3
 
@@ -21,11 +24,13 @@ def run_in(ready: Ready, path: Path) -> int:
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
+    goal = goal_of(ready.experiment)
     run_dir = RunDir.create(path, ready.settings.compute.capture_buffer * 2**20)
     run_dir.set_status("running")
     try:
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
+        found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
     except BaseException as error:
         _told(partial(_set_failed, run_dir, error))
@@ -34,7 +39,7 @@ def run_in(ready: Ready, path: Path) -> int:
         run_dir.set_status("stopped", stopped)
         print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
-    run_dir.set_status("done")
+    run_dir.set_status("done", objective=found)
     return 0
 
 

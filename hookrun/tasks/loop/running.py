@@ -16,6 +16,7 @@ from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.runtime import Installation
 from hookrun.spec import Settings
+from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.compiled import Compiled
@@ -85,16 +86,21 @@ class Running:
         dtype = _AUTOCAST.get(self.settings.compute.precision)
         return torch.autocast(self.prepared.device.type, dtype) if dtype is not None else nullcontext()
 
-    def log(self, split: str, values: dict[str, float], **more: float) -> None:
-        """One line of metrics.jsonl."""
-        clock = self.hooks.clock
-        self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, **values, **more)
-        if self.sink.board is not None:
-            self.sink.board.metrics(split, {**values, **more}, clock.step)
+    def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
+        """One line of metrics.jsonl.
 
-    def conclude(self, split: str, values: dict[str, float]) -> None:
+        of: what the values are means of: a logged batch, or a whole pass through the split; None: neither
+        """
+        clock = self.hooks.clock
+        about = {"split": split, "epoch": clock.epoch, "step": clock.step}
+        about |= {} if of is None else {"of": of}
+        self.run_dir.log_metrics(**about, **values, **more)
+        if self.sink.board is not None:
+            self.sink.board.metrics(split, {**values, **more}, clock.step, of)
+
+    def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
         """The result of the task: one line of metrics.jsonl, and one on the screen."""
-        self.log(split, values)
+        self.log(split, values, of)
         self.screen.say(f"{split:8} {numbers(values)}")
 
     @contextmanager

@@ -109,6 +109,8 @@ def _train_epoch(loop: Loop, epoch: int) -> dict[str, float]:
             if _over(loop):
                 break
     values = average.read()
+    if not running.stopped:  # half an epoch, ended by a check, is no result
+        running.log("train", values, "epoch")
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
 
@@ -139,7 +141,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
         if logs:
             shown.update(of_step.read())
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            running.log("train", of_step.read(), lr=loop.optimizer.param_groups[0]["lr"], **clipped)
+            running.log("train", of_step.read(), "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
             running.sink.settle()
     schedule = running.settings.train.scheduler
     if loop.scheduler is not None and schedule is not None and schedule.interval == "step" and not skipped:
@@ -156,7 +158,7 @@ def _after_epoch(loop: Loop, values: dict[str, float]) -> None:
     with loop.averaged():
         if loop.val is not None and not running.stopped:
             values = running.evaluate(loop.val, "val", "validation")
-            running.log("val", values)
+            running.log("val", values, "epoch")
             running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
         score = values.get("accuracy", -values["loss"])
         if loop.best is None or score > loop.best or math.isnan(loop.best):

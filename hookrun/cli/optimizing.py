@@ -1,0 +1,93 @@
+"""Sweepers that choose their jobs by the objective: told which way is better, and heard where they contradict it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.errors import Problem, SpecError
+from hookrun.spec.objective import Direction, Goal
+
+_SWEEPER = "hydra.sweeper"
+_FAILURES = "max_failure_rate"
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """A setting of a sweeper that says what is better; values: for each direction."""
+
+    key: str
+    values: Mapping[Direction, Any]
+
+
+_SETTINGS = (
+    _Setting("direction", {"maximize": "maximize", "minimize": "minimize"}),  # optuna
+    _Setting("ax_config.experiment.minimize", {"maximize": False, "minimize": True}),
+    _Setting("optim.maximize", {"maximize": True, "minimize": False}),  # nevergrad
+)
+
+
+def tell_sweeper(cfg: DictConfig, goal: Goal) -> str:
+    """Set the sweeper's direction where nobody has, and let a failed job fail alone; returns what to say about it.
+
+    Raises SpecError where the sweeper was set to another direction, or to several objectives.
+    """
+    sweeper = cfg.hydra.sweeper
+    _let_jobs_fail(cfg)
+    said = f"objective: {goal}"
+    setting = next((each for each in _SETTINGS if OmegaConf.select(sweeper, each.key) is not None), None)
+    if setting is None:
+        kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
+        return (
+            f"{said}\nNOTE: {kind} has no setting that says which direction is better, that hookrun knows of: "
+            f"it gets the value as it is. See that it is set to {goal.direction}"
+        )
+    where, value = f"{_SWEEPER}.{setting.key}", OmegaConf.select(sweeper, setting.key)
+    if OmegaConf.is_list(value):
+        what = f"found {OmegaConf.to_container(value)}, and a run has one objective, {goal.metric}"
+        raise SpecError([Problem(where, what, "leave it out: hookrun sets it by `objective`")])
+    wanted = setting.values[goal.direction]
+    if not _is_set(cfg, setting.key, value):
+        with read_write(sweeper), open_dict(sweeper):
+            OmegaConf.update(sweeper, setting.key, wanted)
+    elif _plain(value) != wanted:
+        what = f"found {_plain(value)!r}, and the objective is to {goal.direction} {goal.metric}"
+        other: Direction = "minimize" if goal.direction == "maximize" else "maximize"
+        hint = f"leave one of them out; to {other} it, objective.direction={other}"
+        raise SpecError(
+            [
+                Problem(where, what, hint),
+                Problem(
+                    "objective.direction", f"is {goal.direction!r} for {goal.metric}, and {where} is not", ""
+                ),
+            ]
+        )
+    return said
+
+
+def _is_set(cfg: DictConfig, key: str, value: Any) -> bool:
+    """Whether a person or a file set it: a plugin's own default is the member of an enumeration, or nobody typed it."""
+    if key == "direction":
+        return not isinstance(value, Enum)
+    return _is_typed(cfg, key)
+
+
+def _is_typed(cfg: DictConfig, key: str) -> bool:
+    typed = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.hydra))
+    return any(text.lstrip("+").startswith(f"{_SWEEPER}.{key}=") for text in typed)
+
+
+def _plain(value: Any) -> Any:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _let_jobs_fail(cfg: DictConfig) -> None:
+    """Let optuna's study go on after a failed job, as every other sweep does, unless a failure rate was set."""
+    sweeper = cfg.hydra.sweeper
+    if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
+        with read_write(sweeper):
+            sweeper[_FAILURES] = 1.0

@@ -1,0 +1,73 @@
+"""The jobs of a sweep, each checked before the first one runs; what is wrong with them, told once for jobs alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hookrun import tasks
+from hookrun.cli.jobs import release_memory
+from hookrun.errors import CompileError, Problem, SpecError, listed
+from hookrun.spec import Experiment
+
+SECONDS = 60
+"""Spent at most on fake runs, but for the last."""
+
+MOST_PROBLEMS = 20
+MOST_JOBS = 3
+"""Of the jobs that a problem is told of, so many are named."""
+
+Refused = Mapping[int, SpecError | CompileError]
+
+
+def check(
+    experiments: Mapping[int, Experiment],
+    overrides: Sequence[Sequence[str]],
+    refused: Refused,
+    trust: frozenset[str],
+) -> str:
+    """Check the jobs that validate, and say what was done.
+
+    experiments: number -> experiment
+    overrides:   of every job
+    refused:     number -> what is wrong with the other jobs
+
+    Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
+    """
+    checked = tasks.check_jobs(experiments, SECONDS, trust=trust)
+    release_memory()
+    if all_refused := dict(sorted({**refused, **checked.refused}.items())):
+        is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
+        raise (SpecError if is_spec else CompileError)(_grouped(all_refused, overrides))
+    jobs = f"{len(experiments)} job{'s' if len(experiments) > 1 else ''}"
+    runs = f"{checked.proven} fake run{'s' if checked.proven != 1 else ''}"
+    said = f"sweep: {jobs} checked, with {runs}"
+    if checked.unproven:
+        said += f"; the shapes of {checked.unproven} were not checked within {SECONDS} seconds: those jobs will do it"
+    return said
+
+
+def _grouped(refused: Refused, overrides: Sequence[Sequence[str]]) -> list[Problem]:
+    """Each different problem once, with the first job that has it."""
+    jobs = dict[Problem, list[int]]()
+    for number, error in refused.items():
+        for problem in error.errors:
+            jobs.setdefault(problem, []).append(number)
+    common = set(overrides[0]).intersection(*overrides)
+    problems = list[Problem]()
+    for problem, (first, *others) in list(jobs.items())[:MOST_PROBLEMS]:
+        where = f"job {_named(first, overrides[first])}"
+        alike = [_named(n, [text for text in overrides[n] if text not in common]) for n in others]
+        also = f"; the same in {listed(alike, MOST_JOBS)}" if alike else ""
+        problems.append(
+            Problem(
+                f"{where}: {problem.where}" if problem.where else where, problem.what + also, problem.hint
+            )
+        )
+    if (beyond := len(jobs) - MOST_PROBLEMS) > 0:
+        of_all = f"{len(refused)} of {len(overrides)} jobs are refused"
+        problems.append(Problem("", f"{beyond} more problem{'s' if beyond > 1 else ''}; {of_all}"))
+    return problems
+
+
+def _named(number: int, overrides: Sequence[str]) -> str:
+    return f"#{number} ({' '.join(overrides)})" if overrides else f"#{number}"

@@ -1,0 +1,89 @@
+"""The root key `objective`: which metric says which job of a sweep is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, GetJsonSchemaHandler, model_validator
+
+from hookrun.spec.section import Section
+
+Direction = Literal["maximize", "minimize"]
+OfRun = Literal["best", "last"]
+
+_NATURAL: dict[str, Direction] = {
+    "accuracy": "maximize",
+    "train_accuracy": "maximize",
+    "cka": "maximize",
+    "top5_accuracy": "maximize",
+    "loss": "minimize",
+    "mean_absolute_error": "minimize",
+    "mean_squared_error": "minimize",
+    "difference": "minimize",
+}
+
+
+class Objective(Section):
+    """What a sweep optimizes; the short form `objective: val/loss` names the metric alone.
+
+    metric:    ``split/name`` of metrics.jsonl; None: the accuracy where there is one, else the loss, of the validation
+               where there is one
+    direction: None: the natural one of the metric
+    of:        the value of a run's best epoch, or of its last
+    """
+
+    metric: str | None = Field(default=None, max_length=1_000)
+    direction: Direction | None = None
+    of: OfRun = "best"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, raw: Any) -> Any:
+        several = raw.get("metric") if isinstance(raw, dict) else raw
+        several = (
+            several if isinstance(several, list) else raw.get("direction") if isinstance(raw, dict) else None
+        )
+        if isinstance(several, list):
+            raise ValueError("found a list: a sweep has one objective; name one metric, such as val/accuracy")
+        if raw is None:
+            return {}
+        return {"metric": raw} if isinstance(raw, str) else raw
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"anyOf": [handler(core), {"type": ["string", "null"]}]}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An objective whose metric and direction are known. `str()` says it in words."""
+
+    metric: str
+    direction: Direction
+    of: OfRun = "best"
+
+    def is_better(self, value: float, than: float) -> bool:
+        """Whether `value` is a better result."""
+        return value > than if self.direction == "maximize" else value < than
+
+    def __str__(self) -> str:
+        return f"{self.direction} {self.metric} ({self.of} epoch of a run)"
+
+
+def direction_of(metric: str) -> Direction | None:
+    """The natural direction of ``split/name`` or ``name``; None where nothing is known of the name."""
+    return _NATURAL.get(metric.rpartition("/")[2])
+
+
+def preferred(names: Iterable[str]) -> str | None:
+    """The metric of an objective that names none: an accuracy before a loss, the validation before other splits."""
+    known = [name for name in names if direction_of(name) is not None]
+    return min(known, key=_rank, default=None)
+
+
+def _rank(name: str) -> tuple[int, int]:
+    split, _, metric = name.rpartition("/")
+    order = list(_NATURAL)
+    return order.index(metric), 0 if split == "val" else 1

@@ -1,0 +1,101 @@
+"""The result of a run by its objective, from the lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hookrun.spec.objective import Goal, direction_of, preferred
+from hookrun.store.records import ObjectiveRecord, checked
+
+Line = Mapping[str, Any]
+ABOUT = frozenset({"split", "epoch", "step", "of", "module", "other", "score"})
+"""Keys of a line that say what it is about."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run comes to by its goal.
+
+    value: None where the run has none that is finite
+    epoch: whose value it is; None where the line says none
+    """
+
+    goal: Goal
+    value: float | None
+    epoch: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As status.json holds it."""
+        return {**vars(self.goal), "value": self.value, "epoch": self.epoch}
+
+
+def result(lines: Iterable[Line], goal: Goal) -> Result:
+    """The result of a run whose goal is known."""
+    value, epoch = score(lines, goal) or (None, None)
+    return Result(goal, value, epoch)
+
+
+def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None:
+    """The result that a run's status holds; for a run of an earlier version that of its metrics, by their natural goal.
+
+    None where neither is there. Raises ValueError for a status that holds something else.
+    """
+    if (stored := status.get("objective")) is not None:
+        record = checked(stored, ObjectiveRecord)
+        return Result(Goal(record.metric, record.direction, record.of), record.value, record.epoch)
+    lines = list(lines)
+    metric = preferred(names(lines))
+    direction = None if metric is None else direction_of(metric)
+    return None if metric is None or direction is None else result(lines, Goal(metric, direction))
+
+
+def is_batch(line: Line) -> bool:
+    """Whether it is of one logged batch of training. Earlier versions did not say: theirs have an `lr`."""
+    return line["of"] == "batch" if line.get("of") else line.get("split") == "train" and "lr" in line
+
+
+def measures(line: Line) -> dict[str, float]:
+    """``split/name`` -> value, or only the name where the line is of no split."""
+    if "other" in line and line["other"] == line.get("module"):
+        return {}  # a module is always like itself
+    split = line.get("split")
+    head = f"{split}/" if split else ""
+    return {
+        f"{head}{name}": float(value)
+        for name, value in line.items()
+        if name not in ABOUT and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def names(lines: Iterable[Line]) -> list[str]:
+    """Every metric with a finite value in a line that is no single batch."""
+    return list(
+        dict.fromkeys(
+            name
+            for line in lines
+            if not is_batch(line)
+            for name, value in measures(line).items()
+            if math.isfinite(value)
+        )
+    )
+
+
+def score(lines: Iterable[Line], goal: Goal) -> tuple[float, int | None] | None:
+    """The value of the goal, and its epoch where the line says one; None where the run has none that is finite.
+
+    The best epoch is the best of those with a finite value; a last one that is not finite is no result. Single
+    batches do not count.
+    """
+    found: tuple[float, int | None] | None = None
+    for line in lines:
+        value = None if is_batch(line) else measures(line).get(goal.metric)
+        if value is None:
+            continue
+        is_best = math.isfinite(value) and (found is None or goal.is_better(value, found[0]))
+        if goal.of == "last" or is_best:
+            epoch = line.get("epoch")
+            found = (value, epoch if isinstance(epoch, int) else None)
+    return found if found is not None and math.isfinite(found[0]) else None

@@ -1,0 +1,90 @@
+"""What an optimizing sweeper is told: the direction of the objective, unless that was set otherwise."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from hookrun.cli import main
+from hookrun.cli.optimizing import tell_sweeper
+from hookrun.errors import SpecError
+from hookrun.spec.objective import Goal
+
+ACCURACY = Goal("val/accuracy", "maximize")
+
+
+class Default(Enum):
+    """As the sweeper for optuna has it."""
+
+    minimize = 1
+
+
+def config(*typed: str, **sweeper: Any) -> DictConfig:
+    cfg = OmegaConf.create(
+        {"hydra": {"sweeper": sweeper, "overrides": {"hydra": list(typed)}}}, flags={"allow_objects": True}
+    )
+    OmegaConf.set_struct(cfg, True)
+    return cfg
+
+
+def test_a_direction_that_nobody_set_is_set() -> None:
+    cfg = config(direction=Default.minimize, max_failure_rate=0.0)
+    assert tell_sweeper(cfg, ACCURACY) == "objective: maximize val/accuracy (best epoch of a run)"
+    assert (cfg.hydra.sweeper.direction, cfg.hydra.sweeper.max_failure_rate) == ("maximize", 1.0)
+    ax = config(ax_config={"experiment": {"minimize": True}})
+    tell_sweeper(ax, ACCURACY)
+    assert ax.hydra.sweeper.ax_config.experiment.minimize is False
+
+
+def test_one_that_was_set_stays_and_a_contradiction_is_refused() -> None:
+    strict = config("hydra.sweeper.max_failure_rate=0", direction="maximize", max_failure_rate=0.0)
+    tell_sweeper(strict, ACCURACY)
+    assert strict.hydra.sweeper.max_failure_rate == 0.0
+    for cfg in (
+        config(direction="minimize"),
+        config("hydra.sweeper.optim.maximize=false", optim={"maximize": False}),
+    ):
+        with pytest.raises(SpecError) as refused:
+            tell_sweeper(cfg, ACCURACY)
+        assert "objective.direction=minimize" in str(refused.value)
+        assert [each.where for each in refused.value.errors][1] == "objective.direction"
+    with pytest.raises(SpecError, match="a run has one objective, val/accuracy"):
+        tell_sweeper(config(direction=["minimize", "maximize"]), ACCURACY)
+
+
+def test_of_a_sweeper_that_takes_none_it_is_said() -> None:
+    said = tell_sweeper(config(_target_="hydra_plugins.climber.Climber"), ACCURACY)
+    assert "NOTE: Climber has no setting that says which direction is better" in said
+
+
+@pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
+def test_optuna_finds_the_good_learning_rate_and_bears_one_that_diverges(cwd: Path, capsys) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
+    command = [
+        "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=3",
+        "hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=9", "hydra.sweep.dir=found", "compute.device=cpu",
+        "train.optimizer.lr=1e-08,0.003,1e+30", "model=mlp", "compute.threads=1", "objective=val/loss",
+    ]  # fmt: skip
+    assert main([*command, "hydra.sweeper.direction=maximize"]) == 2
+    assert "the objective is to minimize val/loss" in capsys.readouterr().err and not any(cwd.iterdir())
+    assert main(command) == 0
+    out = capsys.readouterr().out
+    assert "val/loss has no finite value" in out and "sweep: 3 of 3 jobs done" in out
+    assert "best: job 0 (train.optimizer.lr=0.003), val/loss" in out
+    found = OmegaConf.load(cwd / "found/optimization_results.yaml")
+    assert found.best_params["train.optimizer.lr"] == 0.003
+    again = [
+        *command[:-1],
+        "objective=val/accuracy",
+        "hydra.sweep.dir=again",
+        "train.optimizer.lr=1e-08,0.003",
+    ]
+    assert main(again) == 0
+    found = OmegaConf.load(cwd / "again/optimization_results.yaml")
+    assert found.best_params["train.optimizer.lr"] == 0.003 and found.best_value > 0.5, (
+        "the accuracy is maximized"
+    )
