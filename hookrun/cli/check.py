@@ -203,7 +203,10 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept
 
 def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) -> Problem:
     hints = [_near(key, cfg)]
-    if key.startswith(_OPEN):
+    above = key.rpartition(".")[0]
+    if above == "train.loss" and isinstance(OmegaConf.select(cfg, above), str):
+        hints.append(f"a loss with arguments is a mapping: train.loss={{name: {cfg.train.loss}, ...}}")
+    elif key.startswith(_OPEN):
         hints.append(f"to add it: +{override.input_line}")
     if is_swept:
         hints.append(f"where only a swept experiment has it: ++{override.input_line}")
