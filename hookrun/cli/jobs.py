@@ -90,7 +90,7 @@ class SweepJob:
         try:
             experiment = tasks.parse_experiment(plain(cfg)).of_a_sweep()
             if self.goal is not None:
-                _require_goal(experiment, self.goal)
+                require_goal(experiment, self.goal)
             prepared = tasks.prepare(experiment, trust=self.trust)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
@@ -101,7 +101,7 @@ class SweepJob:
         return tasks.run(prepared, run_dir)
 
 
-def _require_goal(experiment: Experiment, goal: Goal) -> None:
+def require_goal(experiment: Experiment, goal: Goal) -> None:
     """Refuse a job whose objective is not the sweep's: their values could not be compared. Raises SpecError."""
     from hookrun import tasks
 

@@ -10,9 +10,11 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli import main
+from hookrun.cli.jobs import require_goal
 from hookrun.cli.optimizing import tell_sweeper
 from hookrun.errors import SpecError
 from hookrun.spec.objective import Goal
+from hookrun.tasks import parse_experiment
 
 ACCURACY = Goal("val/accuracy", "maximize")
 
@@ -54,6 +56,15 @@ def test_one_that_was_set_stays_and_a_contradiction_is_refused() -> None:
         assert [each.where for each in refused.value.errors][1] == "objective.direction"
     with pytest.raises(SpecError, match="a run has one objective, val/accuracy"):
         tell_sweeper(config(direction=["minimize", "maximize"]), ACCURACY)
+
+
+def test_a_job_of_another_objective_is_refused() -> None:
+    plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
+    require_goal(parse_experiment({**plain, "task": {"name": "train"}}), ACCURACY)
+    with pytest.raises(
+        SpecError, match=r"this job is to maximize train/accuracy .* the sweep is to maximize val/"
+    ):
+        require_goal(parse_experiment({**plain, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
 
 
 def test_of_a_sweeper_that_takes_none_it_is_said() -> None:

@@ -193,6 +193,16 @@ class TestOptimizingSweeper:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "train.epochs=-1"]) == 2
         assert (notes.prepared, list(cwd.iterdir())) == ([], [])
 
+    def test_what_the_jobs_share_is_compiled_first_and_their_objective_is_known(
+        self, folder: str, cwd: Path, notes, capsys
+    ) -> None:
+        command = ["-m", "--config-dir", folder, "hydra/sweeper=climber"]
+        assert main([*command, "+hooks.h={select: nope, hook: forward, action: capture}"]) == 2
+        assert "hooks.h.select: 'nope' matches no module of CNN" in capsys.readouterr().err
+        assert main([*command, "task=predict"]) == 2
+        assert "task=predict logs neither accuracy nor loss" in capsys.readouterr().err
+        assert (notes.prepared, list(cwd.iterdir())) == ([], [])
+
     def test_the_sweeper_hears_of_a_failed_job(self, folder: str, notes, capsys) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweeper.start=0"]
         assert main(command) == 1
