@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
-from hookrun.run_values import Source
+from hookrun.run_values import Source, UsedRun
+from hookrun.run_values.sources import digest_of
 from hookrun.spec.hook import HookSpec
 
 
@@ -55,12 +54,12 @@ class Match:
 class PlannedHook:
     """A hook with the modules or parameters that its selector matched, in the model's order.
 
-    values: field of the action -> its tensor, for those that come from a file or another run
+    values: field of the action -> path of a match -> its tensor, for those that come from a file or another run
     """
 
     spec: HookSpec
     matches: tuple[Match, ...]
-    values: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def aliases(self) -> dict[str, str]:
@@ -70,14 +69,14 @@ class PlannedHook:
     @cached_property
     def digest(self) -> dict[str, str]:
         """What identifies the tensors that came from files or other runs."""
-        return {key: hashlib.sha256(_raw(value)).hexdigest() for key, value in self.values.items()}
+        return {key: _digest(values) for key, values in self.values.items()}
 
 
-def _raw(value: Source) -> bytes:
-    if not isinstance(value, torch.Tensor):
-        return value.digest.encode()
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    return f"{value.dtype}{list(value.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
+def _digest(values: Mapping[str, Source]) -> str:
+    """Of one value for all modules, or of each module's own."""
+    different = list({id(value): value for value in values.values()}.values())
+    each = [digest_of(value) for value in different]
+    return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class ResolvedPlan:
     model:     the model's class
     unchecked: why shapes were not checked; None where they were, or where no example was given
     samples:   how many samples a run will see, where that is known
+    runs:      the runs that values come from
     """
 
     model: str
@@ -94,6 +94,7 @@ class ResolvedPlan:
     seed: int = 0
     unchecked: str | None = None
     samples: int | None = None
+    runs: tuple[UsedRun, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -129,6 +130,7 @@ class ResolvedPlan:
                 }
                 for hook in self.hooks
             ],
+            "runs": [run.to_dict() for run in self.runs],
         }
 
     def applied(self) -> list[str]:

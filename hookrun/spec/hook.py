@@ -15,9 +15,10 @@ from hookrun.actions import Action, actions
 from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
+from hookrun.index import Index
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
-from hookrun.spec.target import Index, Target
+from hookrun.spec.target import Target
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
+from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Plan, compile_plan
-from hookrun.run_values import UsedBy, differences
+from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.losses import loss_named
@@ -112,16 +113,16 @@ def compiled(
 
     Raises CompileError.
     """
-    settings = experiment.settings
+    settings, runs = experiment.settings, FoundRuns(experiment.runs)
     plan = compile_plan(
         hooks,
         built.model,
-        used_by=UsedBy(settings, split),
+        used_by=UsedBy(settings, split, runs),
         example=as_call(built.data.example(EXAMPLE_BATCH)),
         training=training,
         backward=training,
     )
-    notes = (*experiment.notes, *notes, *differences(hooks, settings))
+    notes = (*experiment.notes, *notes, *differences(hooks, settings, runs))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
 
@@ -135,8 +136,8 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
     """
     problems = list[Problem]()
     for hook in plan.hooks:
-        for field, rows in hook.values.items():
-            if isinstance(rows, Tensor) or rows.draws or samples is None:
+        for field, rows in _different_values(hook):
+            if isinstance(rows, Tensor | NotYetRun) or rows.draws or samples is None:
                 continue
             where = f"{hook.spec.where}.{field}"
             if trains and hook.spec.keys.when.mode != "train":
@@ -147,6 +148,12 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
                 problems.append(Problem(where, rows.lacks(missing), hint))
     if problems:
         raise CompileError(problems)
+
+
+def _different_values(hook: PlannedHook) -> Iterator[tuple[str, Source]]:
+    """Field and value of everything that the hook takes from outside, each value once."""
+    for field, values in hook.values.items():
+        yield from ((field, value) for value in {id(value): value for value in values.values()}.values())
 
 
 def check_leftover(prepared: Prepared) -> None:
