@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -19,11 +20,13 @@ class Rows(Protocol):
     """A value for each sample of a batch.
 
     shape:  of one row
+    dtype:  of the rows
     digest: what identifies the rows, for the plan's hash
     draws:  it gives other rows at each firing
     """
 
     shape: tuple[int, ...]
+    dtype: torch.dtype
     digest: str
     draws: bool
 
@@ -79,7 +82,7 @@ class RunRows:
         self._capture = capture
         self._name = name
         self.draws = resample
-        self.shape = capture.shape[1:]
+        self.shape, self.dtype = capture.shape[1:], capture.dtype
         self._ids, self._order = capture.sample_ids.sort()
         what = [name, resample, list(capture.shape), str(capture.dtype), self._ids.tolist()]
         self.digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
@@ -127,7 +130,8 @@ class Changed:
 
     def __init__(self, rows: Rows, change: Callable[[Tensor], Tensor], how: str) -> None:
         self._rows, self._change = rows, change
-        self.shape = tuple(change(torch.empty((1, *rows.shape), device="meta")).shape[1:])
+        example = change(torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
+        self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
         self.draws = rows.draws
         self.digest = hashlib.sha256(f"{rows.digest} {how}".encode()).hexdigest()
 
@@ -150,6 +154,7 @@ class Difference:
     def __init__(self, left: Tensor | Rows, right: Tensor | Rows) -> None:
         self._sides = (left, right)
         self.shape = tuple(left.shape)
+        self.dtype = torch.promote_types(torch.promote_types(left.dtype, right.dtype), torch.float32)
         self.draws = any(not isinstance(side, Tensor) and side.draws for side in self._sides)
         self.digest = hashlib.sha256("-".join(map(digest_of, self._sides)).encode()).hexdigest()
 
@@ -174,6 +179,14 @@ class Difference:
             for side in self._sides
             if not isinstance(side, Tensor) and len(side.missing(samples))
         )
+
+
+def form(source: Source) -> tuple[str, int]:
+    """The shape of the value, or of one row of it, as text, and its bytes."""
+    if isinstance(source, NotYetRun):
+        return "not known yet", 0
+    shape = tuple(source.shape)
+    return str(list(shape)), math.prod(shape) * source.dtype.itemsize
 
 
 def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
