@@ -20,8 +20,10 @@ from hookrun.cli.compose import plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
+from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
+from hookrun.store.outputs import outputs_folder
 from hookrun.tasks import parse_experiment, refuse_ranks, task_of
 
 
@@ -39,6 +41,7 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         jobs = app.jobs(cfg)
+    needs = NeededRuns(_asked(app, cfg, []), trust)
     if jobs is None:
         experiments = [parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))]
         names = [""]
@@ -51,10 +54,19 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
                 planned(experiment, overrides, partial(_job_config, app, cfg, number))
                 for number, (experiment, overrides) in enumerate(zip(experiments, jobs, strict=True))
             ]
-        return _show(experiments, names, trust)
+        for experiment in experiments:
+            needs.find(experiment)
+        needs.prepare(shows=True)
+        runs = needs.known(previous_run(experiments, outputs_folder()))
+        return _show(list(map(runs.of, experiments)), names, trust)
     refuse_ranks()
+    for experiment in experiments:
+        needs.find(experiment)
+    needs.prepare()
+    needs.make()
+    runs = needs.known(previous_run(experiments, outputs_folder()))
     del experiments
-    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None))
+    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=jobs is None, runs=runs))
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:

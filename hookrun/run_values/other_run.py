@@ -8,7 +8,7 @@ from typing import Any
 
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError, Problem
-from hookrun.run_values.runs import FoundRuns, run_values_of
+from hookrun.run_values.runs import FoundRuns
 from hookrun.spec import HookSpec, Settings, Spec
 from hookrun.store.captures import StoredCapture
 from hookrun.store.files import StoreError
@@ -114,7 +114,7 @@ def with_origins(problems: list[Problem], spec: Spec, runs: FoundRuns) -> list[P
 
 def _runs(hook: HookSpec) -> list[str]:
     """The runs that the hook takes values from, as they are written."""
-    return list(dict.fromkeys(value.run for _, value in run_values_of(hook)))
+    return list(dict.fromkeys(value.run for _, value in hook.run_values()))
 
 
 def _origin(name: str, runs: FoundRuns) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hookrun.actions.values import OutsideValue, RunValue
 from hookrun.errors import nearest
-from hookrun.spec import HookSpec, Spec
+from hookrun.spec import Spec
+from hookrun.spec.needs import PREVIOUS
 from hookrun.store.files import StoreError
 from hookrun.store.outputs import newest_finished, outputs_folder
 from hookrun.store.reader import Run, open_run
-
-PREVIOUS = "previous"
 
 
 class FoundRuns:
@@ -90,19 +88,8 @@ def used_runs(spec: Spec, runs: FoundRuns) -> tuple[UsedRun, ...]:
     """The runs that values of the enabled hooks come from; those that are not there are left out."""
     found = list[UsedRun]()
     for hook in spec.hooks:
-        for where, value in run_values_of(hook) if hook.keys.enabled else ():
+        for where, value in hook.run_values() if hook.keys.enabled else ():
             with suppress(StoreError):  # that there is no such run is among the problems of its hook
                 used = used_run(f"{where}.run", value.run, runs)
                 found += [used] if used is not None else []
     return tuple(found)
-
-
-def run_values_of(hook: HookSpec) -> Iterator[tuple[str, RunValue]]:
-    """Key path and value of everything that the hook takes from runs."""
-    for field, given in hook.action.outside_values().items():
-        where: str = f"{hook.where}.{field}"
-        value: OutsideValue | None = given
-        while value is not None:
-            if isinstance(value, RunValue):
-                yield where, value
-            where, value = f"{where}.minus", value.minus

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from hookrun.spec.needs import Needs
+from hookrun.spec.section import Section
 
 MOST = 10**12
 """The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
@@ -16,12 +19,6 @@ MOST_BUFFER = 2**20
 """MiB of the capture buffer: one TiB."""
 
 Count = Field(default=None, ge=1, le=MOST)
-
-
-class Section(BaseModel):
-    """A frozen section of the configuration; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class TaskKeys(Section):
@@ -119,7 +116,11 @@ class Compute(Section):
 
 
 class Settings(Section):
-    """Every root key of an experiment but `hooks`."""
+    """Every root key of an experiment but `hooks`.
+
+    vars:  keys of one's own, for interpolations elsewhere: `${vars.strength}`; nothing else reads them
+    needs: experiments that are run before this one
+    """
 
     task: TaskKeys
     model: Model
@@ -128,3 +129,5 @@ class Settings(Section):
     compute: Compute = Compute()
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
+    vars: dict[str, Any] = {}
+    needs: Needs = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.inside import is_there
+from hookrun.store.manifest import manifest_faults, read_manifest
 from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
 
@@ -21,6 +22,27 @@ OUTPUTS = "outputs"
 def outputs_folder() -> Path:
     """The folder of single runs, as an absolute path: `outputs` where HOOKRUN_OUTPUT says, else where one is."""
     return Path(os.path.expanduser(os.environ.get(VARIABLE, "")), OUTPUTS).absolute()
+
+
+def newest_unchanged(folder: Path) -> Path | None:
+    """The newest run in `folder` that is done and whose files are all what they were when it ended; None without one.
+
+    Every file is read.
+    """
+    for status in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
+        run = status.parent
+        if run.is_symlink():
+            continue
+        try:
+            found = read_record(status, Status)
+            if found["status"] != "done" or not found.get("manifest"):
+                continue
+            manifest = read_manifest(run, found["manifest"])
+            if not any(manifest_faults(run, manifest, {})):
+                return run
+        except StoreError:  # a run that cannot be read is not used again
+            continue
+    return None
 
 
 def newest_finished(folder: Path) -> Path:

@@ -10,6 +10,7 @@ from hookrun.errors import HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
 
 if TYPE_CHECKING:
+    from hookrun.run_values import UsedRun
     from hookrun.store.run_dir import RunDir
 
 
@@ -54,6 +55,11 @@ class Ready:
     """An experiment that was checked and can be run or shown. Each kind of task adds what it starts from."""
 
     experiment: Experiment
+
+    @property
+    def runs(self) -> tuple[UsedRun, ...]:
+        """The other runs that it takes values from, as they were found."""
+        return ()
 
     @property
     def settings(self) -> Settings:

@@ -14,7 +14,7 @@ from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Plan, compile_plan
-from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, differences
+from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.losses import loss_named
@@ -49,6 +49,11 @@ class Prepared(Ready, Built):
 
     plan: Plan
     notes: tuple[str, ...]
+
+    @property
+    def runs(self) -> tuple[UsedRun, ...]:
+        """The runs that values of the hooks come from."""
+        return self.plan.runs
 
 
 def build(
