@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from hydra.core.object_type import ObjectType
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
@@ -174,7 +175,8 @@ class NeededRuns:
 
     def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
         """The problems of overrides that a file may not make: they address the experiment itself, and nothing else."""
-        groups = [name for name in self._asked.repository.get_group_options("") if name != "experiment"]
+        there = self._asked.repository.get_group_options("", ObjectType.GROUP)
+        groups = [name for name in there if name != "experiment"]
         for text in overrides:
             key, _, value = text.partition("=")
             if key.lstrip("+~").partition("/")[0].partition(".")[0].partition("@")[0] == "experiment":
