@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +102,16 @@ def reason(error: BaseException) -> str:
     """An exception in one line: its type and the first line of its message."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 120
+_SHORT.maxlevel = 2
+
+
+def shown(value: Any) -> str:
+    """The value as Python writes it, shortened: a list of a million items does not fill the screen."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # a whole number of more digits than Python is willing to write
+        return f"a value of type {type(value).__name__}"

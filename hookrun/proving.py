@@ -82,6 +82,7 @@ def compile_plan(
     Raises CompileError with what both found wrong: hooks that do not resolve keep none of the others from being
     checked.
     """
+    used_by = used_by or UsedBy()
     plan, problems = resolve(spec, model, used_by)
     if example is not None:
         try:
@@ -89,7 +90,7 @@ def compile_plan(
         except CompileError as error:
             problems += error.errors
     if problems:
-        raise CompileError(with_origins(problems, spec))
+        raise CompileError(with_origins(problems, spec, used_by.runs))
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
 
 

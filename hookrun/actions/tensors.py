@@ -25,8 +25,15 @@ def check_broadcast(value: Tensor, x: Tensor) -> None:
 
 
 def misfit(shape: Sequence[int], onto: Sequence[int]) -> str:
-    """What is wrong with a value of `shape` for a tensor of the shape `onto`."""
-    return f"the value has shape {list(shape)}, which does not broadcast to the tensor's shape {list(onto)}"
+    """What is wrong with a value of `shape` for a tensor of the shape `onto`, and how to nest a list for channels."""
+    shape = tuple(shape)
+    text = f"the value has shape {list(shape)}, which does not broadcast to the tensor's shape {list(onto)}"
+    dims = [dim for dim, size in enumerate(onto[:-1]) if dim and shape == (size,)]
+    if len(dims) != 1:  # a list of numbers for one dimension that is not the last, as a channel is
+        return text
+    nested = [shape[0], *[1] * (len(onto) - dims[0] - 1)]
+    example = "[" * len(nested) + "a" + "]" * (len(nested) - 1) + ", " + "[" * (len(nested) - 1)
+    return f"{text}: for a number for each of dimension {dims[0]} nest the list to the shape {nested}, {example}b…"
 
 
 def scalars(value: float) -> Mapping[dtype, Tensor]:

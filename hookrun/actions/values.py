@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic.json_schema import SkipJsonSchema
 
 from hookrun.actions.given import GivenFunction, GivenTensor, given
+from hookrun.index import Index
 
 
-class FileValue(BaseModel):
-    """A tensor of a `.safetensors` file; `key` may be left out where the file holds one tensor."""
+class OutsideValue(BaseModel):
+    """What values from files and from other runs have in common: ``factor * (value[index] - minus)``.
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-    file: str
-    key: str | None = None
-    per_sample: ClassVar[bool] = False
-    draws: ClassVar[bool] = False
-
-    def __str__(self) -> str:
-        return f"{self.file}[{self.key}]" if self.key else self.file
-
-
-class RunValue(BaseModel):
-    """What another run captured at a module.
-
-    sample: `mean` over all rows; the row of the sample with that number; `same`, for each sample of the batch its own
-            row; `resample`, for each sample the row of another one, drawn anew at each firing
-    path:   which tensor, where the run captured a container there: ``[0]``, ``grad_input``
-    minus:  a value that is subtracted, for the difference of two runs; its keys default to those beside it
+    index:  which part of the value, in NumPy's notation; of values by sample that of one sample's row
+    minus:  a value that is subtracted; its keys default to those beside it
+    factor: what the difference is multiplied with
+    at:     ``same`` takes of the value, as it broadcasts to the whole tensor, the part that the hook acts on
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    run: str
-    capture: str
-    module: str
-    path: str | None = None
-    sample: Literal["mean", "same", "resample"] | Annotated[int, Field(strict=True, ge=0)] = "mean"
-    reduce: Literal["mean"] | None = None
-    minus: RunValue | None = None
+    factor: Annotated[float, Field(strict=True, allow_inf_nan=False)] = 1.0
+    index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
+    at: Literal["same"] | None = None
+    minus: FileValue | RunValue | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -47,21 +40,101 @@ class RunValue(BaseModel):
         """`minus` names only what differs; `sample: index` with `index: 3` is `sample: 3`."""
         if not isinstance(raw, dict):
             return raw
-        raw = dict(raw)
-        sample, minus = raw.get("sample", "mean"), raw.get("minus")
+        raw = cls._own(dict(raw))
+        minus = raw.get("minus")
+        if minus is not None and not isinstance(minus, dict | OutsideValue):
+            raise ValueError(f"minus: found {minus!r}, expected a mapping such as {{run: another}}")
+        if isinstance(minus, dict):
+            other = {"run": "file", "file": "run"}
+            source = next(key for key in other if key in raw)
+            shared = ["index", "at"]
+            if other[source] not in minus:
+                shared += ["run", "capture", "module", "path", "file", "key"]
+            raw["minus"] = {**{key: raw[key] for key in shared if key in raw}, **minus}
+        return raw
+
+    @classmethod
+    def _own(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        return raw
+
+    @field_validator("minus", mode="before")
+    @classmethod
+    def _of_its_kind(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        return RunValue.model_validate(raw) if "run" in raw else FileValue.model_validate(raw)
+
+    @model_validator(mode="after")
+    def _is_of_one_part(self) -> OutsideValue:
+        if self.minus is not None and self.minus.at != self.at:
+            raise ValueError("`at` belongs beside `minus`, not into it: it takes a part of the difference")
+        return self
+
+    @property
+    def per_sample(self) -> bool:
+        """Whether each sample of a batch has a value of its own."""
+        return self.minus is not None and self.minus.per_sample
+
+    @property
+    def draws(self) -> bool:
+        """Whether it is another value at each firing."""
+        return self.minus is not None and self.minus.draws
+
+    @property
+    def source(self) -> str:
+        """The file or the capture, for the plan."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return self._text() if self.at is None else f"{self._text()} at the same place"
+
+    def _text(self) -> str:
+        text = self.source + ("" if self.index is None else f"[{self.index}]")
+        if self.minus is not None:
+            text = f"{text} minus {self.minus._text()}"
+        return text if self.factor == 1 else f"{self.factor:g} * ({text})"
+
+
+class FileValue(OutsideValue):
+    """A tensor of a `.safetensors` file; `key` may be left out where the file holds one tensor."""
+
+    file: str
+    key: str | None = None
+
+    @property
+    def source(self) -> str:
+        """The file, and the key in it."""
+        return f"{self.file}[{self.key}]" if self.key else self.file
+
+
+class RunValue(OutsideValue):
+    """What another run captured at a module.
+
+    run:    its directory, the name of one of the experiment's `needs`, or `previous`
+    module: where it was captured; unless given, at the module that is hooked
+    sample: `mean` over all rows; the row of the sample with that number; `same`, for each sample of the batch its own
+            row; `resample`, for each sample the row of another one, drawn anew at each firing
+    path:   which tensor, where the run captured a container there: ``[0]``, ``grad_input``
+    """
+
+    run: str
+    capture: str
+    module: str | None = None
+    path: str | None = None
+    sample: Literal["mean", "same", "resample"] | Annotated[int, Field(strict=True, ge=0)] = "mean"
+    reduce: Literal["mean"] | None = None
+
+    @classmethod
+    def _own(cls, raw: dict[str, Any]) -> dict[str, Any]:
+        sample = raw.get("sample", "mean")
         if sample not in ("mean", "same", "resample", "index") and not isinstance(sample, int):
             raise ValueError(
                 f"sample: found {sample!r}, expected mean, same, resample, index or a sample's number"
             )
-        if minus is not None and not isinstance(minus, dict | RunValue):
-            raise ValueError(f"minus: found {minus!r}, expected a mapping such as {{run: another}}")
         if raw.get("sample") == "index":
             if "index" not in raw:
                 raise ValueError("`sample: index` goes with `index`, the number of a sample")
             raw["sample"] = raw.pop("index")
-        if isinstance(raw.get("minus"), dict):
-            shared = {key: raw[key] for key in ("run", "capture", "module", "path") if key in raw}
-            raw["minus"] = {**shared, **raw["minus"]}
         return raw
 
     @model_validator(mode="after")
@@ -73,17 +146,24 @@ class RunValue(BaseModel):
     @property
     def per_sample(self) -> bool:
         """Whether each sample of a batch has a value of its own."""
-        return self.sample in ("same", "resample") or (self.minus is not None and self.minus.per_sample)
+        return self.sample in ("same", "resample") or super().per_sample
 
     @property
     def draws(self) -> bool:
         """Whether it is another value at each firing."""
-        return self.sample == "resample" or (self.minus is not None and self.minus.draws)
+        return self.sample == "resample" or super().draws
 
-    def __str__(self) -> str:
+    @property
+    def source(self) -> str:
+        """Which rows of which capture."""
         what = f"sample {self.sample}" if isinstance(self.sample, int) else self.sample
-        text = f"{what} of {self.capture}/{self.module}{self.path or ''} in {self.run}"
-        return text if self.minus is None else f"{text} minus {self.minus}"
+        module = "(the same module)" if self.module is None else self.module
+        return f"{what} of {self.capture}/{module}{self.path or ''} in {self.run}"
+
+
+OutsideValue.model_rebuild()
+FileValue.model_rebuild()
+RunValue.model_rebuild()
 
 
 def _value(raw: Any) -> Any:

@@ -22,6 +22,8 @@ from hookrun.errors import Problem, listed, nearest
 # Where a person may add keys of their own.
 _OPEN = (
     "hooks.",
+    "vars.",
+    "needs.",
     "model.args",
     "data.args",
     "data.transforms",

@@ -19,6 +19,7 @@ from hookrun.cli.errors import explained
 from hookrun.cli.hydra import argument_parser, conf_dir, opened
 from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
+from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.overrides import take_trust
 from hookrun.errors import Problem, SpecError
 from hookrun.trust import of_environment, read_once
@@ -129,10 +130,21 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
-    prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
+    experiment = planned(experiment, asked.overrides, composed)
+    previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
+    needs = NeededRuns(asked, trust)
+    needs.find(experiment)
+    prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
+    needs.prepare(shows=shows)
     if shows:
         tasks.show(prepared)
         return DONE
-    with claimed(Path(cfg.hydra.runtime.output_dir), "hydra.run.dir"), explained(asked):
-        returned = asked.app.run_checked(cfg, SingleRun(prepared))
+    with claimed(Path(cfg.hydra.runtime.output_dir), "hydra.run.dir"):
+        if experiment.settings.needs:
+            is_new = needs.missing
+            needs.make()
+            if is_new:  # now that there is what its values come from
+                prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
+        with explained(asked):
+            returned = asked.app.run_checked(cfg, SingleRun(prepared))
     return int(returned.return_value)

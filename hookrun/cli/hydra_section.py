@@ -203,8 +203,13 @@ def _is_setting(name: str, value: Any) -> bool:
     return isinstance(value, int | float) and -most <= value <= most
 
 
-def wrong_params(params: Any, where: str, groups: Collection[str]) -> Iterator[Problem]:
-    """The problems of `hydra.sweeper.params`: a key is the address of an override, and must lie in the experiment."""
+def wrong_params(
+    params: Any, where: str, groups: Collection[str], does: str = "sweep over"
+) -> Iterator[Problem]:
+    """The problems of `hydra.sweeper.params`: a key is the address of an override, and must lie in the experiment.
+
+    does: what the file does to the keys
+    """
     if params is None:
         return
     if not isinstance(params, Mapping):
@@ -216,7 +221,7 @@ def wrong_params(params: Any, where: str, groups: Collection[str]) -> Iterator[P
         if found is not None and found["root"] == "trust":
             yield TRUST
         elif found is None or found["root"] not in roots:
-            what = "is not a key that a file may sweep over"
+            what = f"is not a key that a file may {does}"
             yield Problem(
                 f"{where}: {str(key)[:100]!r}", what, f"it begins with one of {listed(sorted(roots), 30)}"
             )

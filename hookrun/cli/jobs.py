@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
+from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
 from hookrun.spec import Experiment
@@ -42,17 +43,22 @@ class JobFailed(HookrunError):
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A single run: everything was checked and built before its directory was made."""
+    """A single run: everything was checked and built before its directory was made.
+
+    latest: `outputs/latest` is to point to it
+    """
 
     prepared: Ready
+    latest: bool = True
 
-    def __call__(self, _: DictConfig) -> int:
+    def __call__(self, cfg: DictConfig) -> int:
         from hookrun import tasks
         from hookrun.store.run_dir import update_latest
 
         run_dir = _run_dir()
-        if note := update_latest(run_dir):
+        if self.latest and (note := update_latest(run_dir)):
             print(note)
+        keep_found_runs(run_dir, cfg, self.prepared.runs)
         with unguarded():
             return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
 
@@ -63,10 +69,12 @@ class SweepJob:
 
     trust: the packages that were trusted when the command was entered, whatever the environment says by now
     goal:  the sweeper wants its value from each job, and an exception from a failed one; None: it wants exit codes
+    runs:  the run of each need, and that before the sweep
     """
 
     trust: frozenset[str]
     goal: Goal | None = None
+    runs: KnownRuns = field(default_factory=KnownRuns)
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
@@ -88,10 +96,11 @@ class SweepJob:
         from hookrun import tasks
 
         try:
-            experiment = tasks.parse_experiment(plain(cfg)).of_a_sweep()
+            experiment = self.runs.of(tasks.parse_experiment(plain(cfg))).of_a_sweep()
             if self.goal is not None:
                 require_goal(experiment, self.goal)
             prepared = tasks.prepare(experiment, trust=self.trust)
+            keep_found_runs(run_dir, cfg, prepared.runs)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
 

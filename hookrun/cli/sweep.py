@@ -22,11 +22,13 @@ from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
+from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
 from hookrun.cli.sweep_check import SECONDS, check
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
+from hookrun.store.outputs import outputs_folder
 from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
@@ -50,29 +52,43 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         jobs = app.jobs(cfg)
+    needs = NeededRuns(_asked(app, cfg, []), trust)
     if jobs is None:
-        return _optimize(app, cfg, sweep_dir, trust)
+        return _optimize(app, cfg, sweep_dir, trust, needs)
     if not jobs:
         raise SpecError(_why_no_job(app, cfg))
     typed = [list(filter_overrides(overrides)) for overrides in jobs]
     experiments, refused, shows = _validated(app, cfg, jobs)
     if not shows:
         refuse_ranks()
+    for experiment in experiments.values():
+        needs.find(experiment)
+    needs.prepare(shows=shows)
+    previous = previous_run(experiments.values(), outputs_folder())
+    runs = needs.known(previous)
+    experiments = {number: runs.of(experiment) for number, experiment in experiments.items()}
     said = check(experiments, typed, refused, trust)
     if shows:
         return _show(list(experiments.values()), list(map(" ".join, typed)), trust)
     print(said, flush=True)
     del experiments
     with claimed(sweep_dir, "hydra.sweep.dir"):
-        return _launch(app, cfg, sweep_dir, SweepJob(trust))
+        needs.make()
+        return _launch(app, cfg, sweep_dir, SweepJob(trust, runs=needs.known(previous)))
 
 
-def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str]) -> int:
+def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str], needs: NeededRuns) -> int:
     """A sweep whose jobs are chosen by their objective. Each is checked before it runs; here, what they share."""
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
-    if task_of(experiment).shows:
+    shows = task_of(experiment).shows
+    if not shows:
+        refuse_ranks()
+    needs.find(experiment)
+    needs.prepare(shows=shows)
+    previous = previous_run([experiment], outputs_folder())
+    experiment = needs.known(previous).of(experiment)
+    if shows:
         return _show([experiment], [""], trust)
-    refuse_ranks()
     goal = required_goal(experiment)
     said = tell_sweeper(cfg, goal)
     swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
@@ -81,7 +97,8 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str])
             raise error
     print(said, flush=True)
     with claimed(sweep_dir, "hydra.sweep.dir"):
-        return _launch(app, cfg, sweep_dir, SweepJob(trust, goal))
+        needs.make()
+        return _launch(app, cfg, sweep_dir, SweepJob(trust, goal, needs.known(previous)))
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:

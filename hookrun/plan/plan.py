@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import torch
-
 from hookrun.actions.given import GivenFunction
 from hookrun.callables import Code
-from hookrun.run_values import Source
+from hookrun.run_values import Source, UsedRun
+from hookrun.run_values.sources import digest_of
 from hookrun.spec.hook import HookSpec
 from hookrun.trusted import Trusted
 
@@ -58,13 +57,13 @@ class Match:
 class PlannedHook:
     """A hook with the modules or parameters that its selector matched, in the model's order.
 
-    values: field of the action -> its tensor, for those that come from a file or another run
+    values:    field of the action -> path of a match -> its tensor, for those that come from a file or another run
     functions: field of the action -> the user's own function that it names
     """
 
     spec: HookSpec
     matches: tuple[Match, ...]
-    values: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
+    values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
     functions: Mapping[str, Trusted | GivenFunction] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -75,7 +74,7 @@ class PlannedHook:
     @cached_property
     def digest(self) -> dict[str, str]:
         """What identifies the tensors that came from files or other runs."""
-        return {key: hashlib.sha256(_raw(value)).hexdigest() for key, value in self.values.items()}
+        return {key: _digest(values) for key, values in self.values.items()}
 
     @cached_property
     def code(self) -> dict[str, dict[str, dict[str, str]]]:
@@ -84,11 +83,11 @@ class PlannedHook:
         return {"code": found} if found else {}
 
 
-def _raw(value: Source) -> bytes:
-    if not isinstance(value, torch.Tensor):
-        return value.digest.encode()
-    flat = value.detach().cpu().contiguous().reshape(-1)
-    return f"{value.dtype}{list(value.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
+def _digest(values: Mapping[str, Source]) -> str:
+    """Of one value for all modules, or of each module's own."""
+    different = list({id(value): value for value in values.values()}.values())
+    each = [digest_of(value) for value in different]
+    return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -99,6 +98,7 @@ class ResolvedPlan:
     unchecked: why shapes were not checked; None where they were, or where no example was given
     samples:   how many samples a run will see, where that is known
     code:      key path -> the user's own Python that the run uses beside its hooks
+    runs:      the runs that values come from
     """
 
     model: str
@@ -107,6 +107,7 @@ class ResolvedPlan:
     unchecked: str | None = None
     samples: int | None = None
     code: Mapping[str, Code] = field(default_factory=dict, hash=False)
+    runs: tuple[UsedRun, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -145,6 +146,7 @@ class ResolvedPlan:
                 }
                 for hook in self.hooks
             ],
+            "runs": [run.to_dict() for run in self.runs],
             **self._code(),
         }
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from hookrun.actions.given import GivenFunction
+from hookrun.actions.values import OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.run_values import Source, UsedBy, read_value
+from hookrun.run_values import Source, UsedBy, read_value, used_runs
 from hookrun.spec.hook import HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 from hookrun.trusted import ACTIONS, Trusted, load
@@ -35,14 +36,14 @@ def resolve(
     """
     if (reason := unhookable(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
-    names = ModelNames(model)
+    names, used_by = ModelNames(model), used_by or UsedBy()
     # stable: ties stay in declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
         planned[hook.name], problems[hook.name] = _resolve_hook(hook, names, used_by)
     fitting = tuple(planned[hook.name] for hook in hooks if not problems[hook.name])
-    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed)
+    plan = ResolvedPlan(type(model).__name__, fitting, spec.seed, runs=used_runs(spec, used_by.runs))
     return plan, [problem for hook in hooks for problem in problems[hook.name]]
 
 
@@ -61,9 +62,7 @@ def _resolved_first(hook: HookSpec) -> int:
     return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
 
 
-def _resolve_hook(
-    spec: HookSpec, names: ModelNames, used_by: UsedBy | None
-) -> tuple[PlannedHook, list[Problem]]:
+def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
     paths = names.select(spec)
     unmatched = [] if 0 in spec.keys.expect else names.unmatched(spec)
@@ -72,10 +71,10 @@ def _resolve_hook(
         problems.append(_count_problem(spec, paths, names))
     matches = tuple(names.match(path, spec.on_parameters) for path in paths)
     problems += _fitting(spec, matches, names)
-    values = dict[str, Source]()
+    values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
     for field, value in spec.action.outside_values().items():
         try:
-            values[field] = read_value(value, used_by)
+            values[field] = read_value(value, places, used_by)
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     functions = dict[str, Trusted | GivenFunction]()
@@ -105,6 +104,14 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
         if value.per_sample and (not kind.batch or action.adds(spec.name)):
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
             yield Problem(f"{spec.where}.{field}", text, "take one for all: sample: mean")
+        in_place = isinstance(value, OutsideValue) and value.at is not None
+        if in_place and (spec.keys.index is None or action.adds(spec.name)):
+            text = "`at: same` takes the part of the value that `index` names, and the hook has no `index`"
+            if spec.keys.index is not None:
+                text = (
+                    "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
+                )
+            yield Problem(f"{spec.where}.{field}.at", text, "use the value's own `index`, or leave `at` out")
         if isinstance(value, GivenFunction) and action.adds(spec.name):
             text = f"{value}: a parameter starts from numbers, not from a function of another tensor"
             yield Problem(f"{spec.where}.{field}", text, "give a number, a list or a tensor")

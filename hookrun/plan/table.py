@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hookrun.actions.given import GivenFunction
 from hookrun.callables import Code
 from hookrun.errors import listed
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.run_values import Source
+from hookrun.run_values.sources import form
 from hookrun.spec.hook import HookSpec
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """So many modules of a hook are listed by name where the plan is shown beside something else."""
+MOST_TEXT = 48
+"""Characters of a target or an index."""
 
 
 def table(plan: ResolvedPlan, limit: int | None = None) -> Table:
@@ -111,8 +115,16 @@ def shown_name(match: Match) -> str:
 
 def _parameters(spec: HookSpec) -> str:
     keys = spec.keys
-    parts = [f"{key}={value}" for key in ("target", "index") if (value := getattr(keys, key)) is not None]
+    parts = [
+        f"{key}={_short(value)}" for key in ("target", "index") if (value := getattr(keys, key)) is not None
+    ]
     return " ".join([*parts, spec.action.summary()]).strip()
+
+
+def _short(value: object) -> str:
+    """The text of a key, without the end of a long list of positions."""
+    text = str(value)
+    return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
 
 def _limited(items: Sequence[str], limit: int | None) -> list[str]:
@@ -134,10 +146,24 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         lines.append(line)
+    lines += [_value_note(hook, field, values) for field, values in hook.values.items() if values]
     missed = [match.path or "(root)" for match in hook.matches if match.called is False]
     if missed:
         lines.append(f"{hook.spec.name}: the example did not reach {listed(missed, SHOWN)}")
     return lines
+
+
+def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> str:
+    """The form of a value from outside: of one for all modules, or of each module's own."""
+    different = {id(value): value for value in values.values()}.values()
+    unit = " per sample" if hook.spec.action.outside_values()[field].per_sample else ""
+    forms = [form(value) for value in different]
+    if len(forms) == 1:
+        shape, count = forms[0]
+        return f"{hook.spec.name}.{field}: a value {shape}" + (f", {size(count)}{unit}" if count else "")
+    each = [f"{path or '(root)'} {form(value)[0]} {size(form(value)[1])}" for path, value in values.items()]
+    total = size(sum(count for _, count in forms))
+    return f"{hook.spec.name}.{field}: each of {len(values)} modules its own, {total}{unit}: {listed(each, SHOWN)}"
 
 
 def size(count: float) -> str:

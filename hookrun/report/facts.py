@@ -102,6 +102,11 @@ class Facts:
         return self.named("task") or "run"
 
     @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs that it took values from."""
+        return [*self.plan.get("runs", []), *self.env.get("runs", [])]
+
+    @property
     def source(self) -> str:
         """The run that the task reads instead of a model and data; ``""`` where it reads none."""
         task = self.config.get("task")

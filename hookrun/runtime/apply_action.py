@@ -12,9 +12,10 @@ from hookrun import containers
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSING
+from hookrun.runtime.part import Part
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied
-from hookrun.spec.target import Item, Key
+from hookrun.spec.target import Key
 from hookrun.tensor_copies import readable
 
 Op = Callable[[Any], Any]
@@ -42,14 +43,12 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Op:
 
 def function_of(site: PlacedHook) -> Op:
     """The action's function, on the part that `index` names."""
-    action, index = site.spec.action, site.spec.keys.index
+    action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
-    if checked and (action.computes_anew or index is not None):
+    if checked and (action.computes_anew or part is not None):
         function = _of_the_same_form(function)
-    if index is None:
-        return function
-    return _on_part(function, index.items, edits=not action.observes, scope=action.scope)
+    return function if part is None else _on_part(site, function, part)
 
 
 def _of_the_same_form(function: Op) -> Op:
@@ -226,8 +225,8 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
     """Add to what the site's edits changed, without reading it yet."""
     if isinstance(new, Tensor):  # not a saved tensor in another form
         old, after = old.detach(), new.detach()
-        if site.spec.keys.index is not None:
-            old, after = _part(old, site.spec.keys.index.items), _part(after, site.spec.keys.index.items)
+        if site.part is not None:
+            old, after = site.part.of(old), site.part.of(after)
         changed = (after != old) & ~(after.isnan() & old.isnan())
         if (total := readable(changed)) is None:  # the model is being traced
             return
@@ -239,34 +238,34 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
 # ---- index -----------------------------------------------------------------------------------------------------
 
 
-def _on_part(function: Op, items: tuple[Item, ...], edits: bool, scope: str) -> Op:
+def _on_part(site: PlacedHook, function: Op, part: Part) -> Op:
+    scope = site.spec.action.scope
     if scope == "value":
-        return lambda value: function(copied(value, lambda tensor: _part(tensor, items)))
+        return lambda value: function(copied(value, part.of))
     if scope == "together":
         return lambda olds: [
-            _with_part(old, items, new)
-            for old, new in zip(olds, function([_part(old, items) for old in olds]), strict=True)
+            part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
         ]
-    if not edits:
-        return lambda tensor: function(_part(tensor, items))
+    if site.spec.action.observes:
+        return lambda tensor: function(part.of(tensor))
 
     def edit_part(tensor: Tensor) -> Tensor | None:
-        new = function(_part(tensor, items))
+        new = function(part.of(tensor))
         if isinstance(new, Packed):
             raise ValueError("`index` does not go with an action that holds the whole tensor in another form")
-        return None if new is None else _with_part(tensor, items, new)
+        return None if new is None else part.put(tensor, new)
 
-    return edit_part
-
-
-def _part(tensor: Tensor, items: tuple[Item, ...]) -> Tensor:
-    part = tensor[items]
-    if part.numel() == 0 and tensor.numel() > 0:
-        raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")
-    return part
+    return _telling_the_whole(site, edit_part) if site.needs_whole else edit_part
 
 
-def _with_part(tensor: Tensor, items: tuple[Item, ...], new: Tensor) -> Tensor:
-    changed = tensor.clone()
-    changed[items] = new
-    return changed
+def _telling_the_whole(site: PlacedHook, edit: Op) -> Op:
+    """The edit of a part, during which the site knows the tensor that the part is of."""
+
+    def edit_within(tensor: Tensor) -> Tensor | None:
+        before, site.whole = site.whole, tensor
+        try:
+            return edit(tensor)  # type: ignore[no-any-return]
+        finally:
+            site.whole = before
+
+    return edit_within

@@ -16,12 +16,14 @@ from hookrun.actions.check import verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import on_tensor
-from hookrun.actions.tensors import holds_data
+from hookrun.actions.tensors import check_broadcast, holds_data
+from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
-from hookrun.run_values import Rows
+from hookrun.run_values import NotYetRun, Rows
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.kept_samples import KeptSamples
+from hookrun.runtime.part import Part
 from hookrun.runtime.rng import Draws, derived_seed
 from hookrun.snapshot import copied
 from hookrun.tensor_copies import readable
@@ -66,6 +68,7 @@ class _Firing(local):
     at = ""
     of_call: int | None = None
     args: tuple[Any, ...] = ()
+    whole: Tensor | None = None
 
 
 class PlacedHook:
@@ -77,8 +80,10 @@ class PlacedHook:
     idle:    firings in which it found nothing to act on
     changed: elements that its edits changed, out of `total`, while the clock was counting
     of_call: the call that a gradient or a saved tensor belongs to; None: the call under way
+    part:    the part of a tensor that the action acts on; None: all of it
+    whole:   the tensor that the part under way is of, where `needs_whole`
 
-    What belongs to one firing (`within`, `at`, `of_call`, `args`) is kept apart for each thread.
+    What belongs to one firing (`within`, `at`, `of_call`, `args`, `whole`) is kept apart for each thread.
     """
 
     def __init__(
@@ -100,7 +105,14 @@ class PlacedHook:
         seed = seed if own_seed is None else own_seed
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
-        self._values = hook.values
+        self._values = {field: values[path] for field, values in hook.values.items() if path in values}
+        index, action = hook.spec.keys.index, hook.spec.action
+        in_order = self.hook_type.batch and action.captures
+        self.part = None if index is None else Part(index, in_order=in_order)
+        self.needs_whole = any(
+            isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
+            for value in action.outside_values().values()
+        )
         self._functions = hook.functions
         self._firing = _Firing()
         self._draws = Draws(self.seed)
@@ -133,6 +145,15 @@ class PlacedHook:
         self._firing.of_call = number
 
     @property
+    def whole(self) -> Tensor | None:
+        """The tensor that the part under way is of."""
+        return self._firing.whole
+
+    @whole.setter
+    def whole(self, tensor: Tensor | None) -> None:
+        self._firing.whole = tensor
+
+    @property
     def where(self) -> str:
         """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
         what = f"{self.hook_type}, {self.spec.action.action_name}"
@@ -155,13 +176,29 @@ class PlacedHook:
     # ---- values ------------------------------------------------------------------------------------------------
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        """The value of `field` in the dtype and on the device of the argument, made once for each pair."""
+        """The value of `field` in the dtype and on the device of the argument; its part, where it has `at: same`."""
+        given, part = getattr(self.spec.action, field), self.part
+        constant = self._whole_constant(field, given)
+        if part is None or not isinstance(given, OutsideValue) or given.at is None:
+            return constant
+
+        def constant_part(like: Tensor) -> Tensor:
+            whole = like if self.whole is None else self.whole
+            value = constant(whole)
+            check_broadcast(value, whole)
+            return part.of(value.expand(whole.shape))
+
+        return constant_part
+
+    def _whole_constant(self, field: str, given: Any) -> Callable[[Tensor], Tensor]:
+        """The value in the dtype and on the device of the argument, made once for each pair; or rows by sample."""
         value = self._values.get(field)
         if isinstance(value, GivenFunction):
             return self._computed(value)
+        if isinstance(value, NotYetRun):
+            return self._unknown(value)
         if value is not None and not isinstance(value, Tensor):
             return self._rows(value)
-        given = getattr(self.spec.action, field)
         source = value if value is not None else torch.tensor(given, dtype=torch.float64)
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
@@ -177,10 +214,27 @@ class PlacedHook:
 
         return constant
 
+    def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
+        """Of the shape of the argument, whatever that is: a shape check alone goes on without the value."""
+
+        def unknown(like: Tensor) -> Tensor:
+            if self.sink.has_values:
+                raise HookError(
+                    f"{self.where}: the run {source.name!r} that its value comes from was not made"
+                )
+            return like.new_empty(like.shape)
+
+        return unknown
+
     def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
         """A row for each sample of the batch under way."""
 
         def rows(like: Tensor) -> Tensor:
+            if like is not self.whole and not self._keeps_samples():
+                raise HookError(
+                    f"{self.where}: `index` picks of the batch, and the value has a row for each sample of it: "
+                    "add at: same to the value"
+                )
             if not self.sink.has_values:  # the samples of a shape check are not real
                 return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
             samples = self.clock.samples
@@ -198,6 +252,10 @@ class PlacedHook:
             return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
 
         return rows
+
+    def _keeps_samples(self) -> bool:
+        """Whether the part under way has a row for each sample, as the whole tensor has."""
+        return self.part is None or self.whole is None or self.part.keeps_samples(self.whole.dim())
 
     def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
         """What a function gives for the tensor at hand: a constant, through which no gradient flows."""

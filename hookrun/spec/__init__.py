@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -24,11 +24,13 @@ class Experiment:
     """A whole experiment: its settings and its hooks.
 
     notes: what to know beside the plan
+    runs:  name -> directory of each run of its `needs`, and of `previous`; None: the run is still to be made
     """
 
     settings: Settings
     hooks: Spec
     notes: tuple[str, ...] = ()
+    runs: Mapping[str, str | None] = field(default_factory=dict)
 
     def of_a_sweep(self) -> Experiment:
         """The experiment as a job of a sweep, which keeps the best weights alone unless it says otherwise."""

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
+from hookrun.spec.needs import Needs
 from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice
 from hookrun.spec.section import Section as Section
@@ -202,7 +203,11 @@ class Compute(Section):
 
 
 class Settings(Section):
-    """Every root key of an experiment but `hooks`."""
+    """Every root key of an experiment but `hooks`.
+
+    vars:  keys of one's own, for interpolations elsewhere: `${vars.strength}`; nothing else reads them
+    needs: experiments that are run before this one
+    """
 
     task: TaskKeys
     model: Model
@@ -212,3 +217,5 @@ class Settings(Section):
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
     objective: Objective = Objective()
+    vars: dict[str, Any] = {}
+    needs: Needs = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -13,12 +13,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSche
 
 from hookrun.actions import Action, actions
 from hookrun.actions.python import Python
+from hookrun.actions.values import OutsideValue, RunValue
 from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
+from hookrun.index import Index
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
-from hookrun.spec.target import Index, Target
+from hookrun.spec.target import Target
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)
@@ -67,6 +69,16 @@ class HookSpec:
         values = self.action.outside_values().values()
         draws = self.action.draws or self.keys.when.probability < 1 or any(value.draws for value in values)
         return draws and self.hook_type.phase == "forward"
+
+    def run_values(self) -> Iterator[tuple[str, RunValue]]:
+        """Key path and value of everything that it takes from other runs."""
+        for field, given in self.action.outside_values().items():
+            where: str = f"{self.where}.{field}"
+            value = given if isinstance(given, OutsideValue) else None
+            while value is not None:
+                if isinstance(value, RunValue):
+                    yield where, value
+                where, value = f"{where}.minus", value.minus
 
     @property
     def where(self) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -37,6 +37,16 @@ class _Held:
 
     def __init__(self) -> None:
         self.descriptors = set[int]()
+
+    @contextmanager
+    def until_the_end(self, descriptor: int) -> Iterator[None]:
+        """Hold the lock of the descriptor during the block."""
+        self.descriptors.add(descriptor)
+        try:
+            yield
+        finally:
+            self.descriptors.discard(descriptor)
+            os.close(descriptor)
 
     def leave_to_parent(self) -> None:
         """A forked child, as a worker that loads data is, shares its parent's locks, and must not outlive them."""
@@ -69,24 +79,44 @@ def sole_writer(folder: Path) -> Iterator[None]:
     except BaseException:
         _remove_empty(folder, made)
         raise
-    _held.descriptors.add(descriptor)
     try:
-        yield
+        with _held.until_the_end(descriptor):
+            try:
+                yield
+            finally:
+                with suppress(
+                    OSError
+                ):  # the directory was removed during the run, or the disk is read-only by now
+                    (folder / LOCK).unlink()
     finally:
-        _held.descriptors.discard(descriptor)
-        with suppress(OSError):  # the directory was removed during the run, or the disk is read-only by now
-            (folder / LOCK).unlink()
-        os.close(descriptor)
         _remove_empty(folder, made)
 
 
-def _acquired(folder: Path) -> int:
+@contextmanager
+def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of the folder, which is made if it is not there, as soon as no other process holds it.
+
+    waiting: called once where another process holds it, before this one waits
+
+    Raises StoreError where the folder or the lock cannot be made.
+    """
+    make_folder(folder)
+    try:
+        descriptor = _acquired(folder)
+    except LockedError:
+        waiting()
+        descriptor = _acquired(folder, wait=True)
+    with _held.until_the_end(descriptor):
+        yield
+
+
+def _acquired(folder: Path, *, wait: bool = False) -> int:
     """A descriptor that holds the lock of the folder."""
     path = folder / LOCK
     while True:
         descriptor = _opened(path, os.O_RDWR | os.O_CREAT)
         try:
-            _lock(descriptor, folder, exclusive=True)
+            _lock(descriptor, folder, exclusive=True, wait=wait)
             if _is_named(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {platform.node()}".encode())
@@ -121,12 +151,16 @@ def _opened(path: Path, flags: int) -> int:
         raise StoreError(f"cannot open {path}: {os_reason(error)}") from error
 
 
-def _lock(descriptor: int, folder: Path, *, exclusive: bool) -> None:
-    """Take the lock, or raise LockedError. On a file system that cannot lock nothing keeps writers apart."""
+def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False) -> None:
+    """Take the lock, or wait for it, or raise LockedError.
+
+    On a file system that cannot lock nothing keeps writers apart.
+    """
     if fcntl is None:
         return
+    kind = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
-        fcntl.flock(descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = os.pread(descriptor, _MOST_TOLD, 0).decode("ascii", "replace")
         who = holder if holder.isprintable() and holder else "another process"

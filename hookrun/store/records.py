@@ -93,6 +93,17 @@ class PlannedHookRecord(Record):
     targets: Listing[PlannedMatch] = []
 
 
+class UsedRunRecord(Record):
+    """A run that another one takes values from."""
+
+    where: Name
+    run: Text
+    path: Text
+    need: bool = False
+    plan: Name | None = None
+    manifest: Name | None = None
+
+
 class PlanRecord(Record):
     """plan.json."""
 
@@ -101,6 +112,7 @@ class PlanRecord(Record):
     seed: Whole | None = None
     unchecked: Text | None = None
     hooks: Listing[PlannedHookRecord] = []
+    runs: Listing[UsedRunRecord] = []
 
 
 class ModuleRecord(Record):
@@ -151,6 +163,7 @@ class EnvRecord(Record):
     device_name: Name | None = None
     threads: Count | None = None
     argv: Listing[Text] = []
+    runs: Listing[UsedRunRecord] = []
 
 
 class StatsLine(Record):

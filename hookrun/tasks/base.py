@@ -13,6 +13,7 @@ from hookrun.spec.experiment import Section
 from hookrun.spec.objective import Direction
 
 if TYPE_CHECKING:
+    from hookrun.run_values import UsedRun
     from hookrun.store.run_dir import RunDir
 
 
@@ -91,6 +92,11 @@ class Ready:
     """An experiment that was checked and can be run or shown. Each kind of task adds what it starts from."""
 
     experiment: Experiment
+
+    @property
+    def runs(self) -> tuple[UsedRun, ...]:
+        """The other runs that it takes values from, as they were found."""
+        return ()
 
     @property
     def settings(self) -> Settings:

@@ -54,7 +54,7 @@ class TaskOfCaptures(Task):
         from hookrun.tasks.loop.progress import Screen
 
         screen = Screen()
-        run_dir.write_env(environment())
+        run_dir.write_env(environment() | {"runs": [run.to_dict() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)
         self.analyse(Analysing(prepared, run_dir, screen))

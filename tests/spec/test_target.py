@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.spec.target import parse_index, parse_target, path_text
+from hookrun.index import parse_index
+from hookrun.spec.target import parse_target, path_text
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,10 @@ def test_the_text_of_a_path_parses_back(keys: list[int | str]) -> None:
         (-1, (-1,)),
         ("[0, ::2]", (0, slice(None, None, 2))),
         ("1:", (slice(1, None),)),
+        ("..., [1, 5, 6]", (..., (1, 5, 6))),
+        ("[0, -1]", ((0, -1),)),
+        (":,[2],0:4", (slice(None), (2,), slice(0, 4))),
+        ("[..., [3, 1]]", (..., (3, 1))),
     ],
 )
 def test_indexes(text: Any, items: tuple[Any, ...]) -> None:
@@ -71,6 +76,15 @@ def test_indexes(text: Any, items: tuple[Any, ...]) -> None:
         ("0,,1", "expected a whole number"),
         ("..., ...", "one ... at most"),
         ("::-1", "positive steps only"),
+        ("[1, 2], [0, 1]", "one list at most"),
+        ("[1, 2, 1]", "it holds 1 twice"),
+        ("..., [1:3]", "expected a list of whole numbers"),
+        ("..., []", "expected a list of whole numbers"),
+        ("..., [1, 2", "stops making sense at"),
+        ("[[1, 2]]]", "stops making sense at"),
+        ([1, 5], "expected NumPy notation in quotes, like '..., [1, 5, 6]'"),
+        ("..., [" + "1" * 40 + "]", "expected a list of whole numbers"),
+        ("0," * 9_000, "expected at most 16,000"),
         ("__import__('os')", "expected a whole number"),
     ],
 )

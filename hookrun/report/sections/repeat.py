@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +35,8 @@ class RunAgain:
 def _of_a_run(facts: Facts) -> RunAgain:
     """Of a run, or of one job of a sweep."""
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
-    return replace(_again(hydra, facts.env.get("argv", []), is_job=True), composed=facts.composed)
+    again = _again(hydra, facts.env.get("argv", []), is_job=True, runs=facts.runs)
+    return replace(again, composed=facts.composed)
 
 
 def _of_a_sweep(facts: SweepFacts) -> RunAgain:
@@ -50,10 +54,13 @@ def _hydra(path: Path, root: Path) -> HydraRecord | None:
         return None
 
 
-def _again(hydra: HydraRecord | None, argv: list[Any], *, is_job: bool) -> RunAgain:
+def _again(
+    hydra: HydraRecord | None, argv: list[Any], *, is_job: bool, runs: Sequence[Mapping[str, Any]] = ()
+) -> RunAgain:
     """From what Hydra kept in the directory.
 
     argv: the command line that the run was started with; of it only `trust=` is not kept by Hydra
+    runs: the runs that it took values from: `outputs/latest` may be another one by now
     """
     if hydra is None:
         return RunAgain()
@@ -67,7 +74,7 @@ def _again(hydra: HydraRecord | None, argv: list[Any], *, is_job: bool) -> RunAg
         words += ["--config-path", sources["main"]]
     if hydra.job.config_name not in (None, "config"):
         words += ["--config-name", str(hydra.job.config_name)]
-    words += hydra.overrides.task
+    words += _with_places(hydra.overrides.task, runs, hydra.runtime.cwd)
     of_sweeps = () if is_job else ("hydra/", "hydra.sweeper", "hydra.launcher")
     kept = ("hydra.searchpath", *of_sweeps)
     words += [text for text in hydra.overrides.hydra if text.lstrip("+~").startswith(kept)]
@@ -76,6 +83,30 @@ def _again(hydra: HydraRecord | None, argv: list[Any], *, is_job: bool) -> RunAg
     command = " ".join(shlex.quote(str(word)) for word in words)
     return RunAgain(command, hydra.runtime.cwd)
 
+
+def _with_places(overrides: list[str], runs: Sequence[Mapping[str, Any]], cwd: str) -> list[str]:
+    """The overrides, with the directory of each run whose name may mean another one by now."""
+    places = {
+        run["where"]: run["path"]
+        for run in runs
+        if not run.get("need") and os.path.normpath(os.path.join(cwd, run["run"])) != run["path"]
+    }
+    words = [text for text in overrides if text.lstrip("+").partition("=")[0] not in places]
+    for where, path in places.items():
+        if _NAMES_A_RUN.fullmatch(where):
+            added = "++" if where.endswith(".minus.run") else ""  # the key may come from the value beside it
+            words.append(f"{added}{where}={_value(path)}")
+    return words
+
+
+def _value(path: str) -> str:
+    """The path as the value of an override."""
+    if re.fullmatch(r"[\w./-]+", path):
+        return path
+    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+_NAMES_A_RUN = re.compile(r"(task|hooks(\.[\w-]+)+)\.run")
 
 OF_A_RUN = ReportSection("repeat", "Run it again", _of_a_run, "repeat.html")
 OF_A_SWEEP = ReportSection("repeat", "Run it again", _of_a_sweep, "repeat.html")

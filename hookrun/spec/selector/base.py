@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hookrun.errors import nearest
+from hookrun.errors import shown as shown
 from hookrun.spec.selector.tree import Names, Tree, ancestors
 
 MAX_TEXT = 1000
@@ -166,16 +166,3 @@ def check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"found {shown(text)}, which is not valid Unicode") from error
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 120
-_SHORT.maxlevel = 2
-
-
-def shown(value: Any) -> str:
-    """The value as Python writes it, shortened: a list of a million items does not fill the screen."""
-    try:
-        return _SHORT.repr(value)
-    except ValueError:  # a whole number of more digits than Python is willing to write
-        return f"a value of type {type(value).__name__}"

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.lookup import Lookup
+from hookrun.run_values import FoundRuns, UsedRun, used_run
 from hookrun.spec import Experiment
 from hookrun.store.captures import StoredCapture
-from hookrun.store.reader import Run, open_run
+from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.progress import Screen
@@ -28,10 +29,17 @@ class Analysis(Ready):
     """An analysis whose run was found.
 
     captures: module -> what was captured there, a row for each sample
+    found:    the run, for the record
     """
 
     run: Run
     captures: Mapping[str, StoredCapture]
+    found: UsedRun
+
+    @property
+    def runs(self) -> tuple[UsedRun, ...]:
+        """The run that is looked at."""
+        return (self.found,)
 
 
 @dataclass(frozen=True)
@@ -54,8 +62,12 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
         text = f"task={experiment.settings.task.name} reads what another run captured, and none is named"
         raise SpecError([Problem("task.run", text, "name its directory: task.run=outputs/latest")])
     try:
-        run = open_run(path)
-        return Analysis(experiment, run, _captures(run, hook))
+        runs = FoundRuns(experiment.runs)
+        run, used = runs.open(path), used_run("task.run", path, runs)
+        if run is None or used is None:
+            hint = "leave task=plan out, and it is run first"
+            raise SpecError([Problem("task.run", f"{path} is still to be run", hint)])
+        return Analysis(experiment, run, _captures(run, hook), used)
     except SpecError:
         raise
     except HookrunError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -13,8 +13,9 @@ from hookrun import data, models
 from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
+from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Example, Plan, Score, compile_plan
-from hookrun.run_values import UsedBy, differences
+from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences
 from hookrun.spec import Experiment, Settings, Spec
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.metrics import Metric, load_metrics
@@ -73,6 +74,11 @@ class Prepared(Ready, Built):
     notes: tuple[str, ...]
     trained: Trained | None = None
     lines: tuple[str, ...] = ()
+
+    @property
+    def runs(self) -> tuple[UsedRun, ...]:
+        """The runs that values of the hooks come from."""
+        return self.plan.runs
 
 
 class Maker:
@@ -174,15 +180,15 @@ def compiled(
 
     Raises CompileError, and SpecError where the model's output has no such score.
     """
-    settings = experiment.settings
+    settings, runs = experiment.settings, FoundRuns(experiment.runs)
     example = as_call(built.data.example(EXAMPLE_BATCH))
     target = built.data.example_target(EXAMPLE_BATCH)
-    used_by = UsedBy(settings, split)
+    used_by = UsedBy(settings, split, runs)
     whole = None if score is None else lambda output: score(output, target)
     plan = maker.plan(hooks, built.model, used_by=used_by, example=example, training=training, score=whole)
     trains = bool(getattr(settings.task, "trains", False))
     plan = replace(plan, code=own_code(settings, built.loss, built.metrics, trains=trains))
-    notes = (*experiment.notes, *notes, *differences(hooks, settings))
+    notes = (*experiment.notes, *notes, *differences(hooks, settings, runs))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
 
@@ -196,8 +202,8 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
     """
     problems = list[Problem]()
     for hook in plan.hooks:
-        for field, rows in hook.values.items():
-            if isinstance(rows, Tensor | GivenFunction) or rows.draws or samples is None:
+        for field, rows in _different_values(hook):
+            if isinstance(rows, Tensor | NotYetRun | GivenFunction) or rows.draws or samples is None:
                 continue
             where = f"{hook.spec.where}.{field}"
             if trains and hook.spec.keys.when.mode != "train":
@@ -208,6 +214,12 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
                 problems.append(Problem(where, rows.lacks(missing), hint))
     if problems:
         raise CompileError(problems)
+
+
+def _different_values(hook: PlannedHook) -> Iterator[tuple[str, Source]]:
+    """Field and value of everything that the hook takes from outside, each value once."""
+    for field, values in hook.values.items():
+        yield from ((field, value) for value in {id(value): value for value in values.values()}.values())
 
 
 def check_leftover(prepared: Prepared) -> None:

@@ -66,8 +66,10 @@ class SharedMaker(Maker):
         score: Score | None,
     ) -> Plan:
         """The plan, with shapes where this job is the first of its structure."""
-        loss = None if score is None else used_by.settings.train.loss.model_dump(mode="json")
-        key = json.dumps([model_key(used_by.settings), training, loss, structure(hooks)])
+        settings = used_by.settings
+        loss = None if score is None or settings is None else settings.train.loss.model_dump(mode="json")
+        shared = None if settings is None else model_key(settings)
+        key = json.dumps([shared, training, loss, structure(hooks)])
         if key in self._found:
             if (found := self._found[key]) is not None:
                 raise found

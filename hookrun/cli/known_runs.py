@@ -1,0 +1,63 @@
+"""The runs that an experiment names otherwise than by their directory, and what of it is kept in its own."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from hookrun.errors import Problem, SpecError
+from hookrun.spec import Experiment
+from hookrun.spec.needs import PREVIOUS, Need
+from hookrun.store.files import replacing
+from hookrun.store.format import CONFIG
+
+if TYPE_CHECKING:
+    from hookrun.run_values import UsedRun
+
+
+@dataclass(frozen=True)
+class KnownRuns:
+    """Where the runs are. It can be pickled, so that the jobs of a sweep find them in other processes.
+
+    needs:    what is needed -> its directory; None: it is still to be run
+    previous: the directory of the run before this one; None: it is looked for when it is asked for
+    """
+
+    needs: Mapping[Need, str | None] = field(default_factory=dict)
+    previous: str | None = None
+
+    def of(self, experiment: Experiment) -> Experiment:
+        """The experiment with its runs. SpecError for a need that was not known before."""
+        runs = dict[str, str | None]()
+        for name, need in experiment.settings.needs.items():
+            if need not in self.needs:
+                what = "is another one than when the sweep began, and a job runs nothing but itself"
+                hint = "let the overrides of a need hold no key that the sweeper chooses as it goes"
+                raise SpecError([Problem(f"needs.{name}", f"{need} {what}", hint)])
+            runs[name] = self.needs[need]
+        if self.previous is not None:
+            runs[PREVIOUS] = self.previous
+        return replace(experiment, runs=runs)
+
+
+def keep_found_runs(run_dir: Path, cfg: DictConfig, runs: Sequence[UsedRun]) -> None:
+    """Write the stored configuration once more, with the directories that `outputs/latest` and the like meant.
+
+    cfg: the configuration of the run
+    """
+    places = {run.where: run.path for run in runs if not run.need and os.path.abspath(run.run) != run.path}
+    stored = run_dir / CONFIG
+    if not places or not stored.is_file():
+        return
+    found = copy.deepcopy(cfg)
+    with read_write(found), open_dict(found):
+        for where, path in places.items():
+            OmegaConf.update(found, where, path, force_add=True)
+    with replacing(stored) as file:
+        file.write(OmegaConf.to_yaml(found).encode())

@@ -1,0 +1,333 @@
+"""The needs of an experiment: composed by name, run before it, or used again where a finished run is the same.
+
+The run of a need lies in ``outputs/needs/<hash>/<time>``, under the hash of its resolved configuration and of the files
+that this names. One process at a time makes it; one that was killed leaves a run that is cut off and not used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hydra.core.object_type import ObjectType
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
+
+from hookrun import tasks
+from hookrun.cli import hydra_section
+from hookrun.cli.check import Composition
+from hookrun.cli.compose import plain_run
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import options, parse_override
+from hookrun.cli.jobs import SingleRun, release_memory
+from hookrun.cli.known_runs import KnownRuns
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
+from hookrun.spec import Experiment
+from hookrun.spec.needs import PREVIOUS, Need
+from hookrun.store.format import STATUS
+from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
+from hookrun.version import __version__
+
+FOLDER = "needs"
+MOST_DEEP = 8
+"""Needs of needs."""
+MOST_NEEDED = 64
+"""Different needs of one command."""
+MOST_HASHED = 2**26
+"""Bytes: of a larger file that a configuration names, size and time stand for its content."""
+_MOST_PATH = 4_096
+
+
+class NeedFailed(HookrunError):
+    """The run of a need did not end well; `exit_code` is its own."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(message, exit_code)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+@dataclass(frozen=True)
+class Needed:
+    """A need, composed.
+
+    where:  the key that names it first
+    cfg:    its configuration, `hydra` included
+    folder: where its runs lie
+    """
+
+    where: str
+    need: Need
+    cfg: DictConfig
+    experiment: Experiment
+    folder: Path
+
+
+class NeededRuns:
+    """The runs that the experiments of one command need.
+
+    asked: the command line, of which the configuration folders and `hydra.searchpath` count
+    trust: packages that a user's own code may come from
+    """
+
+    def __init__(self, asked: Composition, trust: frozenset[str]) -> None:
+        self._asked, self._trust = asked, trust
+        self._needed = dict[Need, Needed]()
+        self._found = dict[Need, str | None]()
+        self._waited = False
+
+    def find(self, experiment: Experiment) -> None:
+        """Compose what the experiment needs, and look for finished runs. Raises SpecError."""
+        for name, need in experiment.settings.needs.items():
+            self._add(f"needs.{name}", need, ())
+
+    def known(self, previous: str | None = None) -> KnownRuns:
+        """What is there by now."""
+        return KnownRuns(dict(self._found), previous)
+
+    @property
+    def missing(self) -> bool:
+        """Whether a need is still to be run."""
+        return None in self._found.values()
+
+    def prepare(self, *, shows: bool = False) -> None:
+        """Compile what is still to be run, as far as that goes without it. Raises SpecError and CompileError.
+
+        shows: print the plan of each
+        """
+        for need, needed in self._needed.items():
+            if shows:
+                print(self._line(needed))
+            if self._found[need] is None:
+                ready = self._prepared(needed)
+                if shows and tasks.task_of(needed.experiment).has_plan:
+                    ready.task.show(ready)
+                release_memory()
+
+    def make(self) -> None:
+        """Run what is still to be run; needs of needs come first. Raises NeedFailed."""
+        for need, needed in self._needed.items():
+            if self._found[need] is None:
+                self._found[need] = self._made(needed)
+            else:
+                print(self._line(needed), flush=True)
+
+    # ---- composing -------------------------------------------------------------------------------------------------
+
+    def _add(self, where: str, need: Need, chain: tuple[Need, ...]) -> None:
+        if need in chain:
+            circle = " → ".join(each.experiment for each in (*chain[chain.index(need) :], need))
+            raise SpecError(
+                [Problem(where, f"the needs lead back to one another: {circle}", "break the circle")]
+            )
+        if need in self._needed:
+            return
+        if len(chain) >= MOST_DEEP or len(self._needed) >= MOST_NEEDED:
+            what = (
+                f"{MOST_NEEDED} different needs"
+                if len(chain) < MOST_DEEP
+                else f"needs of needs, {MOST_DEEP} deep"
+            )
+            raise SpecError([Problem(where, f"there are more than {what}", "need fewer runs")])
+        cfg, config, experiment = self._composed(where, need)
+        for name, inner in experiment.settings.needs.items():
+            self._add(f"{where}, needs.{name}", inner, (*chain, need))
+        inner_folders = [self._needed[each].folder.name for each in experiment.settings.needs.values()]
+        folder = outputs_folder() / FOLDER / _digest(config, experiment, inner_folders)
+        self._needed[need] = Needed(where, need, cfg, experiment, folder)
+        found = newest_unchanged(folder)
+        self._found[need] = None if found is None else str(found)
+
+    def _composed(self, where: str, need: Need) -> tuple[DictConfig, dict[str, Any], Experiment]:
+        names = options(self._asked.repository, "experiment")
+        if need.experiment not in names:
+            what = f"there is no experiment {need.experiment!r}"
+            raise SpecError([Problem(f"{where}.experiment", what, nearest(need.experiment, names))])
+        if problems := list(self._wrong_overrides(f"{where}.overrides", need.overrides)):
+            raise SpecError(problems)
+        search = [text for text in self._asked.overrides if text.lstrip("+").startswith("hydra.searchpath=")]
+        overrides = [*search, _chosen(need.experiment), *need.overrides]
+        asked = Composition(self._asked.app, self._asked.config_name, overrides)
+        with _named(where, need):
+            with explained(asked):
+                cfg = asked.app.compose_config(asked.config_name, overrides, RunMode.RUN)
+            if cfg.hydra.mode == RunMode.MULTIRUN:
+                raise SpecError(
+                    [Problem("hydra.mode", "is a sweep, and a need is one run", "need another experiment")]
+                )
+            _place(cfg, outputs_folder() / FOLDER)  # the same for every command, for its hash
+            config = plain_run(cfg)
+            experiment = tasks.parse_experiment(config)
+            if tasks.task_of(experiment).shows:
+                what = f"task={experiment.settings.task.name} leaves no run behind"
+                raise SpecError([Problem("task", what, "need a task that is run, such as predict")])
+        return cfg, config, experiment
+
+    def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
+        """The problems of overrides that a file may not make: they address the experiment itself, and nothing else."""
+        there = self._asked.repository.get_group_options("", ObjectType.GROUP)
+        groups = [name for name in there if name != "experiment"]
+        for text in overrides:
+            key, _, value = text.partition("=")
+            if key.lstrip("+~").partition("/")[0].partition(".")[0].partition("@")[0] == "experiment":
+                yield Problem(
+                    f"{where}: {text[:100]!r}", "names another experiment", "name it in `experiment`"
+                )
+            else:
+                yield from hydra_section.wrong_params({key: value}, where, groups, "set in a need")
+
+    # ---- running ---------------------------------------------------------------------------------------------------
+
+    def _prepared(self, needed: Needed) -> tasks.Ready:
+        experiment = replace(needed.experiment, runs=self._runs_of(needed.experiment))
+        with _named(needed.where, needed.need):
+            return tasks.prepare(experiment, trust=self._trust)
+
+    def _runs_of(self, experiment: Experiment) -> dict[str, str | None]:
+        return {name: self._found[need] for name, need in experiment.settings.needs.items()}
+
+    def _made(self, needed: Needed) -> str:
+        from hookrun.store.lock import locked
+
+        def waiting() -> None:
+            print(f"{needed.where}: another process runs it; waiting for {needed.folder}", flush=True)
+            self._waited = True
+
+        with locked(needed.folder, waiting):
+            if self._waited and (found := newest_unchanged(needed.folder)) is not None:
+                return str(found)
+            print(self._line(needed), flush=True)
+            run_dir = needed.folder / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+            _place(needed.cfg, run_dir)
+            plain_run(needed.cfg)
+            returned = self._asked.app.run_checked(
+                needed.cfg, SingleRun(self._prepared(needed), latest=False)
+            )
+            release_memory()
+            code = int(returned.return_value)
+            if code:
+                raise NeedFailed(_why(needed, run_dir, code), code)
+        return str(run_dir)
+
+    def _line(self, needed: Needed) -> str:
+        found = self._found[needed.need]
+        place = os.path.relpath(found or needed.folder)
+        place = place if not place.startswith("..") else found or str(needed.folder)
+        how = "runs first" if found is None else "used again"
+        name = needed.where.replace("needs.", "").replace(", ", " for ")
+        return f"needs: {name} = {needed.need} → {place} ({how})"
+
+
+def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
+    """The newest finished run in `folder`, where one of the experiments asks for the run before; else None.
+
+    Raises SpecError where there is none.
+    """
+    asking = [
+        where for experiment in experiments for where, run in _named_runs(experiment) if run == PREVIOUS
+    ]
+    if not asking:
+        return None
+    try:
+        return str(newest_finished(folder))
+    except HookrunError as error:
+        raise SpecError([Problem(asking[0], str(error))]) from error
+
+
+def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
+    """Key path and name of every run that the experiment names."""
+    yield "task.run", getattr(experiment.settings.task, "run", None)
+    for hook in experiment.hooks.hooks:
+        if hook.keys.enabled:
+            yield from ((f"{where}.run", value.run) for where, value in hook.run_values())
+
+
+def _members(node: Any) -> Iterator[tuple[Any, Any]]:
+    pending = [node]
+    while pending:
+        found = pending.pop()
+        pairs = (
+            found.items()
+            if isinstance(found, Mapping)
+            else enumerate(found)
+            if isinstance(found, list)
+            else ()
+        )
+        for key, value in pairs:
+            yield key, value
+            pending.append(value)
+
+
+def _chosen(experiment: str) -> str:
+    text = f"experiment={experiment}"
+    return text if parse_override(text).value() == experiment else f"experiment='{experiment}'"
+
+
+class _named:
+    """Says of every problem in the block whose it is."""
+
+    def __init__(self, where: str, need: Need) -> None:
+        self._prefix = f"{where} ({need})"
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SpecError | CompileError):
+            problems = [replace(each, where=f"{self._prefix}: {each.where}") for each in error.errors]
+            raise type(error)(problems) from error
+
+
+def _place(cfg: DictConfig, run_dir: Path) -> None:
+    """Let it be a single run in that directory."""
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.run.dir = str(run_dir).replace("${", "\\${")
+        cfg.hydra.mode = RunMode.RUN
+
+
+def _why(needed: Needed, run_dir: Path, code: int) -> str:
+    reason = ""
+    with suppress(OSError, ValueError):
+        reason = str(json.loads((run_dir / STATUS).read_text(encoding="utf-8")).get("reason", ""))
+    said = f": {reason}" if reason else ""
+    return (
+        f"{needed.where}: {needed.need} ended with exit code {code}{said}\n    its run directory: {run_dir}"
+    )
+
+
+def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:
+    """What identifies the run of a configuration: what it says, and what the files are that it names."""
+    files = dict(found for _, value in _members(config) if (found := _content(value)) is not None)
+    previous = previous_run([experiment], outputs_folder())
+    what = {"hookrun": __version__, "config": config, "needs": needs, "files": files, "previous": previous}
+    text = json.dumps(what, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _content(value: Any) -> tuple[str, str] | None:
+    """A path, and what lies there now; None for what is no path."""
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_PATH:
+        return None
+    with suppress(OSError, ValueError):
+        path = Path(value).expanduser()
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            place = path.resolve()
+            status = place / STATUS
+            return value, f"{place} {status.read_text(encoding='utf-8') if status.is_file() else ''}"
+        if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_HASHED:
+            with path.open("rb") as file:
+                return value, hashlib.file_digest(file, "sha256").hexdigest()
+        if stat.S_ISREG(found.st_mode):
+            return value, f"{found.st_size} {found.st_mtime_ns}"
+    return None

@@ -1,0 +1,144 @@
+"""`index`: which part of a tensor, in NumPy's notation. Parsed, never evaluated. Imports no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, TypeVar
+
+from pydantic import GetCoreSchemaHandler
+from pydantic_core import CoreSchema, core_schema
+
+from hookrun.errors import shown
+
+V = TypeVar("V")
+MAX_LENGTH = 16_000
+"""Characters of an index: a list of some thousand channels."""
+MOST = 2**63 - 1
+"""The greatest subscript, by absolute value: a tensor has no more elements."""
+_PARTS = re.compile(r"\s*(\[[^\[\]]*\]|[^,\[\]]*?)\s*(?:,|$)")
+_PAIRED = re.compile(r"[^\[\]]*(\[[^\[\]]*\][^\[\]]*)*")
+
+Item = int | slice | EllipsisType | tuple[int, ...]
+"""What stands for one dimension, or with `...` for several; a tuple is a list of positions."""
+
+
+@dataclass(frozen=True)
+class Index:
+    """NumPy notation on a tensor: whole numbers, slices, one ellipsis, and one list of positions.
+
+    An integer takes its dimension away, and a list keeps the place of its dimension, as in torch.
+    """
+
+    text: str
+    items: tuple[Item, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+    @property
+    def positions(self) -> tuple[int, ...] | None:
+        """The list in it."""
+        return next((item for item in self.items if isinstance(item, tuple)), None)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            parse_index, serialization=core_schema.to_string_ser_schema()
+        )
+
+
+def parse_index(raw: Any) -> Index:
+    """Parse ``..., 0:8``, ``:, 3``, ``..., [1, 5, 6]`` or ``-1``; ValueError says which part is wrong."""
+    if isinstance(raw, Index):
+        return raw
+    if isinstance(raw, list | tuple):
+        raise ValueError(
+            f"found the list {shown(raw)}, expected NumPy notation in quotes, like '..., [1, 5, 6]'"
+        )
+    if isinstance(raw, bool) or not isinstance(raw, int | str) or raw == "":
+        raise ValueError(f"found {shown(raw)}, expected NumPy notation in quotes, like '..., 0:8' or ':, 3'")
+    text = str(bounded(raw)).strip()
+    if len(text) > MAX_LENGTH:
+        raise ValueError(f"found a text of {len(text):,} characters, expected at most {MAX_LENGTH:,}")
+    items = tuple(_item(part, text) for part in _parts(_without_brackets(text)))
+    if items.count(...) > 1:
+        raise ValueError(f"found {shown(text)}: an index has one ... at most")
+    if sum(isinstance(item, tuple) for item in items) > 1:
+        raise ValueError(
+            f"found {shown(text)}: an index has one list at most, and several would be paired element by element; "
+            "use a hook for each, or a slice"
+        )
+    return Index(text, items)
+
+
+def _without_brackets(text: str) -> str:
+    """``[0, ::2]`` is what stands in the brackets; ``[0, 2]`` is a list of positions, as it is for NumPy."""
+    inner = text[1:-1] if text.startswith("[") and text.endswith("]") else ""
+    is_list = not re.search(r"[:.\[\]]", inner)
+    return text if not inner or is_list or not _PAIRED.fullmatch(inner) else inner
+
+
+def _parts(text: str) -> list[str]:
+    """The text at its commas, lists whole. ValueError for brackets that do not pair."""
+    parts, at = list[str](), 0
+    while True:
+        found = _PARTS.match(text, at)
+        if found is None:
+            what = f"found {shown(text)}, which stops making sense at {shown(text[at:])}"
+            raise ValueError(f"{what}: a list is written as [1, 5, 6]")
+        parts.append(found.group(1))
+        at = found.end()
+        if at == len(text) and not found.group().rstrip().endswith(","):
+            return parts
+
+
+def _item(part: str, text: str) -> Item:
+    if part == "...":
+        return ...
+    if part.startswith("["):
+        return _list(part, text)
+    try:
+        numbers = [whole(number.strip()) if number.strip() else None for number in part.split(":")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1 and numbers[0] is not None:
+        return numbers[0]
+    if not 2 <= len(numbers) <= 3:
+        raise ValueError(
+            f"found {shown(part)} in {shown(text)}, expected a whole number, a slice like 0:8, or ..., "
+            "or a list like [1, 5, 6]"
+        )
+    if len(numbers) == 3 and (numbers[2] or 1) < 1:
+        raise ValueError(f"found {shown(part)} in {shown(text)}: torch slices by positive steps only")
+    return slice(*numbers)
+
+
+def _list(part: str, text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(whole(number.strip()) for number in part[1:-1].split(","))
+    except ValueError:
+        raise ValueError(
+            f"found {shown(part)} in {shown(text)}, expected a list of whole numbers like [1, 5, 6]"
+        ) from None
+    if len(set(numbers)) < len(numbers):
+        twice = next(number for number in numbers if numbers.count(number) > 1)
+        raise ValueError(
+            f"found {shown(part)} in {shown(text)}: it holds {twice} twice, name each position once"
+        )
+    return numbers
+
+
+def whole(digits: str) -> int:
+    """The whole number that ASCII digits say; ValueError for one that cannot be a subscript of a tensor."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,19}", digits):
+        raise ValueError(f"found {shown(digits)}, expected a whole number of 64 bits")
+    return bounded(int(digits))
+
+
+def bounded(raw: V) -> V:
+    """The value; ValueError for a whole number that cannot be a subscript of a tensor."""
+    if isinstance(raw, int) and not -MOST <= raw <= MOST:
+        raise ValueError(f"found {shown(raw)}, expected a whole number of 64 bits")
+    return raw

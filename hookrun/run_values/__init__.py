@@ -1,0 +1,26 @@
+"""The tensors of an action that come from a file or from what another run captured.
+
+`sources` holds what such a value is, `read` makes one of what a file or a run holds, `runs` finds the runs that are
+named, and `other_run` says how they differ from the run that uses them.
+"""
+
+from __future__ import annotations
+
+from hookrun.run_values.other_run import UsedBy, differences, with_origins
+from hookrun.run_values.read import read_value
+from hookrun.run_values.runs import FoundRuns, UsedRun, used_run, used_runs
+from hookrun.run_values.sources import NotYetRun, Rows, Source
+
+__all__ = [
+    "FoundRuns",
+    "NotYetRun",
+    "Rows",
+    "Source",
+    "UsedBy",
+    "UsedRun",
+    "differences",
+    "read_value",
+    "used_run",
+    "used_runs",
+    "with_origins",
+]

@@ -1,0 +1,135 @@
+"""The run that uses values of another one: what must be the same in both, and how they differ otherwise."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hookrun.data.info import SPLITS, Split
+from hookrun.errors import HookrunError, Problem
+from hookrun.run_values.runs import FoundRuns
+from hookrun.spec import HookSpec, Settings, Spec
+from hookrun.store.captures import StoredCapture
+from hookrun.store.files import StoreError
+from hookrun.store.reader import Run
+
+_MOST_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class UsedBy:
+    """The run that will use the values.
+
+    settings: None: a model of the user's own
+    split:    the part of the data that its hooks meet; None: not known
+    runs:     where the runs are that values name
+    """
+
+    settings: Settings | None = None
+    split: Split | None = None
+    runs: FoundRuns = field(default_factory=FoundRuns)
+
+
+def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:
+    """Sample ids match only within one split. Raises HookrunError.
+
+    named: the capture, for the message
+    """
+    theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
+    if theirs not in ([split], []):
+        what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
+        raise HookrunError(f"{named} has other samples: {what}")
+
+
+def require_same_model(run: Run, named: str, settings: Settings) -> None:
+    """HookrunError where the run is of another model.
+
+    named: what is taken from it, for the message
+    """
+    theirs, ours = _section(run, "model"), settings.model.model_dump(mode="json")
+    for key in ("name", "factory"):
+        if theirs and theirs.get(key) != ours[key]:
+            what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
+            raise HookrunError(f"{named} is of another model: {what}")
+
+
+_MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
+
+
+def differences(spec: Spec, settings: Settings, runs: FoundRuns) -> tuple[str, ...]:
+    """A note on each run that values of `spec` come from and that differs from this one in weights, data or seed."""
+    notes = list[str]()
+    for name in dict.fromkeys(name for hook in spec.hooks for name in _runs(hook)):
+        with suppress(StoreError):  # that there is no such run is among the problems of its hook
+            run = runs.open(name)
+            if run is None:
+                text = f"{name} runs first: what it captures, and whether it fits, is not known before"
+                notes.append(text)
+            elif differing := _differences(run, settings):
+                notes.append(f"values come from {name}, where {'; '.join(differing)}")
+    return tuple(notes)
+
+
+def _differences(run: Run, settings: Settings) -> list[str]:
+    found = list[str]()
+    for section, keys in _MAY_DIFFER.items():
+        theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
+        found += [
+            f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
+            for key in keys
+            if theirs and theirs.get(key) != ours[key]
+        ]
+    seed = run.config.get("seed", settings.seed)
+    if seed != settings.seed and settings.model.weights is None:
+        found.append(
+            f"seed is {_shown(seed)} there and {settings.seed} here, from which the weights are drawn"
+        )
+    return found
+
+
+def _shown(value: Any) -> str:
+    """A value of another run's configuration, which may be of any length."""
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
+def _section(run: Run, name: str) -> dict[str, Any]:
+    section = run.config.get(name)
+    return section if isinstance(section, dict) else {}
+
+
+def with_origins(problems: list[Problem], spec: Spec, runs: FoundRuns) -> list[Problem]:
+    """The problems; those of a hook that takes values from another run say which plan that run had."""
+    origins = {
+        hook.where: origin
+        for hook in spec.hooks
+        if (origin := "; ".join(_origin(name, runs) for name in _runs(hook)))
+    }
+    return [
+        replace(each, hint="; ".join(filter(None, [each.hint, origins.get(_hook_of(each.where), "")])))
+        for each in problems
+    ]
+
+
+def _runs(hook: HookSpec) -> list[str]:
+    """The runs that the hook takes values from, as they are written."""
+    return list(dict.fromkeys(value.run for _, value in hook.run_values()))
+
+
+def _origin(name: str, runs: FoundRuns) -> str:
+    try:
+        run = runs.open(name)
+        plan = {} if run is None else run.plan
+    except HookrunError:  # that there is no such run is a problem of its own
+        return ""
+    if run is None:
+        return ""
+    model = f"of a {plan.get('model')}, hash {str(plan.get('hash'))[:12]}" if plan else "unknown"
+    matches = [match for each in plan.get("hooks", []) for match in each.get("targets", [])]
+    shapes = ", ".join(f"{match['path']} {match.get('shape')}" for match in matches[:6])
+    return f"the run {name} has the plan {model}: {shapes}"
+
+
+def _hook_of(where: str) -> str:
+    return ".".join(where.split(".")[:2])

@@ -1,0 +1,95 @@
+"""The runs that values name: by their directory, as one of the experiment's `needs`, or as `previous`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hookrun.errors import nearest
+from hookrun.spec import Spec
+from hookrun.spec.needs import PREVIOUS
+from hookrun.store.files import StoreError
+from hookrun.store.outputs import newest_finished, outputs_folder
+from hookrun.store.reader import Run, open_run
+
+
+class FoundRuns:
+    """Each run is found once: a link such as `outputs/latest` may be another run's a moment later.
+
+    known: name -> the run's directory, of those that are no path; None: the run is still to be made
+    """
+
+    def __init__(self, known: Mapping[str, str | None] | None = None) -> None:
+        self._known = known or {}
+        self._opened = dict[str, Run]()
+
+    def open(self, name: str) -> Run | None:
+        """The run, or None for one that is still to be made. HookrunError where there is none."""
+        if name in self._known and self._known[name] is None:
+            return None
+        if name not in self._opened:
+            self._opened[name] = self._open(name)
+        return self._opened[name]
+
+    def _open(self, name: str) -> Run:
+        if (place := self._known.get(name)) is not None:
+            return open_run(place)
+        if name == PREVIOUS:
+            return open_run(newest_finished(outputs_folder()))
+        try:
+            return open_run(name)
+        except StoreError as error:
+            needs = [each for each in self._known if each != PREVIOUS]
+            if not needs:
+                raise
+            raise StoreError(f"{error}; among the needs: {nearest(name, needs)}") from error
+
+    def is_path(self, name: str) -> bool:
+        """Whether the name is that of a directory."""
+        return name not in self._known and name != PREVIOUS
+
+
+@dataclass(frozen=True)
+class UsedRun:
+    """A run that values come from, as it was found.
+
+    where:    the key that names it
+    run:      the name that stands there
+    path:     its directory, links resolved
+    need:     it is one of the experiment's `needs`
+    plan:     the hash of its plan; None where it had none
+    manifest: the SHA-256 of its manifest; None where it did not come to its end
+    """
+
+    where: str
+    run: str
+    path: str
+    need: bool
+    plan: str | None
+    manifest: str | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def used_run(where: str, name: str, runs: FoundRuns) -> UsedRun | None:
+    """The run that the key `where` names; None for one that is still to be made."""
+    run = runs.open(name)
+    if run is None:
+        return None
+    need = not runs.is_path(name) and name != PREVIOUS
+    return UsedRun(where, name, str(run.path), need, run.plan.get("hash"), run.status.get("manifest"))
+
+
+def used_runs(spec: Spec, runs: FoundRuns) -> tuple[UsedRun, ...]:
+    """The runs that values of the enabled hooks come from; those that are not there are left out."""
+    found = list[UsedRun]()
+    for hook in spec.hooks:
+        for where, value in hook.run_values() if hook.keys.enabled else ():
+            with suppress(StoreError):  # that there is no such run is among the problems of its hook
+                used = used_run(f"{where}.run", value.run, runs)
+                found += [used] if used is not None else []
+    return tuple(found)

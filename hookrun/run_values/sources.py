@@ -1,0 +1,218 @@
+"""What a value from a file or from another run is: one tensor, or a row for each sample; and how they combine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Generator, Tensor
+
+from hookrun.actions.given import GivenFunction
+from hookrun.errors import HookrunError
+from hookrun.index import Item
+from hookrun.store.captures import StoredCapture
+
+
+class Rows(Protocol):
+    """A value for each sample of a batch.
+
+    shape:  of one row
+    dtype:  of the rows
+    digest: what identifies the rows, for the plan's hash
+    draws:  it gives other rows at each firing
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    digest: str
+    draws: bool
+
+    def of(self, samples: Tensor, generator: Generator) -> Tensor:
+        """[B, *shape] on the CPU: a row for each of the samples [B] int64.
+
+        Raises HookrunError for a sample without a row.
+        """
+
+    def missing(self, samples: Tensor) -> Tensor:
+        """Those of the samples that have no row and need one."""
+
+    def lacks(self, samples: Tensor) -> str:
+        """The error message for samples without a row."""
+
+
+class NotYetRun:
+    """A value of a run that is still to be made: nothing of it is known.
+
+    name: of the run, as the experiment calls it
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.digest = f"not yet run: {name}"
+
+
+Found = Tensor | Rows | NotYetRun
+"""A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
+
+Source = Found | GivenFunction
+"""The same, or what Python has given: a tensor, or a function of the tensor that an action is given."""
+
+
+def digest_of(source: Source) -> str:
+    """What identifies the value."""
+    if not isinstance(source, Tensor):
+        return source.digest
+    flat = source.detach().cpu().contiguous().reshape(-1)
+    raw = f"{source.dtype}{list(source.shape)}".encode() + bytes(flat.view(torch.uint8).numpy())
+    return hashlib.sha256(raw).hexdigest()
+
+
+def computable(tensor: Tensor) -> Tensor:
+    """The tensor in its own dtype where that is at least float32, else in float32."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class RunRows:
+    """The rows of a capture by sample: each sample's own, or another's.
+
+    Rows are read when they are asked for.
+    """
+
+    def __init__(self, capture: StoredCapture, name: str, *, resample: bool) -> None:
+        self._capture = capture
+        self._name = name
+        self.draws = resample
+        self.shape, self.dtype = capture.shape[1:], capture.dtype
+        self._ids, self._order = capture.sample_ids.sort()
+        what = [name, resample, list(capture.shape), str(capture.dtype), self._ids.tolist()]
+        self.digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
+
+    def of(self, samples: Tensor, generator: Generator) -> Tensor:
+        """[B, *shape]: a row for each of the samples [B]."""
+        places = self._places(samples)
+        known = self._ids[places] == samples
+        if not self.draws:
+            if not known.all():
+                raise HookrunError(self.lacks(samples[~known]))
+        else:  # not its own row, where it has one and there is another
+            count = len(self._ids)
+            shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
+            drawn = torch.randint(0, count, samples.shape, generator=generator)
+            places = torch.where(known, (places + shift) % count, drawn)
+        rows: Tensor = self._capture[self._order[places]]
+        return rows
+
+    def missing(self, samples: Tensor) -> Tensor:
+        """Those of the samples that have no row and need one."""
+        return samples[self._ids[self._places(samples)] != samples] if not self.draws else samples[:0]
+
+    def lacks(self, samples: Tensor) -> str:
+        """The error message for samples without a row."""
+        shown = ", ".join(map(str, samples[:4].tolist())) + (", …" if len(samples) > 4 else "")
+        return f"{self._name} has no row of sample {shown}: {ids_text(self._capture)}"
+
+    def _places(self, samples: Tensor) -> Tensor:
+        return torch.searchsorted(self._ids, samples).clamp_max(len(self._ids) - 1)
+
+
+def ids_text(capture: StoredCapture) -> str:
+    """How many samples a capture has, and between which numbers."""
+    ids = capture.sample_ids
+    return f"it has {len(ids)} samples from {int(ids.min())} to {int(ids.max())}"
+
+
+class Changed:
+    """Rows with a change made to each of them: a part taken, a factor applied.
+
+    change: [B, *shape of a row] -> [B, ...], whatever B is
+    how:    what identifies the change
+    """
+
+    def __init__(self, rows: Rows, change: Callable[[Tensor], Tensor], how: str) -> None:
+        self._rows, self._change = rows, change
+        example = change(torch.empty((), dtype=rows.dtype).expand(1, *rows.shape))
+        self.shape, self.dtype = tuple(example.shape[1:]), example.dtype
+        self.draws = rows.draws
+        self.digest = hashlib.sha256(f"{rows.digest} {how}".encode()).hexdigest()
+
+    def of(self, samples: Tensor, generator: Generator) -> Tensor:
+        """[B, *shape]."""
+        return self._change(self._rows.of(samples, generator))
+
+    def missing(self, samples: Tensor) -> Tensor:
+        """Those of the samples that have no row and need one."""
+        return self._rows.missing(samples)
+
+    def lacks(self, samples: Tensor) -> str:
+        """The error message for samples without a row."""
+        return self._rows.lacks(samples)
+
+
+class Difference:
+    """One value minus another, sample by sample where they have rows."""
+
+    def __init__(self, left: Tensor | Rows, right: Tensor | Rows) -> None:
+        self._sides = (left, right)
+        self.shape = tuple(left.shape)
+        self.dtype = torch.promote_types(torch.promote_types(left.dtype, right.dtype), torch.float32)
+        self.draws = any(not isinstance(side, Tensor) and side.draws for side in self._sides)
+        self.digest = hashlib.sha256("-".join(map(digest_of, self._sides)).encode()).hexdigest()
+
+    def of(self, samples: Tensor, generator: Generator) -> Tensor:
+        """[B, *shape]."""
+        sides = [
+            computable(side if isinstance(side, Tensor) else side.of(samples, generator))
+            for side in self._sides
+        ]
+        return sides[0] - sides[1]
+
+    def missing(self, samples: Tensor) -> Tensor:
+        """Those of the samples that have no row and need one."""
+        found = [side.missing(samples) for side in self._sides if not isinstance(side, Tensor)]
+        both: Tensor = torch.cat(found).unique()
+        return both
+
+    def lacks(self, samples: Tensor) -> str:
+        """The error message for samples without a row."""
+        return "; ".join(
+            side.lacks(samples)
+            for side in self._sides
+            if not isinstance(side, Tensor) and len(side.missing(samples))
+        )
+
+
+def form(source: Source) -> tuple[str, int]:
+    """The shape of the value, or of one row of it, as text, and its bytes."""
+    if isinstance(source, NotYetRun):
+        return "not known yet", 0
+    if isinstance(source, GivenFunction):
+        return "computed at each firing", 0
+    shape = tuple(source.shape)
+    return str(list(shape)), math.prod(shape) * source.dtype.itemsize
+
+
+def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
+    """The part of the tensor, or of each row. Raises IndexError where there is no such part."""
+    plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
+    if isinstance(source, Tensor):
+        taken: Tensor = source[plain]
+        return taken
+    return Changed(source, lambda rows: rows[slice(None), *plain], str(items))
+
+
+def difference(left: Tensor | Rows, right: Tensor | Rows) -> Tensor | Rows:
+    """One value minus another of the same shape."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return computable(left) - computable(right)
+    return Difference(left, right)
+
+
+def multiple(source: Tensor | Rows, factor: float) -> Tensor | Rows:
+    """The value times the factor."""
+    if isinstance(source, Tensor):
+        return computable(source) * factor
+    return Changed(source, lambda rows: computable(rows) * factor, f"times {factor!r}")

@@ -1,0 +1,87 @@
+"""The part of a tensor that `index` names: taken out of it, and put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.actions.tensors import holds_data
+from hookrun.index import Index
+
+
+class Part:
+    """The part that an index names, of any tensor that has it.
+
+    in_order: the rows of the first dimension, which are samples, have to stay in their order
+    """
+
+    def __init__(self, index: Index, *, in_order: bool = False) -> None:
+        self._items = index.items
+        self._numbers = index.positions
+        self._in_order = in_order
+        self._fitting = set[tuple[int, int]]()
+        self._on = dict[torch.device, Tensor]()
+        if self._numbers is not None:
+            place = self._items.index(self._numbers)
+            self._after_ellipsis = ... in self._items[:place]
+            self._from_end = len(self._items) - place
+            self._place = place
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part: a view, but for a list, which makes a copy. Raises IndexError where there is no such part."""
+        part = tensor[self._plain(tensor)]
+        if part.numel() == 0 and tensor.numel() > 0:
+            raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")
+        return part
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor with `new` in the place of the part."""
+        changed = tensor.clone()
+        changed[self._plain(tensor)] = new
+        return changed
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Whether the part of a tensor of so many dimensions has all of its first dimension, that of samples."""
+        covered = dims - (len(self._items) - 1)
+        first = self._items[0]
+        if first is ... and covered < 1:
+            first = self._items[1] if len(self._items) > 1 else slice(None)
+        return first is ... or (
+            isinstance(first, slice) and first in (slice(None), slice(0, None), slice(None, None, 1))
+        )
+
+    def _plain(self, tensor: Tensor) -> Any:
+        """What torch indexes with."""
+        if self._numbers is None:
+            return self._items
+        self._require_fit(tensor)
+        positions = self._positions(tensor.device)
+        return tuple(positions if isinstance(item, tuple) else item for item in self._items)
+
+    def _positions(self, device: torch.device) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():  # what a graph makes is not for keeping
+            return torch.tensor(self._numbers, device=device)
+        if (found := self._on.get(device)) is None:
+            found = torch.tensor(self._numbers, device=device)
+            if holds_data(found):
+                self._on[device] = found
+        return found
+
+    def _require_fit(self, tensor: Tensor) -> None:
+        """IndexError for a position that the dimension lacks: an accelerator would not say so, or too late."""
+        dims, numbers = tensor.dim(), self._numbers
+        dim = dims - self._from_end if self._after_ellipsis else self._place
+        if numbers is None or not 0 <= dim < dims or (dim, size := tensor.shape[dim]) in self._fitting:
+            return
+        beyond = [number for number in numbers if not -size <= number < size]
+        if beyond:
+            raise IndexError(f"index {beyond[0]} is out of bounds for dimension {dim} with size {size}")
+        there = [number % size for number in numbers]
+        if len(set(there)) < len(there):
+            raise IndexError(f"names one position of dimension {dim} twice: its size is {size}")
+        if self._in_order and dim == 0 and there != sorted(there):
+            raise IndexError("picks samples out of their order: let the list ascend")
+        if not torch.compiler.is_dynamo_compiling():
+            self._fitting.add((dim, size))

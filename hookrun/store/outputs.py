@@ -1,0 +1,66 @@
+"""Where runs lie that were given no place of their own, and which of them ended last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hookrun.store.files import StoreError
+from hookrun.store.format import STATUS
+from hookrun.store.inside import is_there
+from hookrun.store.manifest import manifest_faults, read_manifest
+from hookrun.store.read_records import read_record
+from hookrun.store.records import Status
+
+VARIABLE = "HOOKRUN_OUTPUT"
+"""The environment variable that names the folder of all outputs."""
+
+OUTPUTS = "outputs"
+
+
+def outputs_folder() -> Path:
+    """The folder of single runs, as an absolute path: `outputs` where HOOKRUN_OUTPUT says, else where one is."""
+    return Path(os.path.expanduser(os.environ.get(VARIABLE, "")), OUTPUTS).absolute()
+
+
+def newest_unchanged(folder: Path) -> Path | None:
+    """The newest run in `folder` that is done and whose files are all what they were when it ended; None without one.
+
+    Every file is read.
+    """
+    for status in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
+        run = status.parent
+        if run.is_symlink():
+            continue
+        try:
+            found = read_record(status, Status)
+            if found["status"] != "done" or not found.get("manifest"):
+                continue
+            manifest = read_manifest(run, found["manifest"])
+            if not any(manifest_faults(run, manifest, {})):
+                return run
+        except StoreError:  # a run that cannot be read is not used again
+            continue
+    return None
+
+
+def newest_finished(folder: Path) -> Path:
+    """The directory of the run in `folder` that came to its end last. StoreError where there is none."""
+    ended = sorted(_ended(folder))
+    if not ended:
+        raise StoreError(f"there is no finished run in {folder}: run one first, or name a run directory")
+    return ended[-1][1]
+
+
+def _ended(folder: Path) -> Iterator[tuple[str, Path]]:
+    for status in folder.glob(f"*/{STATUS}"):
+        run = status.parent
+        if run.is_symlink() or not is_there(status):
+            continue
+        try:
+            found = read_record(status, Status)
+        except StoreError:  # of a run that nobody can read
+            continue
+        if found.get("manifest") and found.get("ended"):
+            yield found["ended"], run

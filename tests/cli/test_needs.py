@@ -1,0 +1,332 @@
+"""`needs`: what an experiment needs is run first, once, or used again; `previous`; what is recorded of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.testing import assert_close
+
+import hookrun
+from hookrun.cli import main
+from hookrun.report.sweep_facts import read_sweep
+from hookrun.store.lock import locked
+from hookrun.store.reader import Run
+
+CLEAN = """
+# @package _global_
+defaults: [override /task: predict, override /model: mlp]
+compute: {device: cpu, threads: 1}
+train: {limit_batches: 1}
+hooks:
+  seen: {select: [layers.1, fc], hook: forward, action: capture}
+"""
+PATCH = """
+# @package _global_
+defaults: [override /task: predict, override /model: mlp]
+compute: {device: cpu, threads: 1}
+train: {limit_batches: 1}
+needs:
+  clean: {experiment: clean, overrides: ["seed=${seed}"]}
+hooks:
+  corrupt: {select: layers.0, hook: forward, action: noise, std: 3}
+  patch: {select: layers.1, hook: forward, action: replace, value: {run: clean, capture: seen, sample: same}}
+"""
+LINE = "needs: clean = experiment clean seed=0 → outputs/needs/"
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture(autouse=True)
+def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing them takes longer than the runs."""
+    for module in ("jobs", "sweep"):
+        monkeypatch.setattr(f"hookrun.cli.{module}.make_page", lambda folder: None)
+
+
+@pytest.fixture
+def call(conf: Callable[..., str], capsys: Any) -> Call:
+    """Run a command line over the experiments `clean` and `patch`: its exit code, and what was said."""
+    folder = conf(**{"experiment/clean": CLEAN, "experiment/patch": PATCH})
+
+    def call(*arguments: str) -> tuple[int, str]:
+        code = main(["--config-dir", folder, *arguments])
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err, printed.err
+        return code, printed.out + printed.err
+
+    return call
+
+
+def made(cwd: Path) -> list[Path]:
+    return sorted(status.parent for status in cwd.glob("outputs/needs/*/*/status.json"))
+
+
+def test_it_runs_first_and_is_used_again(call: Call, cwd: Path) -> None:
+    code, said = call("experiment=patch", "task=plan")
+    assert code == 0 and list(cwd.iterdir()) == [], "task=plan leaves nothing behind"
+    assert LINE in said and "(runs first)" in said and "patch.value: a value not known yet" in said
+    assert "seen: captures 296 B per sample" in said, "the plan of both"
+    code, said = call("experiment=patch")
+    assert code == 0 and "(runs first)" in said
+    (clean,) = made(cwd)
+    found = hookrun.open_run("outputs/latest")
+    assert_close(found.predictions[:], hookrun.open_run(clean).predictions[:])
+    (used,) = found.plan["runs"]
+    theirs = hookrun.open_run(clean)
+    assert used == {
+        "where": "hooks.patch.value.run",
+        "run": "clean",
+        "path": str(clean),
+        "need": True,
+        "plan": theirs.plan["hash"],
+        "manifest": theirs.status["manifest"],
+    }
+    for more in ((), ("task=plan",)):
+        code, said = call("experiment=patch", *more)
+        assert code == 0 and f"{LINE}{clean.parent.name}/{clean.name} (used again)" in said
+
+
+def test_a_run_that_is_not_whole_is_not_used_again(call: Call, cwd: Path) -> None:
+    assert call("experiment=patch")[0] == 0
+    (clean,) = made(cwd)
+    status = json.loads((clean / "status.json").read_text())
+    for change in ("killed", "failed", "changed", "removed"):
+        copied = cwd / "copy"
+        shutil.copytree(clean, copied)
+        if change == "changed":
+            shard = next((clean / "captures").glob("*.safetensors"))
+            content = bytearray(shard.read_bytes())
+            content[-1] ^= 1
+            shard.write_bytes(content)
+        elif change == "removed":
+            (clean / "metrics.jsonl").unlink()
+        else:
+            state = {"killed": "running", "failed": "failed"}[change]
+            (clean / "status.json").write_text(json.dumps({**status, "status": state, "manifest": None}))
+        code, said = call("experiment=patch", "task=plan")
+        assert code == 0 and "(runs first)" in said, change
+        shutil.rmtree(clean)
+        copied.rename(clean)
+    assert "(used again)" in call("experiment=patch", "task=plan")[1]
+
+
+def test_files_that_the_configuration_names_count(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+    from safetensors.torch import save_file
+
+    shift = "shift: {select: layers.1, hook: forward, action: add_bias, value: {file: v.safetensors}}\n"
+    conf(**{"experiment/clean": f"{CLEAN}  {shift}"})
+    for number in (1, 1, 2):
+        save_file({"v": torch.full((64,), float(number))}, cwd / "v.safetensors")
+        assert call("experiment=patch")[0] == 0
+    assert len(made(cwd)) == 2, "the same bytes once, other bytes anew"
+
+
+def test_a_sweep_runs_it_once_before_its_jobs(call: Call, cwd: Path) -> None:
+    code, said = call("-m", "experiment=patch", "hooks.corrupt.std=1,2")
+    assert code == 0 and len(made(cwd)) == 1, "a run for both"
+    assert said.index("(runs first)") < said.index("Launching 2 jobs")
+    jobs = [hookrun.open_run(path.parent) for path in sorted(cwd.glob("multirun/*/*/status.json"))]
+    for job in jobs:
+        assert_close(job.predictions[:], hookrun.open_run(made(cwd)[0]).predictions[:])
+    code, said = call("-m", "experiment=patch", "seed=1,2", "hooks.patch.select=layers.9")
+    assert code == 2 and len(made(cwd)) == 3, "each seed has its clean run"
+
+
+def test_what_fails_first_is_said(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+    conf(**{"experiment/clean": CLEAN + "  bad: {select: layers.9, hook: forward, action: print}\n"})
+    code, said = call("experiment=patch")
+    assert code == 2 and not (cwd / "outputs").exists(), "refused before anything runs"
+    assert "needs.clean (experiment clean seed=0): hooks.bad.select: 'layers.9' matches no module" in said
+    stop = "  bad: {select: layers.1, hook: forward, action: check, max: -1, policy: %s}\n"
+    for policy in ("error", "stop"):
+        conf(**{"experiment/clean": CLEAN + stop % policy})
+        code, said = call("experiment=patch")
+        assert code == 3, policy
+        assert "needs.clean: experiment clean seed=0 ended with exit code 3: " in said
+        assert "its run directory: " in said
+        assert not [path for path in cwd.glob("outputs/*/status.json")], "the experiment itself has not begun"
+    conf(**{"experiment/clean": CLEAN})
+    code, said = call("experiment=patch", "hooks.patch.select=layers.7")
+    assert code == 2 and "(runs first)" not in said, "its own mistakes come before what it needs is run"
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (
+            "{clean: {experiment: claen}}",
+            "needs.clean.experiment: there is no experiment 'claen'",
+        ),
+        ("{clean: {experiment: ../clean}}", "needs.clean.experiment: found '../clean', expected the name"),
+        ("{clean: {experiment: patch}}", "the needs lead back to one another: patch → patch"),
+        ("{clean: {experiment: clean_sweep}}", "hydra.mode: is a sweep, and a need is one run"),
+        ("{clean: {experiment: clean, overides: []}}", "needs.clean.overides: unknown key"),
+        ("{clean: {experiment: clean, overrides: ['seed=1,2']}}", "seed: '1,2' stands for several values"),
+        (
+            "{clean: {experiment: clean, overrides: ['sed=1']}}",
+            "'sed': is not a key that a file may set in a need",
+        ),
+        ("{clean: {experiment: clean, overrides: ['trust=[os]']}}", "is taken from the command line only"),
+        ("{clean: {experiment: clean, overrides: ['+trust=[os]']}}", "is taken from the command line only"),
+        (
+            "{clean: {experiment: clean, overrides: ['hydra.run.dir=/x']}}",
+            "is not a key that a file may set in a need",
+        ),
+        (
+            "{clean: {experiment: clean, overrides: ['hydra/launcher=joblib']}}",
+            "is not a key that a file may set",
+        ),
+        (
+            "{clean: {experiment: clean, overrides: ['++hydra.job.env_set.A=1']}}",
+            "is not a key that a file may set",
+        ),
+        ("{clean: {experiment: clean, overrides: ['experiment=patch']}}", "names another experiment"),
+        (
+            "{clean: {experiment: clean, overrides: ['--config-dir=/']}}",
+            "is not a key that a file may set in a need",
+        ),
+        ("{clean: {experiment: clean, overrides: ['task=plan']}}", "task=plan leaves no run behind"),
+        ('{clean: {experiment: clean, overrides: ["seed=${oc.env:HOME}"]}}', "`oc.env` is refused"),
+        ("{previous: {experiment: clean}}", "previous is the run before"),
+        ("{a/b: {experiment: clean}}", "expected a letter"),
+        ("[clean]", "needs: found"),
+    ],
+)
+def test_what_a_file_may_not_need(
+    call: Call, cwd: Path, conf: Callable[..., str], needs: str, said: str
+) -> None:
+    before = set(cwd.rglob("*"))
+    sweep = CLEAN + "hydra: {mode: MULTIRUN, sweeper: {params: {seed: '1,2'}}}\n"
+    text = PATCH.replace('{experiment: clean, overrides: ["seed=${seed}"]}', needs[len("{clean: ") : -1])
+    if not needs.startswith("{clean"):
+        text = PATCH.replace('\n  clean: {experiment: clean, overrides: ["seed=${seed}"]}', f" {needs}")
+    conf(**{"experiment/patch": text, "experiment/clean_sweep": sweep})
+    code, found = call("experiment=patch")
+    assert code == 2 and said in found, found
+    assert set(cwd.rglob("*")) == before
+
+
+def test_needs_of_needs_and_a_circle(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+    twice = PATCH.replace("experiment: clean, overrides", "experiment: patch, overrides").replace(
+        "capture: seen", "capture: after"
+    )
+    after = "  after: {select: layers.1, hook: forward, action: capture, priority: 1}\n"
+    conf(**{"experiment/patch": PATCH + after, "experiment/twice": twice})
+    code, said = call("experiment=twice")
+    assert code == 0 and len(made(cwd)) == 2
+    assert "needs: clean for clean = experiment clean seed=0" in said
+    longer = PATCH.replace('"seed=${seed}"', '"seed=${seed}", "vars.x=${vars.x}a"').replace(
+        "experiment: clean", "experiment: longer"
+    )
+    conf(**{"experiment/longer": longer + "vars: {x: a}\n"})
+    code, said = call("experiment=longer")
+    assert code == 2 and "there are more than needs of needs, 8 deep" in said
+
+
+def test_a_name_that_is_neither_a_need_nor_a_directory(call: Call) -> None:
+    assert call("experiment=patch")[0] == 0
+    code, said = call("experiment=patch", "hooks.patch.value.run=claen")
+    assert code == 2 and "among the needs: did you mean 'clean'?" in said
+
+
+def test_previous_is_the_newest_finished_run(call: Call, cwd: Path) -> None:
+    value = "hooks.patch.value.run=previous"
+    code, said = call("experiment=patch", value)
+    assert code == 2 and "hooks.patch.value.run: there is no finished run in" in said
+    for seed in (3, 4):
+        assert call("experiment=clean", f"seed={seed}")[0] == 0
+    expected = hookrun.open_run("outputs/latest")
+    assert call("experiment=clean", "hooks.seen.select=layers.9")[0] == 2
+    assert call("experiment=patch", value, "seed=4")[0] == 0
+    found = hookrun.open_run("outputs/latest")
+    assert found.plan["runs"][0]["path"] == str(expected.path)
+    assert_close(found.predictions[:], expected.predictions[:])
+    code, said = call("-m", "experiment=patch", value, "seed=4")
+    assert code == 2 and f"no hook 'seen' in the captures of {found.path}" in said, "the run before the sweep"
+
+
+def again(run: Run) -> list[str]:
+    """The arguments of the command in the section `repeat` of the page."""
+    from hookrun.report.facts import read_facts
+    from hookrun.report.sections.repeat import OF_A_RUN
+
+    words = shlex.split(OF_A_RUN.build(read_facts(run.path)).command)
+    assert words[:3] == ["python", "-m", "hookrun"]
+    return words[3:]
+
+
+def test_run_it_again_means_the_same_run(call: Call, cwd: Path) -> None:
+    """`outputs/latest` is the run itself by then."""
+    assert call("experiment=clean", "seed=3")[0] == 0
+    clean = hookrun.open_run("outputs/latest")
+    runs = {
+        "task.run": ["task=similarity", "task.run=outputs/latest"],
+        "hooks.patch.value.run": ["experiment=patch", "hooks.patch.value.run=outputs/latest", "seed=3"],
+    }
+    for where, overrides in runs.items():
+        os.unlink("outputs/latest")
+        os.symlink(clean.path.name, "outputs/latest")
+        assert call(*overrides)[0] == 0, where
+        first = hookrun.open_run("outputs/latest")
+        (used,) = [*first.plan.get("runs", []), *first.env.get("runs", [])]
+        assert used["where"] == where and used["path"] == str(clean.path)
+        assert used["manifest"] == clean.status["manifest"]
+        node: Any = yaml.safe_load((first.path / ".hydra/config.yaml").read_text())
+        for key in where.split("."):
+            node = node[key]
+        assert node == str(clean.path), "the stored configuration means the same run too"
+        command = again(first)
+        assert f"{where}={clean.path}" in command and f"{where}=outputs/latest" not in command
+        assert main(command) == 0
+        second = hookrun.open_run("outputs/latest")
+        assert second.path != first.path
+        assert second.metrics == first.metrics
+
+
+def test_vars_move_several_settings_together(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+    hooks = "  a: {select: layers.1, hook: forward, action: scale, factor: '${vars.strength}'}\n"
+    hooks += "  b: {select: layers.3, hook: forward, action: add_bias, value: '${vars.strength}'}\n"
+    conf(**{"experiment/both": f"{CLEAN}{hooks}vars: {{strength: 2, unused: {{a: [1]}}}}\n"})
+    assert call("-m", "experiment=both", "vars.strength=1,3")[0] == 0
+    (sweep,) = (cwd / "multirun").iterdir()
+    for number, strength in enumerate((1, 3)):
+        hooked = hookrun.open_run(sweep / str(number)).plan["hooks"]
+        assert [next(iter(hook["params"].values())) for hook in hooked[1:]] == [strength, strength]
+    assert read_sweep(sweep).varied == ["vars.strength"]
+    code, said = call("experiment=both", "vars.strenth=3")
+    assert code == 2 and "did you mean 'vars.strength'" in said
+    for bad, why in {
+        "vars: {x: {_target_: os.system}}": "would run code",
+        "vars: [1]": "vars: found",
+        "vars: {a: '${oc.env:HOME}'}": "`oc.env` is refused",
+    }.items():
+        conf(**{"experiment/bad": f"{CLEAN}{bad}\n"})
+        code, said = call("experiment=bad")
+        assert code == 2 and why in said, said
+
+
+def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
+    held, waited, done = threading.Event(), threading.Event(), list[str]()
+
+    def first() -> None:
+        with locked(tmp_path / "a", lambda: done.append("waited without a reason")):
+            held.set()
+            waited.wait(30)
+            done.append("first")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    held.wait(30)
+    with locked(tmp_path / "a", waited.set):
+        done.append("second")
+    thread.join()
+    assert done == ["first", "second"]
