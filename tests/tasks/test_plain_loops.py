@@ -85,11 +85,12 @@ class Plain:
         return model  # type: ignore[no-any-return]
 
 
-def same(run: Any, model: nn.Module, name: str = "last") -> None:
+def same(run: Any, model: nn.Module, name: str = "last", *, tolerance: float = 0.0) -> None:
+    """tolerance: for convolutions, whose kernels on the CPU may round differently from call to call."""
     found, expected = load_file(run.path / f"checkpoints/{name}.safetensors"), model.state_dict()
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
-        assert torch.equal(found[key], tensor), key
+        torch.testing.assert_close(found[key], tensor.detach(), rtol=tolerance, atol=tolerance)
 
 
 def train_lines(run: Any, key: str) -> list[float]:
@@ -175,7 +176,7 @@ def test_groups_and_accumulation(run) -> None:
         "train.accumulate=2",
         "train.epochs=1",
     )
-    same(run(*BASE, *says), Plain(says, grouped).train())
+    same(run(*BASE, *says), Plain(says, grouped).train(), tolerance=1e-5)
 
 
 def test_only_the_parameters_that_are_named_are_trained(run, capsys) -> None:
@@ -190,7 +191,7 @@ def test_only_the_parameters_that_are_named_are_trained(run, capsys) -> None:
             parameter.requires_grad_(True)
         return AdamW([model.conv2.bias, model.fc.weight, model.fc.bias], lr=0.001)
 
-    same(run(*BASE, *says), Plain(says, some).train())
+    same(run(*BASE, *says), Plain(says, some).train(), tolerance=1e-5)
     assert printed in capsys.readouterr().out
 
 
