@@ -18,6 +18,11 @@ from pydantic.json_schema import SkipJsonSchema
 from hookrun.actions.given import GivenFunction, GivenTensor, given
 from hookrun.index import Index
 
+_MINUS = {
+    "type": ["object", "null"],
+    "description": "a value of a file or a run; keys left out are those beside it",
+}
+
 
 class OutsideValue(BaseModel):
     """What values from files and from other runs have in common: ``factor * (value[index] - minus)``.
@@ -32,7 +37,7 @@ class OutsideValue(BaseModel):
     factor: Annotated[float, Field(strict=True, allow_inf_nan=False)] = 1.0
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     at: Literal["same"] | None = None
-    minus: FileValue | RunValue | None = None
+    minus: Annotated[FileValue | RunValue | None, WithJsonSchema(_MINUS)] = None
 
     @model_validator(mode="before")
     @classmethod
