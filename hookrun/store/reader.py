@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hookrun.data.info import SPLITS, Split
+from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
 from hookrun.store.captures import Leaf, StoredCapture, read_captures, read_index
@@ -44,7 +44,7 @@ from hookrun.store.records import (
     Status,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.stored_config import data_used, read_yaml
+from hookrun.store.stored_config import DataUsed, data_used, read_yaml
 
 _SHOWN = 12
 
@@ -127,6 +127,18 @@ class Run:
         """A note on a run that says it is running, where its process is no more; else ``""``."""
         return cut_off(self.status)
 
+    def data_info(self) -> DataInfo:
+        """The description of the data that the run used, from its configuration; raises as `labels` does."""
+        from hookrun import data
+
+        used = self._data_used()
+        return data.describe(used.data, self._split() or used.split)
+
+    def _data_used(self) -> DataUsed:
+        if not self.config:
+            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
+        return data_used(self.config, self.path / CONFIG)
+
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
 
@@ -136,9 +148,7 @@ class Run:
         """
         from hookrun import data
 
-        if not self.config:
-            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
-        used = data_used(self.config, self.path / CONFIG)
+        used = self._data_used()
         samples = data.load(used.data, split or self._split() or used.split, seed=used.seed)
         outside = (sample_ids < 0) | (sample_ids >= len(samples))
         if outside.any():
