@@ -17,7 +17,7 @@ from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
 from hookrun.report.draw.text import counted, number
 from hookrun.report.facts import Facts
-from hookrun.report.sampling import DrawnRows, Stream, draw
+from hookrun.report.sampling import DrawnRows, Figures, Stream, draw, summed
 from hookrun.report.units import Units, idle_units
 
 BINS = 48
@@ -52,6 +52,7 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     found = CaptureView(stream)
     try:
         sample = draw(folder, stream)
+        figures = summed(folder, stream, sample)
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
@@ -68,7 +69,7 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if values.numel() == 1:
         found.value = number(values.item())
         return found
-    found.figures.append(_histogram(values[finite], values.numel()))
+    found.figures.append(_histogram(values[finite], figures, stream))
     found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient")
     found.figures += _over_steps(sample)
     if is_forward and stream.by == "sample":
@@ -79,21 +80,29 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     return found
 
 
-def _histogram(values: Tensor, total: int) -> Figure:
-    """Of finite values [n]. Where many are exactly 0, the note says how many: drawn, they would flatten the rest."""
+def _histogram(values: Tensor, figures: Figures, stream: Stream) -> Figure:
+    """Of finite values [n], with the figures of the whole capture.
+
+    Where many are exactly 0, the note says how many: drawn, they would flatten the rest.
+    """
     array = values.double().numpy()
-    notes = [f"mean {array.mean():.4g}, std {array.std():.4g}"]
-    if total > len(array):
-        notes.append(f"{total - len(array):,} of {total:,} values are not finite")
+    low, high = number(figures.low), number(figures.high)
+    notes = [
+        f"mean {figures.mean:.4g}, std {figures.std:.4g}, min {low}, max {high}, {figures.count:,} values"
+    ]
+    if figures.rows < stream.rows:
+        notes[0] += f" of {figures.rows:,} of {counted(stream.rows, 'row')}"
+    if figures.finite < figures.count:
+        notes.append(f"{figures.count - figures.finite:,} of {figures.count:,} values are not finite")
     others = array[array != 0]
-    zeros = 1 - len(others) / len(array)
+    zeros = figures.zeros / max(figures.finite, 1)
     if zeros >= 0.1 and len(others) and others.min() < others.max():
         notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
         array = others
-    low, high = float(array.min()), float(array.max())
-    if low == high:
-        low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
-    counts, edges = np.histogram(array, bins=BINS, range=(low, high))
+    start, end = float(array.min()), float(array.max())
+    if start == end:
+        start, end = start - (abs(start) * 0.5 or 0.5), end + (abs(end) * 0.5 or 0.5)
+    counts, edges = np.histogram(array, bins=BINS, range=(start, end))
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
@@ -212,6 +221,7 @@ def _vectors(sample: DrawnRows, stream: Stream) -> list[Figure]:
                 columns=heads,
                 x="element",
                 note=f"a line for each {kind}",
+                there=np.ones(matrix.shape, dtype=bool),
             )
         )
     return figures

@@ -37,6 +37,8 @@ class Projection:
 class Features:
     """Vectors [rows, width] in float64: the rows of a capture, flattened, projected and standardized where asked for.
 
+    Wherever row numbers are taken, they are in ascending order: neighbours are read at once.
+
     capture:     rows of any shape and dtype; a tensor [rows, ...] serves as well
     block_bytes: how much is read at once, or one row where that is larger
     projection:  None, or one to fewer features
@@ -71,7 +73,9 @@ class Features:
 
     def read(self, rows: Tensor) -> Tensor:
         """[n, width] float64, for row numbers [n]."""
-        found = self.capture[rows].reshape(len(rows), -1)
+        first, last = int(rows[0]), int(rows[-1])
+        found = self.capture[first : last + 1].reshape(last + 1 - first, -1)
+        found = found[rows - first]
         values = (torch.view_as_real(found).flatten(1) if found.is_complex() else found).double()
         if self._sketch is not None:
             buckets, signs = self._sketch
@@ -84,9 +88,11 @@ class Features:
 
     def blocks(self, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Where in `rows`, and the vectors there."""
-        for start in range(0, len(rows), self.rows_at_once):
-            here = slice(start, min(start + self.rows_at_once, len(rows)))
-            yield here, self.read(rows[here])
+        start = 0
+        while start < len(rows):
+            stop = int(torch.searchsorted(rows, int(rows[start]) + self.rows_at_once))
+            yield slice(start, stop), self.read(rows[start:stop])
+            start = stop
 
     def whole(self, rows: Tensor) -> Tensor:
         """[n, width]: all of the rows at once."""

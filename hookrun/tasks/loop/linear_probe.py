@@ -99,13 +99,13 @@ def fit(features: Features, labels: Tensor, seed: int) -> Probed:
 
 
 def _parts(y: Any, classes: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """The positions of the training and of the test samples, in the drawn order."""
+    """The positions of the training and of the test samples, both in ascending order."""
     # A class of one sample can't be on both sides.
     stratified = classes and np.unique(y, return_counts=True)[1].min() >= 2
     train, test = train_test_split(
         np.arange(len(y)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if stratified else None
     )
-    return torch.from_numpy(train), torch.from_numpy(test)
+    return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))
 
 
 def _basis(features: Features, rows: Tensor) -> Tensor:
