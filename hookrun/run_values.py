@@ -58,11 +58,11 @@ Source = Tensor | Rows
 class UsedBy:
     """The run that will use the values; None in its place: a model of the user's own.
 
-    split: the part of the data that its hooks meet
+    split: the part of the data that its hooks meet; None: several
     """
 
     settings: Settings
-    split: Split
+    split: Split | None
 
 
 def read_value(value: FileValue | RunValue, used_by: UsedBy | None = None) -> Source:
@@ -113,15 +113,21 @@ def _read_one(value: RunValue, used_by: UsedBy | None) -> Source:
     capture = _capture(run, value)
     if value.sample == "mean":
         return _mean(capture)
-    _require_one_row_each(capture, value)
+    if used_by is not None and used_by.split is None:
+        raise HookrunError(
+            f"sample: {value.sample} names samples of one split, and this run meets those of several: "
+            "set task.split to train or val, or take sample: mean"
+        )
+    part = _part_of(capture, used_by)
+    _require_one_row_each(capture, part, value)
     if isinstance(value.sample, int):
-        positions = capture.where(sample=value.sample)
+        positions = part[capture.sample_ids[part] == value.sample]
         if not len(positions):
             raise HookrunError(f"{_named(run, value)} has no row of sample {value.sample}: {_ids(capture)}")
         return capture[int(positions[0])].float()
     if value.sample == "same" and used_by is not None:
         _require_same_split(run, capture, value, used_by.split)
-    return RunRows(capture, _named(run, value), resample=value.sample == "resample")
+    return RunRows(capture, _named(run, value), part, resample=value.sample == "resample")
 
 
 def _named(run: Run, value: RunValue) -> str:
@@ -149,8 +155,16 @@ def _mean(capture: StoredCapture) -> Tensor:
     return (total / len(capture)).float()
 
 
-def _require_one_row_each(capture: StoredCapture, value: RunValue) -> None:
-    ids = capture.sample_ids
+def _part_of(capture: StoredCapture, used_by: UsedBy | None) -> Tensor:
+    """The positions of the rows that may be meant: of several splits those of the one that will be met."""
+    splits = capture.splits
+    if used_by is None or used_by.split is None or len(splits.unique()) < 2:
+        return torch.arange(len(capture))
+    return (splits == SPLITS.index(used_by.split)).nonzero().squeeze(1)
+
+
+def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue) -> None:
+    ids = capture.sample_ids[part]
     if (ids < 0).any():
         what = "keeps whole firings, not a row for each sample"
     elif len(ids.unique()) != len(ids):
@@ -160,10 +174,10 @@ def _require_one_row_each(capture: StoredCapture, value: RunValue) -> None:
     raise HookrunError(f"{value.capture}/{value.module} in {value.run} {what}: capture it with task=predict")
 
 
-def _require_same_split(run: Run, capture: StoredCapture, value: RunValue, split: Split) -> None:
+def _require_same_split(run: Run, capture: StoredCapture, value: RunValue, split: Split | None) -> None:
     """Sample ids match only within one split."""
     theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
-    if theirs not in ([split], []):
+    if theirs and split not in theirs:
         what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
         raise HookrunError(f"{_named(run, value)} has other samples: {what}")
 
@@ -228,12 +242,13 @@ class RunRows:
     Rows are read when they are asked for.
     """
 
-    def __init__(self, capture: StoredCapture, name: str, *, resample: bool) -> None:
+    def __init__(self, capture: StoredCapture, name: str, part: Tensor, *, resample: bool) -> None:
         self._capture = capture
         self._name = name
         self.draws = resample
         self.shape = capture.shape[1:]
-        self._ids, self._order = capture.sample_ids.sort()
+        self._ids, order = capture.sample_ids[part].sort()
+        self._order = part[order]
         what = [name, resample, list(capture.shape), str(capture.dtype), self._ids.tolist()]
         self.digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 

@@ -44,6 +44,7 @@ from hookrun.store.records import (
     Status,
 )
 from hookrun.store.run_dir import cut_off
+from hookrun.store.sample_names import SampleTable
 from hookrun.store.stored_config import DataUsed, data_used, read_yaml
 
 _SHOWN = 12
@@ -106,6 +107,11 @@ class Run:
         A module may be looked up by any of its names.
         """
         return self._captures(CAPTURES)
+
+    @cached_property
+    def samples(self) -> SampleTable:
+        """What the samples are called; a run of predict or evaluate keeps it."""
+        return SampleTable(self.path)
 
     @cached_property
     def predictions(self) -> Leaf | None:
@@ -181,10 +187,20 @@ class Run:
         return Labelled(capture, self.labels_of(capture))
 
     def table(
-        self, of: Literal["metrics", "stats"] = "metrics", form: Literal["pandas", "arrow"] = "pandas"
+        self,
+        of: Literal["metrics", "stats", "samples"] = "metrics",
+        form: Literal["pandas", "arrow"] = "pandas",
     ) -> Any:
-        """metrics.jsonl or stats.jsonl as a pandas DataFrame or an Arrow table."""
-        return as_table(self.metrics if of == "metrics" else self.stats, form)
+        """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
+
+        The samples have the columns `split`, `sample`, `file`, `class` and, of a run of predict, `predicted_class`.
+        """
+        rows = {
+            "metrics": lambda: self.metrics,
+            "stats": lambda: self.stats,
+            "samples": lambda: self.samples.lines,
+        }
+        return as_table(rows[of](), form)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file: ``hook/module`` and ``hook/module.sample_ids``; its keys."""
@@ -200,7 +216,7 @@ class Run:
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
         with collector_paused():
-            return read_captures(folder, read_index(folder)[0], _aliases(self.plan))
+            return read_captures(folder, read_index(folder)[0], _aliases(self.plan), self.samples)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.tasks.under_hooks import TaskOfOneSplit
+from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
 
 
-class EvaluateTask(TaskOfOneSplit):
+class EvaluateTask(TaskOfSplits):
     """Computes `train.loss` and the accuracy."""
 
     task_name: ClassVar[str] = "evaluate"
@@ -18,7 +18,9 @@ class EvaluateTask(TaskOfOneSplit):
 
     def perform(self, running: Running) -> None:
         """Log the means over all samples."""
-        from hookrun.tasks.loop.batches import Batches
+        from hookrun.tasks.loop.batches import BatchesOfSplits
+        from hookrun.tasks.loop.sample_names import SampleNames
 
-        batches = Batches(running.prepared, self.split)
-        running.conclude(self.split, running.evaluate(batches, self.split, self.name))
+        batches = BatchesOfSplits(running.prepared, self.parts)
+        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
+        running.conclude(self.split, running.evaluate(batches, self.split, self.name, names))

@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.errors import HookrunError
 from hookrun.store.format import PREDICTED
-from hookrun.tasks.under_hooks import TaskOfOneSplit
+from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
 
 
-class PredictTask(TaskOfOneSplit):
+class PredictTask(TaskOfSplits):
     """Writes the model's outputs to predictions/."""
 
     task_name: ClassVar[str] = "predict"
 
     def perform(self, running: Running) -> None:
         """Run the split through the model. Raises HookrunError where it has no samples."""
-        from hookrun.tasks.loop.batches import Batches
+        from hookrun.tasks.loop.batches import BatchesOfSplits
+        from hookrun.tasks.loop.sample_names import SampleNames
 
-        batches = Batches(running.prepared, self.split)
+        batches = BatchesOfSplits(running.prepared, self.parts)
+        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
         samples = 0
@@ -37,8 +39,9 @@ class PredictTask(TaskOfOneSplit):
                     epoch=clock.epoch,
                     step=clock.step,
                     call=0,
-                    split=self.split,
+                    split=batch.split,
                 )
+                names.write(batch, output)
                 samples += len(batch.ids)
                 running.hooks.step()
                 if running.stopped:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Experiment, Settings
 from hookrun.tasks.base import Task
@@ -73,13 +74,17 @@ class TaskUnderHooks(Task):
         if self.trains and (refused := check_arguments(settings.train, built.model)):
             raise SpecError(refused)
         hooks, notes = experiment.hooks, self._idle_hooks(experiment)
-        prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
+        prepared = compiled(experiment, hooks, built, self.split_met(), training=self.trains, notes=notes)
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
         check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
         if misfits := self.misfits(plan, settings):
             raise CompileError(misfits)
         return replace(prepared, plan=replace(plan, samples=self.samples_in_all(settings, sizes)))
+
+    def split_met(self) -> Split | None:
+        """The split that all samples are of; None where they are of several."""
+        return self.split_seen()
 
     def _idle_hooks(self, experiment: Experiment) -> list[str]:
         """A note on each hook that the task never runs, for want of a backward pass; SpecError under `strict`."""
@@ -148,6 +153,37 @@ class TaskOfOneSplit(TaskUnderHooks):
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
         """The samples of one pass."""
         return samples_of_a_pass(settings, sizes[self.split])
+
+
+class TaskOfSplits(TaskOfOneSplit):
+    """Base of the tasks that may pass every split through the model, one after the other: `split: all`.
+
+    Samples keep the ids that they have in their split.
+    """
+
+    split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
+
+    @property
+    def parts(self) -> tuple[Split, ...]:
+        """The splits to pass through the model, in order."""
+        return SPLITS if self.split == ALL else (SPLITS[SPLITS.index(self.split)],)
+
+    def split_seen(self) -> Split:
+        """The first of them."""
+        return self.parts[0]
+
+    def split_met(self) -> Split | None:
+        """None for all of them."""
+        return self.parts[0] if len(self.parts) == 1 else None
+
+    def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
+        """Not known for several splits, whose ids are not those of one."""
+        return samples_of_a_pass(settings, sizes[self.parts[0]]) if len(self.parts) == 1 else None
+
+    def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
+        """The samples of one pass over each."""
+        passes = [samples_of_a_pass(settings, sizes[part]) for part in self.parts]
+        return None if None in passes else sum(filter(None, passes))
 
 
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:

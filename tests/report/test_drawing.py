@@ -270,7 +270,7 @@ def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outli
     assert len({tuple(picture[row, column]) for row, column in ((3, 0), (4, 1), (5, 0))}) == 3
     assert figure.scale and all(name in figure.scale for name in ("exactly 0", "NaN", "infinite"))
     said = "\n".join(figure.facts)
-    assert "largest: layers.205 1 (step 0), layers.204 0.1" in said
+    assert "largest: layers.205 1 (step 0), layers.204 0.1 (step 0)" in said
     assert "exactly 0 throughout, 1 layer: layers.3" in said
     assert "NaN from step 1, 1 layer: layers.4" in said and "infinite from step 0, 1 layer: layers.5" in said
     many = {f"m{n}": ([0.0, 1.0], [1.0, float(n == 998)]) for n in range(999)}

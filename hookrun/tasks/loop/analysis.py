@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from rich import box
 from rich.table import Table
 
@@ -85,7 +86,8 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
 
 def _is_by_sample(capture: StoredCapture) -> bool:
     ids = capture.sample_ids
-    return bool((ids >= 0).all()) and len(ids.unique()) == len(ids)
+    samples = torch.stack([capture.splits, ids], dim=1)
+    return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
 
 
 def features_of(analysis: Analysis, max_bytes: int, project: int | None) -> dict[str, Features]:

@@ -48,7 +48,7 @@ def memory_needed(features: Features, outputs: int) -> int:
     rows = len(features)
     fitted = rows - math.ceil(rows * TEST_SHARE)
     numbers = min(features.width, fitted)
-    by_samples = 8 * fitted**2 + 2 * rows * fitted
+    by_samples = rows**2 + 8 * fitted**2 + 2 * rows * fitted
     matrices = by_samples if features.width > fitted else 3 * rows * features.width
     solver = outputs * (_HISTORY * numbers + 4 * fitted)
     weights = 3 * outputs * features.captured + 4 * features.width
@@ -74,11 +74,13 @@ def fit(features: Features, labels: Tensor, seed: int) -> Probed:
     y = labels.numpy()
     train, test = _parts(y, classes, seed)
     seen = features.standardized(train)
-    basis = _basis(seen, train) if features.width > len(train) else None
-    if basis is None:
-        x_train, x_test = seen.whole(train), seen.whole(test)
+    basis: Tensor | None = None
+    if features.width > len(train):
+        products = gram(seen, torch.arange(len(y)))[:, train]
+        basis = _basis(products[train])
+        x_train, x_test = products[train] @ basis, products[test] @ basis
     else:
-        x_train, x_test = gram(seen, train) @ basis, gram(seen, test, train) @ basis
+        x_train, x_test = seen.whole(train), seen.whole(test)
     model: Any = (
         LogisticRegression(max_iter=2000, tol=1e-6) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
     )
@@ -108,10 +110,13 @@ def _parts(y: Any, classes: bool, seed: int) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(np.sort(train)), torch.from_numpy(np.sort(test))
 
 
-def _basis(features: Features, rows: Tensor) -> Tensor:
-    """[rows, r]: inner products with the rows, times this, are coordinates in an orthonormal basis of their span."""
-    values, vectors = torch.linalg.eigh(gram(features, rows))
-    kept = values > values.amax().clamp_min(0) * len(rows) * torch.finfo(torch.float64).eps
+def _basis(products: Tensor) -> Tensor:
+    """[n, r]: inner products with n rows, times this, are coordinates in an orthonormal basis of their span.
+
+    products: [n, n] of the rows with each other
+    """
+    values, vectors = torch.linalg.eigh(products)
+    kept = values > values.amax().clamp_min(0) * len(products) * torch.finfo(torch.float64).eps
     kept[-1] = (
         True  # of features that do not vary nothing is left, and a regression takes at least one number
     )

@@ -8,7 +8,7 @@ from hookrun.errors import Problem
 from hookrun.plan.table import size
 from hookrun.tasks.loop.features import BYTES, READING, Features
 
-SHARE = 16
+SHARE = 8
 """A block that is read at once takes this part of the allowed memory, where a row is not larger."""
 
 SUGGESTED = 4096

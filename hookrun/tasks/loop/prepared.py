@@ -99,14 +99,14 @@ def compiled(
     experiment: Experiment,
     hooks: Spec,
     built: Built,
-    split: Split,
+    split: Split | None,
     *,
     training: bool,
     notes: Sequence[str] = (),
 ) -> Prepared:
     """Compile the hooks against the model, and prove them with an example of a sample.
 
-    split:    whose samples the hooks meet first
+    split:    whose samples the hooks meet first; None where they meet those of several without training
     training: whether the model trains; in evaluation mode no backward pass follows the forward
     notes:    what else to know beside the plan
 

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.runtime import Installation
 from hookrun.spec import Settings
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.losses import loss_named
 from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.prepared import Prepared, as_call
 from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -104,8 +104,13 @@ class Running:
         finally:
             self.hooks.clock.counting = False
 
-    def evaluate(self, batches: Batches, split: Split, label: str) -> dict[str, float]:
-        """Mean loss and accuracy of the model in evaluation mode. A step of the hooks' clock is a batch here."""
+    def evaluate(
+        self, batches: Batches | BatchesOfSplits, split: str, label: str, names: SampleNames | None = None
+    ) -> dict[str, float]:
+        """Mean loss and accuracy of the model in evaluation mode. A step of the hooks' clock is a batch here.
+
+        names: writes what the samples are called
+        """
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
         with self.evaluating(batches, label) as (passed, shown):
@@ -114,6 +119,8 @@ class Running:
                 with self.logged(number):
                     output = self.forward(batch)
                     average.add(self.loss(output, batch), output, batch.target)
+                if names is not None:
+                    names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
                     shown.update(average.read())
@@ -122,7 +129,9 @@ class Running:
         return average.read()
 
     @contextmanager
-    def evaluating(self, batches: Batches, label: str) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
+    def evaluating(
+        self, batches: Batches | BatchesOfSplits, label: str
+    ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
         clock, training = self.hooks.clock, self.model.training
         step, clock.step = clock.step, 0
