@@ -126,7 +126,13 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
-    prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
+    experiment = planned(experiment, asked.overrides, composed)
+    try:
+        prepared = tasks.prepare(experiment, trust=trust)
+    except SpecError as error:
+        if shows:
+            tasks.show_without_data(experiment, error, trust)
+        raise
     if shows:
         tasks.show(prepared)
         return DONE

@@ -56,6 +56,16 @@ def show(ready: Ready) -> None:
     ready.task.show(ready)
 
 
+def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset[str]) -> None:
+    """Print the plan without shapes, where `error` finds the data missing; raises `error` where that cannot be done."""
+    task = task_of(experiment)
+    if not task.has_plan:
+        raise error
+    from hookrun.tasks.loop.prepared import compiled_without_data
+
+    task.show(compiled_without_data(experiment, experiment.hooks, error, trust))
+
+
 def run(ready: Ready, path: Path) -> int:
     """Run the task in the directory `path`.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import CompileError, Problem, SpecError, nearest
-from hookrun.spec import Experiment, Spec, parse_spec
+from hookrun.spec import Experiment, parse_spec
 from hookrun.spec.selector import Selector, parse_selector
 from hookrun.tasks.base import Task
 
@@ -29,16 +29,14 @@ class ModulesTask(Task):
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
         """Build the model, and prove a hook on every module, from which its output shapes are known."""
-        from hookrun.tasks.loop.prepared import build, compiled
+        from hookrun.tasks.loop.prepared import build, compiled, compiled_without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
         settings = experiment.settings
         try:
             built = build(settings, "train", trust)
         except SpecError as error:
-            if not all(each.where.startswith("data.") for each in error.errors):
-                raise
-            return _without_data(experiment, every, error, trust)
+            return compiled_without_data(experiment, every, error, trust)
         return compiled(experiment, every, built, "train", training=True)
 
     def show(self, prepared: Prepared) -> None:
@@ -67,41 +65,6 @@ class ModulesTask(Task):
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
-
-
-def _without_data(experiment: Experiment, every: Spec, error: SpecError, trust: frozenset[str]) -> Prepared:
-    """The tree of a model that takes nothing from the data, which is not there; shapes stay unknown.
-
-    Raises `error` where the model needs the data.
-    """
-    from dataclasses import replace
-
-    from hookrun import models
-    from hookrun.data import DataInfo, TensorInfo
-    from hookrun.proving import compile_plan
-    from hookrun.tasks.loop.prepared import Prepared
-    from hookrun.tasks.loop.session import device_named, session
-
-    settings = experiment.settings
-    try:
-        with session(settings.compute, settings.seed):
-            model = models.build(settings.model, sample_shape=None, num_classes=None, trust=trust)
-    except SpecError:
-        raise error from None
-    leftover = models.load_weights(model, settings.model)
-    why = "; ".join(f"{each.where}: {each.what}" for each in error.errors)
-    plan = replace(compile_plan(every, model), unchecked=why)
-    nothing = DataInfo(settings.data.name, dict[str, TensorInfo](), None, None, {"train": 0, "val": 0})
-    return Prepared(
-        experiment=experiment,
-        data=nothing,
-        model=model,
-        device=device_named(settings.compute.device),
-        leftover=leftover,
-        applied=models.applied_hooks(settings.model),
-        plan=plan,
-        notes=tuple(experiment.notes),
-    )
 
 
 def _parsed(raw: object) -> Selector:

@@ -10,7 +10,6 @@ import pytest
 import torch
 from PIL import Image
 
-import hookrun
 from hookrun.cli import main
 
 SEEN = "+hooks.seen={select: fc, hook: forward, action: capture}"
@@ -93,6 +92,9 @@ def test_the_tree_of_modules_needs_no_data(capsys: Any) -> None:
     assert main(["task=modules", "model=resnet18", "data=image_folder"]) == 0
     printed = capsys.readouterr().out
     assert "layer1" in printed and re.search("shapes unknown: .*data.root", printed)
+    hook = "+hooks.a={select: layer1, hook: forward, action: capture}"
+    assert main(["task=plan", "model=resnet18", "data=image_folder", hook]) == 2
+    said = capsys.readouterr()
+    assert "shapes unchecked: data.root" in said.out and "layer1" in said.out and "data.root" in said.err
     assert main(["task=modules", "model=mlp", "data=image_folder"]) == 2
     assert "data.root" in capsys.readouterr().err
-    assert hookrun.__version__

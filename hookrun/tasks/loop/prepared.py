@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -123,6 +123,33 @@ def compiled(
     )
     notes = (*experiment.notes, *notes, *differences(hooks, settings))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
+
+
+def compiled_without_data(
+    experiment: Experiment, hooks: Spec, error: SpecError, trust: frozenset[str]
+) -> Prepared:
+    """Compile the hooks against a model that takes nothing from the data, which `error` says is not there.
+
+    It is for looking at only: shapes stay unchecked, and the plan says why.
+
+    Raises `error` where something else is wrong too, or the model needs the data; CompileError.
+    """
+    settings = experiment.settings
+    if not all(each.where.startswith("data.") for each in error.errors):
+        raise error
+    try:
+        with session(settings.compute, settings.seed):
+            model = _model(settings, None, trust)
+    except SpecError:
+        raise error from None
+    leftover = models.load_weights(model, settings.model)
+    nothing = DataInfo(settings.data.name, {}, None, None, {"train": 0, "val": 0})
+    device = device_named(settings.compute.device)
+    built = Built(nothing, model, device, leftover, models.applied_hooks(settings.model))
+    plan = compile_plan(hooks, model, used_by=UsedBy(settings, None))
+    why = "; ".join(f"{each.where}: {each.what}" for each in error.errors)
+    plan = replace(plan, unchecked=why)
+    return Prepared(**vars(built), experiment=experiment, plan=plan, notes=tuple(experiment.notes))
 
 
 def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
