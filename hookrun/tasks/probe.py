@@ -68,10 +68,11 @@ class ProbeTask(TaskOfCaptures):
         features = self.features(analysis)
         shown = table("module", "features", "train", "test", "by chance")
         labels = self._labels(analysis)
-        if problem := self._too_large(analysis, max(map(_outputs_of, labels.values()))):
+        outputs = max(map(_outputs_of, labels.values()))
+        if problem := self._too_large(analysis, outputs):
             raise SpecError([problem])
         weights: dict[str, Tensor] = {}
-        self.say_memory(analysing, max(self._needed(analysis, 1, self.project).values()))
+        self.say_memory(analysing, max(self._needed(analysis, outputs, self.project).values()))
         for module, rows in features.items():
             found = fit(rows, labels[module], seed)
             analysing.run_dir.log_metrics(
