@@ -134,7 +134,13 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
     previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
     needs = NeededRuns(asked, trust)
     needs.find(experiment)
-    prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
+    known = needs.known(previous).of(experiment)
+    try:
+        prepared = tasks.prepare(known, trust=trust)
+    except SpecError as error:
+        if shows:
+            tasks.show_without_data(known, error, trust)
+        raise
     needs.prepare(shows=shows)
     if shows:
         tasks.show(prepared)

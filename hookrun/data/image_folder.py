@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +134,7 @@ class _ImageFolder(_Folders[ImageFolderArgs]):
         if layout.shared:
             train, val = stratified_indices([label for _, label in images], args.val_fraction)
             images = [images[i] for i in (train if split == "train" else val)]
-        return _Images(images)
+        return _Images(images, layout.folders[split], root, layout.classes)
 
 
 class _ImageNet(_Folders[ImageNetArgs]):
@@ -156,14 +157,19 @@ class _ImageNet(_Folders[ImageNetArgs]):
 
     def open(self, root: Path | None, args: ImageNetArgs, split: Split, seed: int) -> Samples:
         self.inspect(root, args, split)
-        return _Images(self.images(self.layout(root, split).folders[split]))
+        layout = self.layout(root, split)
+        return _Images(self.images(layout.folders[split]), layout.folders[split], root, layout.classes)
 
 
 class _Images(Samples):
     """Image files with their labels, decoded when they are read."""
 
-    def __init__(self, images: list[tuple[str, int]]) -> None:
+    def __init__(
+        self, images: list[tuple[str, int]], folder: Path, root: Path | None, classes: Sequence[str]
+    ) -> None:
         self._images = images
+        self._root = root or folder
+        self.classes = classes
 
     def __len__(self) -> int:
         return len(self._images)
@@ -174,8 +180,17 @@ class _Images(Samples):
             with Image.open(path) as image:
                 pixels = pil_to_tensor(image.convert("RGB"))
         except OSError as error:  # an unknown format or a truncated file; PIL's message does not name it
-            raise HookrunError(f"{path} cannot be read as an image: {error}") from error
+            raise HookrunError(f"{_shown(path)} cannot be read as an image: {_shown(str(error))}") from error
         return unit_float(pixels), torch.tensor(label)
+
+    def file(self, index: int) -> str:
+        """The path below the data's root."""
+        return os.path.relpath(self._images[index][0], self._root)
+
+
+def _shown(text: str) -> str:
+    """A path or what names one, for a terminal: it may hold anything that a file system takes."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _folders_in(folder: Path) -> list[str]:

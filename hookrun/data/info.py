@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
+ALL = "all"
+"""In place of a split: every one, in the order of SPLITS."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ class Pipeline:
         if len(ends) > 1:
             found = " or ".join(sorted(str(list(end.shape)) for end in ends))
             what = f"the images come in different sizes, and so do the samples: {found}, for example"
-            hint = "end with one size: resize: {size: [224, 224]}, or resize: {size: 256} and center_crop"
+            hint = "end with one size: resize: {size: 256} and center_crop: {size: 224}, or resize: {size: [224, 224]}"
             raise SpecError([Problem(self.where, what, hint)])
         return ends.pop()
 

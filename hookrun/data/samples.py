@@ -15,7 +15,12 @@ Step = Callable[[Tensor], Tensor]
 
 
 class Samples(Dataset[Sample], ABC):
-    """A data set of fixed order and length: sample i has the sample id i."""
+    """A data set of fixed order and length: sample i has the sample id i.
+
+    classes: the name of each label; None where labels have no names but their numbers
+    """
+
+    classes: Sequence[str] | None = None
 
     @abstractmethod
     def __len__(self) -> int:
@@ -25,13 +30,23 @@ class Samples(Dataset[Sample], ABC):
     def __getitem__(self, index: int) -> Sample:
         """The input and the target of one sample. Raises IndexError past the end."""
 
+    def file(self, index: int) -> str:
+        """Where the sample comes from: a file below the data's root, or a row of one; ``""`` where neither is known."""
+        return ""
+
+    def class_name(self, label: int) -> str:
+        """The name of a label; its number where it has no other."""
+        known = self.classes is not None and 0 <= label < len(self.classes)
+        return self.classes[label] if known and self.classes is not None else str(label)
+
 
 class TensorSamples(Samples):
     """The rows of two tensors, [N, ...] inputs and [N, ...] targets."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, inputs: Tensor, targets: Tensor, classes: Sequence[str] | None = None) -> None:
         self._inputs = inputs
         self._targets = targets
+        self.classes = classes
 
     def __len__(self) -> int:
         return len(self._inputs)
@@ -46,6 +61,7 @@ class Transformed(Samples):
     def __init__(self, source: Samples, steps: Sequence[Step]) -> None:
         self._source = source
         self._steps = tuple(steps)
+        self.classes = source.classes
 
     def __len__(self) -> int:
         return len(self._source)
@@ -57,6 +73,10 @@ class Transformed(Samples):
         for step in self._steps:
             value = step(value)
         return value, target
+
+    def file(self, index: int) -> str:
+        """As in the data set without its transforms."""
+        return self._source.file(index)
 
 
 def unit_float(image: Tensor) -> Tensor:

@@ -98,16 +98,19 @@ class Tensors(Source[TensorsArgs]):
         used = {*args.inputs, *([args.target] if args.target else [])}
         tensors = read_tensors(file.path, f"data.args.{key}", used)
         if args.file is None:
-            return _FileSamples(tensors, args, range(file.count))
+            return _FileSamples(tensors, args, file.path.name, range(file.count))
         train, val = split_indices(file.count, args.val_fraction)
-        return _FileSamples(tensors, args, train if split == "train" else val)
+        return _FileSamples(tensors, args, file.path.name, train if split == "train" else val)
 
 
 class _FileSamples(Samples):
     """Rows of the tensors of one file, converted when they are read: the file may be larger than memory."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], args: TensorsArgs, rows: Sequence[int]) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], args: TensorsArgs, name: str, rows: Sequence[int]
+    ) -> None:
         self._tensors = tensors
+        self._name = name
         self._args = args
         self._rows = rows
 
@@ -120,6 +123,10 @@ class _FileSamples(Samples):
         inputs = {name: self._converted(name, row) for name in args.inputs}
         target = self._converted(args.target, row, target=True) if args.target else torch.empty(0)
         return inputs[args.input] if isinstance(args.input, str) else inputs, target
+
+    def file(self, index: int) -> str:
+        """The file's name and the number of the row in it: ``features.safetensors[17]``."""
+        return f"{self._name}[{self._rows[index]}]"
 
     def _converted(self, name: str, row: int, *, target: bool = False) -> Tensor:
         tensor = self._tensors[name][row]

@@ -57,6 +57,10 @@ class _TorchvisionSet(Source[DownloadArgs]):
     def read(self, root: Path | None, args: DownloadArgs, split: Split) -> tuple[Tensor, Tensor]:
         """The uint8 images [N, C, H, W] and the int64 labels [N] of a split. Raises SpecError as `inspect` does."""
 
+    @abstractmethod
+    def class_names(self, root: Path | None) -> Sequence[str]:
+        """The name of each label."""
+
     @property
     def elsewhere(self) -> str:
         """How to get the data on another machine that has a network."""
@@ -80,7 +84,8 @@ class _TorchvisionSet(Source[DownloadArgs]):
         )
 
     def open(self, root: Path | None, args: DownloadArgs, split: Split, seed: int) -> Samples:
-        return Transformed(TensorSamples(*self.read(root, args, split)), [unit_float])
+        images, labels = self.read(root, args, split)
+        return Transformed(TensorSamples(images, labels, self.class_names(root)), [unit_float])
 
     def opened(self, root: Path | None, args: DownloadArgs, split: Split) -> Any:
         """torchvision's own data set, downloaded where files are missing and `args` ask for it."""
@@ -137,6 +142,9 @@ class _Mnist(_TorchvisionSet):
             folder = require_root(self.name, root, self.how_to_get) / self.folder
         return self._tensors(folder, split)
 
+    def class_names(self, root: Path | None) -> Sequence[str]:
+        return tuple(self.cls.classes)
+
     def _tensors(self, folder: Path, split: Split) -> tuple[Tensor, Tensor]:
         """Images and labels. Raises SpecError for damaged files, and where there are not as many of both."""
         prefix = "train" if split == "train" else "t10k"
@@ -180,6 +188,10 @@ class _Cifar(_TorchvisionSet):
         self.complete_folder(root, args)
         dataset = self.opened(root, args, split)
         return torch.from_numpy(dataset.data).permute(0, 3, 1, 2), torch.tensor(dataset.targets)
+
+    def class_names(self, root: Path | None) -> Sequence[str]:
+        # A pickle as well, which torchvision loads after its sum has matched.
+        return tuple(self.opened(root, DownloadArgs(), "val").classes)
 
     def failure(self, root: Path | None, args: DownloadArgs, error: Exception) -> str:
         folder = (root or Path()) / self.folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
 from hookrun.report.draw.text import counted, number
 from hookrun.report.facts import Facts
-from hookrun.report.sampling import DrawnRows, Stream, draw
+from hookrun.report.sampling import DrawnRows, Figures, Stream, draw, summed
 from hookrun.report.units import Units, idle_units
 
 BINS = 48
@@ -25,6 +26,8 @@ MOST_BARS = 64
 MOST_TILES = 12
 MOST_IMAGES = 4
 MOST_LINES = 256
+Called = Mapping[tuple[str, int], str]
+"""(split, sample) -> its file and class."""
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
@@ -52,6 +55,7 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     found = CaptureView(stream)
     try:
         sample = draw(folder, stream)
+        figures = summed(folder, stream, sample)
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
@@ -68,8 +72,8 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if values.numel() == 1:
         found.value = number(values.item())
         return found
-    found.figures.append(_histogram(values[finite], values.numel()))
-    found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient")
+    found.figures.append(_histogram(values[finite], figures, stream))
+    found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
     found.figures += _over_steps(sample)
     if is_forward and stream.by == "sample":
         found.units = idle_units(values, facts.classes.get(stream.module, ""))
@@ -79,41 +83,49 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     return found
 
 
-def _histogram(values: Tensor, total: int) -> Figure:
-    """Of finite values [n]. Where many are exactly 0, the note says how many: drawn, they would flatten the rest."""
+def _histogram(values: Tensor, figures: Figures, stream: Stream) -> Figure:
+    """Of finite values [n], with the figures of the whole capture.
+
+    Where many are exactly 0, the note says how many: drawn, they would flatten the rest.
+    """
     array = values.double().numpy()
-    notes = [f"mean {array.mean():.4g}, std {array.std():.4g}"]
-    if total > len(array):
-        notes.append(f"{total - len(array):,} of {total:,} values are not finite")
+    low, high = number(figures.low), number(figures.high)
+    notes = [
+        f"mean {figures.mean:.4g}, std {figures.std:.4g}, min {low}, max {high}, {figures.count:,} values"
+    ]
+    if figures.rows < stream.rows:
+        notes[0] += f" of {figures.rows:,} of {counted(stream.rows, 'row')}"
+    if figures.finite < figures.count:
+        notes.append(f"{figures.count - figures.finite:,} of {figures.count:,} values are not finite")
     others = array[array != 0]
-    zeros = 1 - len(others) / len(array)
+    zeros = figures.zeros / max(figures.finite, 1)
     if zeros >= 0.1 and len(others) and others.min() < others.max():
         notes.append(f"{zeros:.0%} are exactly 0 and not drawn")
         array = others
-    low, high = float(array.min()), float(array.max())
-    if low == high:
-        low, high = low - (abs(low) * 0.5 or 0.5), high + (abs(high) * 0.5 or 0.5)
-    counts, edges = np.histogram(array, bins=BINS, range=(low, high))
+    start, end = float(array.min()), float(array.max())
+    if start == end:
+        start, end = start - (abs(start) * 0.5 or 0.5), end + (abs(end) * 0.5 or 0.5)
+    counts, edges = np.histogram(array, bins=BINS, range=(start, end))
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: DrawnRows, stream: Stream, what: str) -> list[Figure]:
+def _of_rows(sample: DrawnRows, stream: Stream, what: str, called: Called) -> list[Figure]:
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if stream.by == "firing" else list(shape):
         case [] | [1]:
             return [_scalars(sample)]
         case [_]:
-            return _vectors(sample, stream)
+            return _vectors(sample, called)
         case [_, _]:
-            return [_matrices(sample, stream)]
+            return [_matrices(sample, stream, called)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
-            return [_images(sample, tiles, what if len(shape) == 3 else "")]
+            return [_images(sample, tiles, what if len(shape) == 3 else "", called)]
     return []
 
 
-def _names(sample: DrawnRows, rows: list[int]) -> list[str]:
-    """The sample of a row, or its step; split and epoch where there are several."""
+def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
+    """The sample of a row with its file and class, or its step; split and epoch where there are several."""
     passes = len(sample.samples.unique()) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
     by_split = len(sample.splits.unique()) > 1
@@ -122,7 +134,10 @@ def _names(sample: DrawnRows, rows: list[int]) -> list[str]:
         if sample.samples[row] < 0:
             return f"step {sample.steps[row]}"
         split = f" of {SPLITS[int(sample.splits[row])]}" if by_split and sample.splits[row] >= 0 else ""
-        return f"sample {sample.samples[row]}{split}" + (f", epoch {sample.epochs[row]}" if by_epoch else "")
+        part, number = int(sample.splits[row]), int(sample.samples[row])
+        known = called.get((SPLITS[part], number), "") if part >= 0 else ""
+        epoch = f", epoch {sample.epochs[row]}" if by_epoch else ""
+        return f"sample {number}{split}{epoch}" + (f" · {known}" if known else "")
 
     return [name(row) for row in rows]
 
@@ -132,7 +147,7 @@ def _chosen(count: int, most: int) -> list[int]:
     return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
 
 
-def _images(sample: DrawnRows, tiles: Tensor, what: str) -> Figure:
+def _images(sample: DrawnRows, tiles: Tensor, what: str, called: Called) -> Figure:
     """Rows of channels, or of attention heads; without `what`, of slices of something larger."""
     rows = _chosen(len(tiles), MOST_IMAGES)
     shown = tiles[rows, :MOST_TILES].numpy()
@@ -142,7 +157,7 @@ def _images(sample: DrawnRows, tiles: Tensor, what: str) -> Figure:
     if what and _is_attention(tiles):
         title, kind, note = "attention maps", "head", f"{note}: a row for each query"
     columns = f"{kind}s 0–{shown.shape[1] - 1} of {count}" if count > 1 else f"its one {kind}"
-    return mosaic(title, shown, rows=_names(sample, rows), columns=columns, note=note)
+    return mosaic(title, shown, rows=_names(sample, rows, called), columns=columns, note=note)
 
 
 def _is_attention(tiles: Tensor) -> bool:
@@ -151,7 +166,7 @@ def _is_attention(tiles: Tensor) -> bool:
     return bool((tiles >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=0.02)
 
 
-def _matrices(sample: DrawnRows, stream: Stream) -> Figure:
+def _matrices(sample: DrawnRows, stream: Stream, called: Called) -> Figure:
     """Rows that are matrices, such as attention patterns."""
     shape = [length for length in stream.shape if length > 1]
     tiles = sample.values.reshape(
@@ -160,7 +175,7 @@ def _matrices(sample: DrawnRows, stream: Stream) -> Figure:
     # Where it is not square, it may as well be a distribution over classes for each token.
     is_square = tiles.shape[-1] == tiles.shape[-2]
     rows = _chosen(len(tiles), 8)
-    names = _names(sample, rows)
+    names = _names(sample, rows, called)
     shown = tiles[rows].numpy()[None]
     return mosaic(
         "attention maps" if stream.by == "sample" and is_square and _is_attention(tiles) else "maps",
@@ -171,7 +186,7 @@ def _matrices(sample: DrawnRows, stream: Stream) -> Figure:
     )
 
 
-def _vectors(sample: DrawnRows, stream: Stream) -> list[Figure]:
+def _vectors(sample: DrawnRows, called: Called) -> list[Figure]:
     rows = sample.values.flatten(1)
     length = rows.shape[1]
     mean = rows.mean(0)
@@ -208,10 +223,11 @@ def _vectors(sample: DrawnRows, stream: Stream) -> list[Figure]:
             heat(
                 "rows",
                 matrix,
-                rows=_names(sample, some),
+                rows=_names(sample, some, called),
                 columns=heads,
                 x="element",
                 note=f"a line for each {kind}",
+                there=np.ones(matrix.shape, dtype=bool),
             )
         )
     return figures

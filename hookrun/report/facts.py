@@ -10,13 +10,14 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
+from hookrun.report.draw.text import shortened
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
 from hookrun.store.files import StoreError, os_reason, read_json
-from hookrun.store.format import CAPTURES, CONFIG, ERROR, METRICS, PREDICTIONS, STATS, STATUS
+from hookrun.store.format import CAPTURES, CONFIG, ERROR, METRICS, PREDICTIONS, SAMPLES, STATS, STATUS
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, STATS_LINE
+from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
@@ -50,12 +51,22 @@ class Facts:
     config: dict[str, Any] = field(default_factory=dict)
     metrics: SampledLines = field(default_factory=SampledLines)
     stats: SampledLines = field(default_factory=SampledLines)
+    samples: SampledLines = field(default_factory=SampledLines)
     captured: list[Stream] = field(default_factory=list)
     predicted: list[Stream] = field(default_factory=list)
     traceback: str = ""
     composed: str = ""
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def called(self) -> dict[tuple[str, int], str]:
+        """(split, sample) -> its file and class, as far as the run kept them, short enough for a caption."""
+        found = dict[tuple[str, int], str]()
+        for line in self.samples.records:
+            said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
+            found[line["split"], line["sample"]] = " · ".join(said)
+        return found
 
     @cached_property
     def planned(self) -> dict[str, dict[str, Any]]:
@@ -133,6 +144,7 @@ def read_facts(path: Path) -> Facts:
 
     metrics = tried("the metrics", lambda: sampled(run.path / METRICS, is_kept), SampledLines())
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
+    samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SAMPLES_LINE), SampledLines())
     facts = Facts(
         path=run.path,
         status=status,
@@ -143,13 +155,14 @@ def read_facts(path: Path) -> Facts:
         config=tried("the configuration", lambda: run.config, {}),
         metrics=metrics,
         stats=stats,
+        samples=samples,
         captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
-    facts.notes.extend([*notes, *metrics.notes, *stats.notes])
+    facts.notes.extend([*notes, *metrics.notes, *stats.notes, *samples.notes])
     if len(facts.planned) > MOST_HOOKS:
         facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
     return facts

@@ -5,18 +5,21 @@ What a record is follows from its keys, so that the records of a new action are 
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
 from hookrun.actions.base import RECORD_KEYS
+from hookrun.errors import listed
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import module_name, number, one_line
+from hookrun.report.draw.text import counted, module_name, number, one_line
 from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 
@@ -25,8 +28,10 @@ NOTICES = frozenset({"ok", "spent"})
 
 MOST_CHARTS = 16
 MOST_MODES = 4
-MOST_ROWS = 200
+MOST_ROWS = 400
+"""Of a map; of more layers neighbours share a row, which shows the largest of them."""
 MOST_COLUMNS = 200
+MOST_NAMED = 5
 MOST_LINES = 60
 MOST_CHARACTERS = 400
 
@@ -89,29 +94,91 @@ def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bo
         series = [Series(module_name(path), xs, ys) for path, (xs, ys) in points.items()]
         figures.append(lines(title, series, x=unit, y=name, log=log))
     if len(points) > COLOURS or (by_layer and len(points) > 1 and longest > 2):
-        figures.append(_map(title, points, unit, log))
+        figures.append(_map(title, points, unit))
     return figures
 
 
-def _map(title: str, points: Points, unit: str, log: bool) -> Figure:
-    paths = list(points)[:MOST_ROWS]
+def _map(title: str, points: Points, unit: str) -> Figure:
+    """Every layer over steps; where no value is negative and they differ by much, coloured by magnitude."""
+    values = [value for _, ys in points.values() for value in ys]
+    log = not any(value < 0 for value in values) and spans_magnitudes(value for value in values if value > 0)
     places = sorted({x for xs, _ in points.values() for x in xs})
     block = -(-len(places) // MOST_COLUMNS)
     column = {x: n // block for n, x in enumerate(places)}
-    width = max(column.values()) + 1
-    total = np.zeros((len(paths), width))
-    count = np.zeros((len(paths), width))
-    for row, path in enumerate(paths):
-        for x, y in zip(*points[path], strict=True):
+    total = np.zeros((len(points), max(column.values()) + 1))
+    count = np.zeros(total.shape)
+    for row, (xs, ys) in enumerate(points.values()):
+        for x, y in zip(xs, ys, strict=True):
             total[row, column[x]] += y
             count[row, column[x]] += 1
     with np.errstate(invalid="ignore", divide="ignore"):
-        mean = (total / count).astype(np.float32)
-    notes = [f"the first {len(paths)} of {len(points)}"] if len(points) > len(paths) else []
+        mean, there = total / count, count > 0
+    names = [module_name(path) for path in points]
+    notes = [f"a column is the mean of {block} {unit}s"] if block > 1 else []
+    share = -(-len(names) // MOST_ROWS)
+    if share > 1:
+        notes.append(f"a row is the largest of {share} layers")
+        mean, there = (_largest(mean, there, share), np.logical_or.reduceat(there, _starts(names, share)))
+        names = [_span(names[start : start + share]) for start in _starts(names, share)]
     notes += ["colours by magnitude"] if log else []
-    heads = [number(places[n * block]) for n in range(width)]
-    names = [module_name(path) for path in paths]
-    return heat(f"{title} by layer", mean, rows=names, columns=heads, x=unit, note="; ".join(notes), log=log)
+    heads = [number(places[n * block]) for n in range(total.shape[1])]
+    return heat(
+        f"{title} by layer",
+        mean,
+        rows=names,
+        columns=heads,
+        x=unit,
+        note="; ".join(notes),
+        log=log,
+        there=there,
+        facts=_of_single_layers(points, unit),
+    )
+
+
+def _starts(names: Sequence[str], share: int) -> list[int]:
+    return list(range(0, len(names), share))
+
+
+def _largest(values: Any, there: Any, share: int) -> Any:
+    """The largest of each `share` rows, NaN where one of them is; cells without a value do not count."""
+    filled = np.where(there, values, -np.inf)
+    return np.maximum.reduceat(filled, _starts(values, share))
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+
+
+def _of_single_layers(points: Points, unit: str) -> list[str]:
+    """The layers with the largest and the smallest values, and those with zeros, NaN and infinities, by name."""
+    largest, smallest = dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
+    zero, nan, infinite = dict[str, float](), dict[str, float](), dict[str, float]()
+    for path, (xs, ys) in points.items():
+        name = module_name(path)
+        finite = [(abs(y), x) for x, y in zip(xs, ys, strict=True) if math.isfinite(y)]
+        if above := [each for each in finite if each[0] > 0]:
+            largest[name] = max(above, key=itemgetter(0))  # the first of equal ones
+            smallest[name] = min(above, key=itemgetter(0))
+        elif finite:
+            zero[name] = finite[0][1]
+        for found, is_one in ((nan, math.isnan), (infinite, math.isinf)):
+            if (first := next((x for x, y in zip(xs, ys, strict=True) if is_one(y)), None)) is not None:
+                found[name] = first
+
+    def extremes(of: Mapping[str, tuple[float, float]], most: bool) -> str:
+        ordered = sorted(of.items(), key=lambda item: item[1][0], reverse=most)[:MOST_NAMED]
+        return ", ".join(f"{name} {number(value)} ({unit} {number(x)})" for name, (value, x) in ordered)
+
+    facts = [f"largest: {extremes(largest, True)}", f"smallest above 0: {extremes(smallest, False)}"]
+    facts = facts if len(largest) > 1 else []
+    if zero:
+        facts.append(f"exactly 0 throughout, {counted(len(zero), 'layer')}: {listed(zero, MOST_NAMED)}")
+    for what, found in (("NaN", nan), ("infinite", infinite)):
+        if found:
+            since = number(min(found.values()))
+            shown = listed(sorted(found, key=found.__getitem__), MOST_NAMED)
+            facts.append(f"{what} from {unit} {since}, {counted(len(found), 'layer')}: {shown}")
+    return facts
 
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,11 @@ MOST_BYTES = 12 * 2**20
 """Of the rows read of one capture; a capture whose single row is larger than `LARGEST_ROW` is not read."""
 
 LARGEST_ROW = 64 * 2**20
+
+MOST_SUMMED = 4 * 2**30
+"""Bytes of a capture whose every row is read for its figures."""
+
+SUMMED_AT_ONCE = 16 * 2**20
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,63 @@ class DrawnRows:
     steps: Tensor
     epochs: Tensor
     splits: Tensor
+
+
+@dataclass
+class Figures:
+    """What all values of a capture have in common.
+
+    count:     of the values; `finite` of them are finite, `zeros` exactly 0
+    mean, std: of the finite ones; the standard deviation is that of all values, not an estimate from some
+    low, high: the least and the largest finite one
+    rows:      that were read
+    """
+
+    rows: int = 0
+    count: int = 0
+    finite: int = 0
+    zeros: int = 0
+    mean: float = 0.0
+    squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+
+    @property
+    def std(self) -> float:
+        """0 where nothing is finite."""
+        return math.sqrt(self.squares / self.finite) if self.finite else 0.0
+
+    def add(self, rows: Tensor) -> None:
+        """Take in further rows [n, ...]: Chan, Golub, LeVeque (1979)."""
+        values = rows.double().flatten()
+        self.rows += len(rows)
+        self.count += len(values)
+        finite = values.isfinite()
+        if not finite.all():
+            values = values[finite]
+        if not len(values):
+            return
+        self.zeros += int((values == 0).sum())
+        mean, total = float(values.mean()), self.finite + len(values)
+        off = mean - self.mean
+        self.squares += float(values.sub(mean).square().sum()) + off**2 * self.finite * len(values) / total
+        self.mean += off * len(values) / total
+        self.finite = total
+        low, high = values.aminmax()
+        self.low, self.high = min(self.low, float(low)), max(self.high, float(high))
+
+
+def summed(folder: Path, stream: Stream, drawn: DrawnRows) -> Figures:
+    """The figures of all rows; of the drawn ones where all would be more than `MOST_SUMMED` bytes."""
+    found = Figures()
+    if stream.rows <= len(drawn.values) or stream.bytes > MOST_SUMMED:
+        found.add(drawn.values)
+        return found
+    at_once = max(1, SUMMED_AT_ONCE // max(row_bytes(stream.dtype, stream.shape), 1))
+    for shard, entry in stream.parts:
+        for rows in _capture(folder, replace(shard, entries=(entry,))).batches(at_once):
+            found.add(_plain(rows))
+    return found
 
 
 def streams(folder: Path) -> list[Stream]:

@@ -22,7 +22,7 @@ class UsedBy:
     """The run that will use the values.
 
     settings: None: a model of the user's own
-    split:    the part of the data that its hooks meet; None: not known
+    split:    the part of the data that its hooks meet; None: several, or not known without settings
     runs:     where the runs are that values name
     """
 
@@ -37,7 +37,7 @@ def require_same_split(capture: StoredCapture, named: str, split: Split) -> None
     named: the capture, for the message
     """
     theirs = sorted({SPLITS[part] for part in capture.splits.unique().tolist() if part >= 0})
-    if theirs not in ([split], []):
+    if theirs and split not in theirs:
         what = f"its samples are of the split {' and '.join(map(repr, theirs))}, these of {split!r}"
         raise HookrunError(f"{named} has other samples: {what}")
 

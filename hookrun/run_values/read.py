@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, OutsideValue, RunValue
+from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
 from hookrun.run_values.other_run import UsedBy, require_same_model, require_same_split
 from hookrun.run_values.sources import (
@@ -128,15 +130,21 @@ def _read_run(value: RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found
     capture = _capture(run, value, module, named)
     if value.sample == "mean":
         return _mean(capture)
-    _require_one_row_each(capture, value, module)
+    if used_by.settings is not None and used_by.split is None:
+        raise HookrunError(
+            f"sample: {value.sample} names samples of one split, and this run meets those of several: "
+            "set task.split to train or val, or take sample: mean"
+        )
+    part = _part_of(capture, used_by)
+    _require_one_row_each(capture, part, value, module)
     if isinstance(value.sample, int):
-        positions = capture.where(sample=value.sample)
+        positions = part[capture.sample_ids[part] == value.sample]
         if not len(positions):
             raise HookrunError(f"{named} has no row of sample {value.sample}: {ids_text(capture)}")
         return computable(capture[int(positions[0])])
     if value.sample == "same" and used_by.split is not None:
         require_same_split(capture, named, used_by.split)
-    return RunRows(capture, named, resample=value.sample == "resample")
+    return RunRows(capture, named, part, resample=value.sample == "resample")
 
 
 def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
@@ -170,8 +178,16 @@ def _mean(capture: StoredCapture) -> Tensor:
     return (total / len(capture)).float()
 
 
-def _require_one_row_each(capture: StoredCapture, value: RunValue, module: str) -> None:
-    ids = capture.sample_ids
+def _part_of(capture: StoredCapture, used_by: UsedBy) -> Tensor:
+    """The positions of the rows that may be meant: of several splits those of the one that will be met."""
+    splits = capture.splits
+    if used_by.split is None or len(splits.unique()) < 2:
+        return torch.arange(len(capture))
+    return (splits == SPLITS.index(used_by.split)).nonzero().squeeze(1)
+
+
+def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue, module: str) -> None:
+    ids = capture.sample_ids[part]
     if (ids < 0).any():
         what = "keeps whole firings, not a row for each sample"
     elif len(ids.unique()) != len(ids):

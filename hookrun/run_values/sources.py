@@ -80,14 +80,17 @@ class RunRows:
     """The rows of a capture by sample: each sample's own, or another's.
 
     Rows are read when they are asked for.
+
+    part: the positions of the rows that count
     """
 
-    def __init__(self, capture: StoredCapture, name: str, *, resample: bool) -> None:
+    def __init__(self, capture: StoredCapture, name: str, part: Tensor, *, resample: bool) -> None:
         self._capture = capture
         self._name = name
         self.draws = resample
         self.shape, self.dtype = capture.shape[1:], capture.dtype
-        self._ids, self._order = capture.sample_ids.sort()
+        self._ids, order = capture.sample_ids[part].sort()
+        self._order = part[order]
         what = [name, resample, list(capture.shape), str(capture.dtype), self._ids.tolist()]
         self.digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 

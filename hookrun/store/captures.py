@@ -17,6 +17,7 @@ from hookrun.lookup import Lookup
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason
 from hookrun.store.format import COLUMNS, FIRING, INDEX, STORED_DTYPES
 from hookrun.store.inside import size_inside
+from hookrun.store.sample_names import SampleTable
 from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import DTYPES, as_bytes, dtype_name, open_tensors, read_rows, read_tensor
 
@@ -45,10 +46,17 @@ class StoredCapture:
     change.
     """
 
-    def __init__(self, label: str, parts: Sequence[_Part], open_shard: Callable[[str], Any]) -> None:
+    def __init__(
+        self,
+        label: str,
+        parts: Sequence[_Part],
+        open_shard: Callable[[str], Any],
+        called: SampleTable | None = None,
+    ) -> None:
         self.label = label
         self._parts = parts
         self._open = open_shard
+        self._called = called
         rows = torch.tensor([part.entry.rows for part in parts], dtype=torch.int64, device="cpu")
         self._ends = rows.cumsum(0)
         self._starts = self._ends - rows
@@ -95,6 +103,34 @@ class StoredCapture:
     def splits(self) -> Tensor:
         """[rows] int64: the part of the data that each row's sample is of, 0 train, 1 val, -1 neither."""
         return self._column("split")
+
+    @property
+    def files(self) -> list[str]:
+        """The file of each row's sample, below the data's root; ``""`` where none was kept."""
+        return self._said("file")
+
+    @property
+    def class_names(self) -> list[str]:
+        """The name of the class of each row's sample; ``""`` where none was kept."""
+        return self._said("class")
+
+    @property
+    def names(self) -> list[str]:
+        """What to call the sample of each row: its file, else ``val 17``; the step of a whole firing."""
+        split_of = dict(enumerate(SPLITS))
+        return [
+            file or (f"{split_of.get(part, '')} {sample}".strip() if sample >= 0 else f"step {step}")
+            for file, part, sample, step in zip(
+                self.files, self.splits.tolist(), self.sample_ids.tolist(), self.steps.tolist(), strict=True
+            )
+        ]
+
+    def _said(self, column: str) -> list[str]:
+        if self._called is None:
+            return [""] * len(self)
+        parts, ids = self.splits.tolist(), self.sample_ids.tolist()
+        samples = [(SPLITS[part] if part >= 0 else "", id_) for part, id_ in zip(parts, ids, strict=True)]
+        return self._called.column(column, samples)
 
     def where(
         self,
@@ -146,9 +182,13 @@ class StoredCapture:
         """[rows, columns] in row order, and the place of each row in the order of recording."""
         tables = [self._table_of(part) for part in self._parts]
         table = torch.cat(tables)
-        samples = table[:, 0]
-        ascending, order = samples.sort()
-        once = bool((ascending.diff() > 0).all()) and not (samples == FIRING).any()
+        samples, splits = table[:, 0], table[:, COLUMNS.index("split")]
+        # One split after the other: ids are those of a split.
+        by_sample = samples.argsort(stable=True)
+        by_split = by_sample[splits[by_sample].argsort(stable=True)]
+        pairs = torch.stack([splits, samples], dim=1)[by_split]
+        once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
+        order = by_split
         order = order if once else torch.arange(len(samples), device="cpu")
         return table[order], order
 
@@ -268,8 +308,13 @@ def _open_named(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
     return open_whole_shard(folder, shards[name])
 
 
-def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str]) -> Lookup[Lookup[Leaf]]:
-    """Hook -> module -> what was captured there. No shard is opened before a row is asked for."""
+def read_captures(
+    folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], called: SampleTable | None = None
+) -> Lookup[Lookup[Leaf]]:
+    """Hook -> module -> what was captured there. No shard is opened before a row is asked for.
+
+    called: what the samples are called
+    """
     found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
     for shard in shards:
         for entry in shard.entries:
@@ -281,7 +326,7 @@ def read_captures(folder: Path, shards: Sequence[Shard], aliases: Mapping[str, s
     def leaf(hook: str, module: str, paths: Mapping[str, Sequence[_Part]]) -> Leaf:
         label = f"{hook} at {module!r}"
         captures = {
-            path: StoredCapture(f"{label}, {path}" if path else label, parts, open_shard)
+            path: StoredCapture(f"{label}, {path}" if path else label, parts, open_shard, called)
             for path, parts in paths.items()
         }
         return captures[""] if list(captures) == [""] else Lookup("tensor", label, captures)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from hookrun.data.info import SPLITS, Split
+from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
 from hookrun.store.captures import Leaf, StoredCapture, read_captures, read_index
@@ -44,7 +44,8 @@ from hookrun.store.records import (
     Status,
 )
 from hookrun.store.run_dir import cut_off
-from hookrun.store.stored_config import data_used, read_yaml
+from hookrun.store.sample_names import SampleTable
+from hookrun.store.stored_config import DataUsed, data_used, read_yaml
 
 _SHOWN = 12
 
@@ -111,6 +112,11 @@ class Run:
         return self._captures(CAPTURES)
 
     @cached_property
+    def samples(self) -> SampleTable:
+        """What the samples are called; a run of predict or evaluate keeps it."""
+        return SampleTable(self.path)
+
+    @cached_property
     def predictions(self) -> Leaf | None:
         """What the model predicted, as a capture; None if the run predicted nothing."""
         hook, module = PREDICTED
@@ -130,6 +136,18 @@ class Run:
         """A note on a run that says it is running, where its process is no more; else ``""``."""
         return cut_off(self.status)
 
+    def data_info(self) -> DataInfo:
+        """The description of the data that the run used, from its configuration; raises as `labels` does."""
+        from hookrun import data
+
+        used = self._data_used()
+        return data.describe(used.data, self._split() or used.split)
+
+    def _data_used(self) -> DataUsed:
+        if not self.config:
+            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
+        return data_used(self.config, self.path / CONFIG)
+
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
         """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
 
@@ -139,9 +157,7 @@ class Run:
         """
         from hookrun import data
 
-        if not self.config:
-            raise StoreError(f"{self.path} does not say which data it used: it has no {CONFIG}")
-        used = data_used(self.config, self.path / CONFIG)
+        used = self._data_used()
         samples = data.load(used.data, split or self._split() or used.split, seed=used.seed)
         outside = (sample_ids < 0) | (sample_ids >= len(samples))
         if outside.any():
@@ -174,10 +190,20 @@ class Run:
         return Labelled(capture, self.labels_of(capture))
 
     def table(
-        self, of: Literal["metrics", "stats"] = "metrics", form: Literal["pandas", "arrow"] = "pandas"
+        self,
+        of: Literal["metrics", "stats", "samples"] = "metrics",
+        form: Literal["pandas", "arrow"] = "pandas",
     ) -> Any:
-        """metrics.jsonl or stats.jsonl as a pandas DataFrame or an Arrow table."""
-        return as_table(self.metrics if of == "metrics" else self.stats, form)
+        """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
+
+        The samples have the columns `split`, `sample`, `file`, `class` and, of a run of predict, `predicted_class`.
+        """
+        rows = {
+            "metrics": lambda: self.metrics,
+            "stats": lambda: self.stats,
+            "samples": lambda: self.samples.lines,
+        }
+        return as_table(rows[of](), form)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
         """Write every capture into one safetensors file: ``hook/module`` and ``hook/module.sample_ids``; its keys."""
@@ -193,7 +219,7 @@ class Run:
     def _captures(self, name: str) -> Lookup[Lookup[Leaf]]:
         folder = self.path / name
         with collector_paused():
-            return read_captures(folder, read_index(folder)[0], _aliases(self.plan))
+            return read_captures(folder, read_index(folder)[0], _aliases(self.plan), self.samples)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -283,6 +283,19 @@ class HydraRecord(Record):
 METRICS_LINE: TypeAdapter[Any] = TypeAdapter(MetricsLine)
 STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
 
+
+class SampleLine(Record):
+    """A line of samples.jsonl: what a sample is called. A path may be as long as the file system takes."""
+
+    split: Name
+    sample: Count
+    file: Text = ""
+    label: Annotated[Text | None, Field(alias="class")] = None
+    predicted_class: Text | None = None
+
+
+SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
+
 R = TypeVar("R", bound=Record)
 
 

@@ -36,6 +36,7 @@ from hookrun.store.format import (
     MODEL,
     PLAN,
     PREDICTIONS,
+    SAMPLES,
     STATS,
     STATUS,
     State,
@@ -67,6 +68,7 @@ class RunDir:
         self.checkpoints = path / CHECKPOINTS
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
+        self._samples = Lines(path / SAMPLES)
         self._started = ""
         self._manifest = ""
 
@@ -154,6 +156,10 @@ class RunDir:
         """Append one line to stats.jsonl."""
         self._stats.append(record)
 
+    def log_sample(self, record: Mapping[str, Any]) -> None:
+        """Append one line to samples.jsonl: what a sample is called."""
+        self._samples.append(record)
+
     @cached_property
     def captures(self) -> CaptureWriter:
         """The writer of captures/."""
@@ -169,6 +175,7 @@ class RunDir:
         with ExitStack() as stack:  # each is closed, whichever of them fails
             stack.callback(self._metrics.close)
             stack.callback(self._stats.close)
+            stack.callback(self._samples.close)
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hookrun.arguments import problems_of
-from hookrun.data.info import SPLITS, Split
+from hookrun.data.info import ALL, SPLITS, Split
 from hookrun.errors import SpecError
 from hookrun.store.files import StoreError, os_reason
 from hookrun.store.inside import read_inside
@@ -51,7 +51,7 @@ def read_yaml(path: Path, root: Path) -> Any:
 class DataUsed:
     """What a run's samples were read from.
 
-    split: the part of the data that its task names; train where it names none
+    split: the part of the data that its task names; train where it names none, or all
     """
 
     data: Data
@@ -70,6 +70,8 @@ def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
 
     task, seed = config.get("task"), config.get("seed")
     split = task.get("split", SPLITS[0]) if isinstance(task, Mapping) else None
+    if split == ALL:
+        split = SPLITS[0]
     if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
         raise StoreError(f"{path} does not say which data was used: it needs task, task.split and seed")
     try:

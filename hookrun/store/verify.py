@@ -21,6 +21,7 @@ from hookrun.store.format import (
     MODEL,
     PLAN,
     PREDICTIONS,
+    SAMPLES,
     STATS,
     STATUS,
 )
@@ -30,6 +31,7 @@ from hookrun.store.read_records import read_record, read_records
 from hookrun.store.reader import open_run
 from hookrun.store.records import (
     METRICS_LINE,
+    SAMPLES_LINE,
     STATS_LINE,
     EnvRecord,
     HooksRecord,
@@ -197,7 +199,7 @@ def _judge_records(findings: _Findings) -> None:
         with findings.judging(name):
             if is_there(folder / name):
                 read_record(folder / name, model)
-    for name, line in ((METRICS, METRICS_LINE), (STATS, STATS_LINE)):
+    for name, line in ((METRICS, METRICS_LINE), (STATS, STATS_LINE), (SAMPLES, SAMPLES_LINE)):
         with findings.judging(name):
             read_records(folder / name, line)
             findings.notes += [(name, block.note) for block in blocks_of_lines(folder / name) if block.note]

@@ -123,6 +123,19 @@ def show(ready: Ready) -> None:
     ready.task.show(ready)
 
 
+def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset[str]) -> None:
+    """Print the plan without shapes, where `error` finds the data missing; raises `error` where that cannot be done."""
+    from hookrun.tasks.under_hooks import TaskUnderHooks
+
+    task = task_of(experiment)
+    if not isinstance(task, TaskUnderHooks):
+        raise error
+    from hookrun.tasks.loop.prepared import compiled_without_data
+
+    split = task.split_met()
+    task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
+
+
 def run(ready: Ready, path: Path) -> int:
     """Run the task in the directory `path`.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.errors import Problem
 from hookrun.spec import HookSpec, Settings
 from hookrun.spec.backward import BackwardPass
-from hookrun.tasks.under_hooks import TaskOfOneSplit
+from hookrun.tasks.under_hooks import TaskOfSplits
 
 if TYPE_CHECKING:
     from hookrun.data import DataInfo
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hookrun.tasks.loop.trained import Trained
 
 
-class TaskWithBackward(TaskOfOneSplit):
+class TaskWithBackward(TaskOfSplits):
     """Base of the tasks that may run a backward pass without training anything.
 
     backward: what from; None: no backward pass

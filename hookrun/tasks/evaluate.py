@@ -28,11 +28,14 @@ class EvaluateTask(TaskWithBackward):
         """The means over the split."""
         from hookrun.tasks.loop.metrics import measured
 
-        return measured(self.metrics, settings.train, data_of(settings, self.split), (self.split,))
+        return measured(self.metrics, settings.train, data_of(settings, self.split_seen()), (self.split,))
 
     def perform(self, running: Running) -> None:
         """Log the means over all samples."""
-        from hookrun.tasks.loop.batches import Batches
+        from hookrun.tasks.loop.batches import BatchesOfSplits
+        from hookrun.tasks.loop.sample_names import SampleNames
 
-        batches, forward = Batches(running.prepared, self.split), self.forward(running)
-        running.conclude(self.split, running.evaluate(batches, self.split, self.name, forward), "epoch")
+        batches = BatchesOfSplits(running.prepared, self.parts)
+        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
+        values = running.evaluate(batches, self.split, self.name, self.forward(running), names)
+        running.conclude(self.split, values, "epoch")

@@ -29,10 +29,14 @@ class ModulesTask(Task):
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
         """Build the model, and prove a hook on every module, from which its output shapes are known."""
-        from hookrun.tasks.loop.prepared import build, compiled
+        from hookrun.tasks.loop.prepared import build, compiled, compiled_without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
-        built = build(experiment.settings, "train", trust)
+        settings = experiment.settings
+        try:
+            built = build(settings, "train", trust)
+        except SpecError as error:
+            return compiled_without_data(experiment, every, "train", error, trust)
         return compiled(experiment, every, built, "train", training=True)
 
     def show(self, prepared: Prepared) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from hookrun.errors import Problem, SpecError
 from hookrun.spec import Experiment
@@ -12,17 +14,25 @@ from hookrun.tasks.base import Task, changed
 if TYPE_CHECKING:
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.analysis import Analysing, Analysis
+    from hookrun.tasks.loop.features import Features
+
+MOST_BYTES = 2**50
+MOST_FEATURES = 2**24
 
 
 class TaskOfCaptures(Task):
     """Base of the tasks that look at what a run captured.
 
-    run:     the directory of that run
-    capture: which of its hooks; None: the only one
+    run:       the directory of that run
+    capture:   which of its hooks; None: the only one
+    max_bytes: of memory that the analysis may take; what it will take is estimated before it begins
+    project:   project rows of more features at random to so many; None: no row is projected
     """
 
     run: str | None = None
     capture: str | None = None
+    max_bytes: Annotated[int, Field(ge=1, le=MOST_BYTES, strict=True)] = 2**31
+    project: Annotated[int | None, Field(ge=1, le=MOST_FEATURES, strict=True)] = None
 
     @abstractmethod
     def analyse(self, analysing: Analysing) -> None:
@@ -60,3 +70,23 @@ class TaskOfCaptures(Task):
         self.analyse(Analysing(prepared, run_dir, screen))
         screen.say(f"run directory: {run_dir.path}")
         return None
+
+    def features(self, analysis: Analysis) -> dict[str, Features]:
+        """Module -> its rows as vectors, projected where that was asked for."""
+        from hookrun.tasks.loop.analysis import features_of
+
+        return features_of(analysis, self.max_bytes, self.project)
+
+    def say_memory(self, analysing: Analysing, needed: int) -> None:
+        """Tell what the analysis will take."""
+        from hookrun.plan.table import size
+
+        allowed = size(self.max_bytes)
+        analysing.screen.say(f"memory: about {size(needed)} of the {allowed} that task.max_bytes allows")
+
+    def say_projections(self, analysing: Analysing) -> None:
+        """Tell which modules were projected, and how."""
+        projected = [each for each in self.features(analysing.analysis).values() if each.projection]
+        if projected:
+            names = ", ".join(each.name for each in projected)
+            analysing.screen.say(f"{projected[0].projection}, instead of all features: {names}")

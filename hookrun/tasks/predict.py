@@ -31,15 +31,17 @@ class PredictTask(TaskWithBackward):
 
         if self.metrics is None:
             return {}
-        info = data_of(settings, self.split)
+        info = data_of(settings, self.split_seen())
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, running: Running) -> None:
         """Run the split through the model. Raises HookrunError where it has no samples."""
-        from hookrun.tasks.loop.batches import Batches
+        from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS
+        from hookrun.tasks.loop.sample_names import SampleNames
 
-        batches = Batches(running.prepared, self.split)
+        batches = BatchesOfSplits(running.prepared, self.parts)
+        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
         samples, average = 0, running.average()
@@ -57,11 +59,12 @@ class PredictTask(TaskWithBackward):
                     epoch=clock.epoch,
                     step=clock.step,
                     call=0,
-                    split=self.split,
+                    split=batch.split,
                 )
                 if self.metrics is not None:
                     loss = running.loss(output, batch) if wants_loss else None
                     average.add(loss, output, batch.target)
+                names.write(batch, output)
                 samples += len(batch.ids)
                 running.hooks.step()
                 if running.stopped:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from hookrun.errors import HookrunError, Problem
+from hookrun.errors import Problem, SpecError
 from hookrun.spec import Settings
 from hookrun.spec.objective import Direction
 from hookrun.tasks.of_captures import TaskOfCaptures
@@ -14,10 +12,11 @@ from hookrun.tasks.of_captures import TaskOfCaptures
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from hookrun.data import DataInfo
     from hookrun.tasks.loop.analysis import Analysing, Analysis
+    from hookrun.tasks.loop.linear_probe import Probed
 
 PROBES = "probes.safetensors"
-TEST_SHARE = 0.25
 
 
 class ProbeTask(TaskOfCaptures):
@@ -26,11 +25,39 @@ class ProbeTask(TaskOfCaptures):
     task_name: ClassVar[str] = "probe"
 
     def problem(self, analysis: Analysis) -> Problem | None:
-        """The labels are in the data, which the run has to name."""
+        """The labels are in the data, which the run has to name, and the work has to fit into memory."""
         run = analysis.run
-        if run.config:
+        if not run.config:
+            return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
+        info = run.data_info()
+        if info.target is None:
+            text = f"the data {info.name!r} of {run.path} has no targets to probe for"
+            return Problem("task.run", text, "give a run on data that has labels")
+        return self._too_large(analysis, _outputs(info))
+
+    def _too_large(self, analysis: Analysis, outputs: int) -> Problem | None:
+        """outputs: classes or targets"""
+        from hookrun.tasks.loop.memory import too_large
+
+        needed = self._needed(analysis, outputs, self.project)
+        most = max(needed, key=needed.__getitem__)
+        if needed[most] <= self.max_bytes:
             return None
-        return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
+
+        def projected(to: int) -> int:
+            return max(self._needed(analysis, outputs, to).values())
+
+        features = self.features(analysis)[most]
+        return too_large("probing", features, needed[most], self.max_bytes, projected)
+
+    def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
+        """Module -> bytes while it is probed, the weights of all of them included."""
+        from hookrun.tasks.loop.analysis import features_of
+        from hookrun.tasks.loop.linear_probe import memory_needed
+
+        every = features_of(analysis, self.max_bytes, project)
+        kept = sum(4 * outputs * each.captured for each in every.values())
+        return {name: memory_needed(each, outputs) + kept for name, each in every.items()}
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """How well each probe does; a probe of numbers has r2 there."""
@@ -40,89 +67,68 @@ class ProbeTask(TaskOfCaptures):
         """Log and show how each probe does, and write their weights."""
         from safetensors.torch import save_file
 
-        from hookrun.tasks.loop.analysis import matrix, table
+        from hookrun.tasks.loop.analysis import shown_width, table, told
+        from hookrun.tasks.loop.linear_probe import fit
 
         analysis, seed = analysing.analysis, analysing.analysis.settings.seed
+        features = self.features(analysis)
         shown = table("module", "features", "train", "test", "by chance")
+        labels = self._labels(analysis)
+        outputs = max(map(_outputs_of, labels.values()))
+        if problem := self._too_large(analysis, outputs):
+            raise SpecError([problem])
         weights: dict[str, Tensor] = {}
-        for module, capture in analysis.captures.items():
-            found = probe(matrix(capture, seed), analysis.run.labels_of(capture), seed)
+        self.say_memory(analysing, max(self._needed(analysis, outputs, self.project).values()))
+        for module, rows in features.items():
+            found = fit(rows, labels[module], seed)
             analysing.run_dir.log_metrics(
-                split=self.name, module=module, score=found.score, samples=len(capture),
+                split=self.name, module=module, score=found.score, samples=len(rows),
                 features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
+                **told(rows),
             )  # fmt: skip
             scores = [f"{value:.3f}" for value in (found.train, found.test, found.chance)]
-            shown.add_row(module, str(found.features), *scores)
+            shown.add_row(module, shown_width(rows), *scores)
             weights |= {f"{module}.{name}": tensor for name, tensor in found.weights.items()}
         analysing.screen.console.print(shown)
+        self.say_projections(analysing)
         save_file(weights, analysing.run_dir.path / PROBES)
 
+    def _labels(self, analysis: Analysis) -> dict[str, Tensor]:
+        """Module -> the label of each row, read once for all modules that kept the same samples."""
+        read: dict[bytes, Tensor] = {}
+        found: dict[str, Tensor] = {}
+        for module, capture in analysis.captures.items():
+            samples = capture.sample_ids.numpy().tobytes() + capture.splits.numpy().tobytes()
+            if samples not in read:
+                read[samples] = analysis.run.labels_of(capture)
+            found[module] = read[samples]
+        return found
 
-@dataclass(frozen=True)
-class Probed:
-    """How a probe did on samples that it was fitted on and on others.
 
-    score:    `accuracy` for classes, `r2` for numbers
-    chance:   what the most frequent class, or the mean, gets on the test samples
-    weights:  `weight` [classes or targets, features], `bias`, both for features as they are
-    """
+def _outputs(info: DataInfo) -> int:
+    """Classes or targets; 1 where only reading the labels tells how many classes there are."""
+    import math
 
-    score: str
-    features: int
-    train: float
-    test: float
-    chance: float
-    weights: dict[str, Tensor]
+    target = info.target
+    if target is not None and target.dtype.is_floating_point:
+        return max(math.prod(target.shape), 1)
+    return info.num_classes or 1
+
+
+def _outputs_of(labels: Tensor) -> int:
+    return labels[0].numel() if labels.is_floating_point() else len(labels.unique())
 
 
 def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
     """Fit on three quarters of the samples, judge on the rest.
 
-    features: [samples, features] float32
+    features: [samples, features]
     labels:   [samples] of integers, for logistic regression; of floats, [samples] or [samples, targets], for ridge
               regression
 
     Raises HookrunError where there are too few samples to judge on.
     """
-    import numpy as np
-    from sklearn.dummy import DummyClassifier, DummyRegressor
-    from sklearn.linear_model import LogisticRegression, RidgeCV
-    from sklearn.model_selection import train_test_split
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
+    from hookrun.tasks.loop.features import Features
+    from hookrun.tasks.loop.linear_probe import fit
 
-    classes = not labels.is_floating_point()
-    needed = math.ceil(max(len(labels.unique()) if classes else 1, 2) / TEST_SHARE)
-    if len(labels) < needed:
-        kinds = f" for {len(labels.unique())} classes" if classes else ""
-        raise HookrunError(f"a probe needs at least {needed} samples{kinds}, {len(labels)} were captured")
-    x, y = features.numpy(), labels.numpy()
-    rare = (
-        classes and np.unique(y, return_counts=True)[1].min() < 2
-    )  # a class of one sample can't be on both sides
-    parts = train_test_split(
-        x, y, test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if classes and not rare else None
-    )
-    x_train, x_test, y_train, y_test = parts
-    model: Any = LogisticRegression(max_iter=2000) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
-    fitted = make_pipeline(StandardScaler(), model).fit(x_train, y_train)
-    dummy = (DummyClassifier() if classes else DummyRegressor()).fit(x_train, y_train)
-    return Probed(
-        score="accuracy" if classes else "r2",
-        features=x.shape[1],
-        train=float(fitted.score(x_train, y_train)),
-        test=float(fitted.score(x_test, y_test)),
-        chance=float(dummy.score(x_test, y_test)),
-        weights=_weights(fitted[0], model),
-    )
-
-
-def _weights(scaler: Any, model: Any) -> dict[str, Tensor]:
-    """The linear map of features that are not standardized."""
-    import numpy as np
-    import torch
-
-    weight = np.atleast_2d(model.coef_) / scaler.scale_
-    bias = np.atleast_1d(model.intercept_) - weight @ scaler.mean_
-    whole = {"weight": np.ascontiguousarray(weight), "bias": bias}
-    return {name: torch.from_numpy(array).float() for name, array in whole.items()}
+    return fit(Features("features", features, block_bytes=2**26), labels, seed)

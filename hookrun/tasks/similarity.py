@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from hookrun.tasks.loop.analysis import Analysing, Analysis
+    from hookrun.tasks.loop.cka import Way
 
 
 class SimilarityTask(TaskOfCaptures):
@@ -21,11 +22,27 @@ class SimilarityTask(TaskOfCaptures):
     task_name: ClassVar[str] = "similarity"
 
     def problem(self, analysis: Analysis) -> Problem | None:
-        """One module alone has nothing to be compared with."""
-        if len(analysis.captures) > 1:
+        """One module alone has nothing to be compared with; the work has to fit into memory."""
+        from hookrun.tasks.loop.memory import too_large
+
+        if len(analysis.captures) < 2:
+            text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
+            return Problem("task.capture", text, "capture several modules")
+        needed = self._way(analysis, self.project).needed
+        if needed <= self.max_bytes:
             return None
-        text = f"only {', '.join(analysis.captures)} was captured: there is nothing to compare it with"
-        return Problem("task.capture", text, "capture several modules")
+        widest = max(self.features(analysis).values(), key=lambda each: each.captured)
+
+        def projected(to: int) -> int:
+            return self._way(analysis, to).needed
+
+        return too_large("comparing the modules", widest, needed, self.max_bytes, projected)
+
+    def _way(self, analysis: Analysis, project: int | None) -> Way:
+        from hookrun.tasks.loop.analysis import features_of
+        from hookrun.tasks.loop.cka import chosen_way
+
+        return chosen_way(list(features_of(analysis, self.max_bytes, project).values()), self.max_bytes)
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """How alike two different modules are."""
@@ -33,39 +50,30 @@ class SimilarityTask(TaskOfCaptures):
 
     def analyse(self, analysing: Analysing) -> None:
         """Log and show the matrix. Raises HookrunError where the modules were captured on different samples."""
-        from hookrun.tasks.loop.analysis import matrix, table
+        from hookrun.tasks.loop.analysis import table, told
+        from hookrun.tasks.loop.cka import linear_cka_of_all
 
-        captures, seed = analysing.analysis.captures, analysing.analysis.settings.seed
-        ids = [capture.sample_ids.tolist() for capture in captures.values()]
+        analysis = analysing.analysis
+        ids = [(each.splits.tolist(), each.sample_ids.tolist()) for each in analysis.captures.values()]
         if any(each != ids[0] for each in ids):
             raise HookrunError("the modules were captured on different samples: capture them in one run")
-        matrices = {name: matrix(capture, seed) for name, capture in captures.items()}
-        shown = table("linear CKA", *matrices)
-        for name, rows in matrices.items():
-            values = {other: linear_cka(rows, others) for other, others in matrices.items()}
-            for other, value in values.items():
-                analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value)
-            shown.add_row(name, *(f"{value:.3f}" for value in values.values()))
+        features, way = self.features(analysis), self._way(analysis, self.project)
+        self.say_memory(analysing, way.needed)
+        found = linear_cka_of_all(list(features.values()), way).tolist()
+        shown = table("linear CKA", *features)
+        for name, values in zip(features, found, strict=True):
+            for other, value in zip(features, values, strict=True):
+                how = told(features[name]) or told(features[other])
+                analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
+            shown.add_row(name, *(f"{value:.3f}" for value in values))
         analysing.screen.console.print(shown)
+        self.say_projections(analysing)
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """Linear centered kernel alignment of [samples, a] and [samples, b], from 0 to 1.
+    """Linear centered kernel alignment of [samples, a] and [samples, b], from 0 to 1; see `linear_cka_of_all`."""
+    from hookrun.tasks.loop.cka import chosen_way, linear_cka_of_all
+    from hookrun.tasks.loop.features import Features
 
-    ||Yᵀ X||² / (||Xᵀ X|| ||Yᵀ Y||) with centered columns and Frobenius norms: the same for rotated and for scaled
-    features. Kornblith, Norouzi, Lee, Hinton: Similarity of Neural Network Representations Revisited (2019).
-    """
-    x, y = _centered(x), _centered(y)
-    if min(x.shape[1], y.shape[1]) > len(x):  # the same from the samples' inner products
-        left, right = x @ x.T, y @ y.T
-        return _ratio((left * right).sum(), left.norm() * right.norm())
-    return _ratio((y.T @ x).square().sum(), (x.T @ x).norm() * (y.T @ y).norm())
-
-
-def _centered(x: Tensor) -> Tensor:
-    return x.double() - x.double().mean(0)
-
-
-def _ratio(above: Tensor, below: Tensor) -> float:
-    """0 for features that do not vary."""
-    return float(above / below) if below > 0 else 0.0
+    features = [Features(name, rows, block_bytes=2**26) for name, rows in (("x", x), ("y", y))]
+    return float(linear_cka_of_all(features, chosen_way(features, 2**31))[0, 1])

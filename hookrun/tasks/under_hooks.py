@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator
 
+from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import CompileError, Problem, SpecError
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.tasks.base import Task, changed
@@ -118,7 +119,7 @@ class TaskUnderHooks(Task):
             experiment,
             experiment.hooks,
             built,
-            split,
+            self.split_met(),
             training=self.trains,
             score=self.score(built.loss),
             notes=notes,
@@ -158,6 +159,10 @@ class TaskUnderHooks(Task):
 
         schedule = settings.train.scheduler if self.trains else None
         return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
+
+    def split_met(self) -> Split | None:
+        """The split that all samples are of; None where they are of several."""
+        return self.split_seen()
 
     def _idle_hooks(self, experiment: Experiment) -> list[str]:
         """A note on each hook that the task never runs; SpecError under `strict`."""
@@ -244,6 +249,37 @@ def data_of(settings: Settings, split: Split) -> DataInfo:
     from hookrun import data
 
     return data.describe(settings.data, split)
+
+
+class TaskOfSplits(TaskOfOneSplit):
+    """Base of the tasks that may pass every split through the model, one after the other: `split: all`.
+
+    Samples keep the ids that they have in their split.
+    """
+
+    split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
+
+    @property
+    def parts(self) -> tuple[Split, ...]:
+        """The splits to pass through the model, in order."""
+        return SPLITS if self.split == ALL else (SPLITS[SPLITS.index(self.split)],)
+
+    def split_seen(self) -> Split:
+        """The first of them."""
+        return self.parts[0]
+
+    def split_met(self) -> Split | None:
+        """None for all of them."""
+        return self.parts[0] if len(self.parts) == 1 else None
+
+    def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
+        """Not known for several splits, whose ids are not those of one."""
+        return samples_of_a_pass(settings, sizes[self.parts[0]]) if len(self.parts) == 1 else None
+
+    def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
+        """The samples of one pass over each."""
+        passes = [samples_of_a_pass(settings, sizes[part]) for part in self.parts]
+        return None if None in passes else sum(filter(None, passes))
 
 
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:

@@ -20,6 +20,7 @@ from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, bars, lines
 from hookrun.report.draw.palettes import palette
 from hookrun.report.draw.pictures import mosaic
 from hookrun.report.facts import Facts
+from hookrun.report.records import over_steps
 from hookrun.report.sampling import MOST_ROWS, draw, streams
 from hookrun.report.units import idle_units
 from hookrun.store.writer import CaptureWriter
@@ -252,3 +253,40 @@ def test_the_mean_beside_a_histogram_counts_the_zeros_that_it_does_not_draw(tmp_
     batch = random(50, 20).relu()
     [figure, *_] = drawn(tmp_path, batch).figures
     assert f"mean {float(batch.mean()):.4g}" in figure.note
+
+
+def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outliers() -> None:
+    points = {f"layers.{n}": ([0.0, 1.0], [10.0 ** (n - 205), 10.0 ** (n - 205)]) for n in range(206)}
+    points["layers.3"] = ([0.0, 1.0], [0.0, 0.0])
+    points["layers.4"] = ([0.0, 1.0], [1e-3, math.nan])
+    points["layers.5"] = ([0.0, 1.0], [math.inf, 1e-3])
+    [figure] = over_steps("gradient norm", points, "step", "norm", by_layer=True)
+    encoded = re.search(r"base64,([\w+/=]+)", figure.picture)
+    assert encoded
+    picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded[1]))).convert("RGB")).astype(int)
+    assert picture.shape[:2] == (206, 2)
+    greys = len({tuple(pixel) for pixel in picture[6:, 0]})
+    assert greys > 100, "a colour for each magnitude"
+    assert len({tuple(picture[row, column]) for row, column in ((3, 0), (4, 1), (5, 0))}) == 3
+    assert figure.scale and all(name in figure.scale for name in ("exactly 0", "NaN", "infinite"))
+    said = "\n".join(figure.facts)
+    assert "largest: layers.205 1 (step 0), layers.204 0.1 (step 0)" in said
+    assert "exactly 0 throughout, 1 layer: layers.3" in said
+    assert "NaN from step 1, 1 layer: layers.4" in said and "infinite from step 0, 1 layer: layers.5" in said
+    many = {f"m{n}": ([0.0, 1.0], [1.0, float(n == 998)]) for n in range(999)}
+    [figure] = over_steps("gradient norm", many, "step", "norm", by_layer=True)
+    assert "a row is the largest of 3 layers" in figure.note and "m996 … m998" in figure.picture
+
+
+def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
+    values = random(3000, 4)
+    values[1234, 2], values[77, 1] = 1e6, math.nan
+    writer = CaptureWriter(tmp_path, shard_bytes=20_000)
+    writer.add("h", "m", values, sample_ids=range(3000), epoch=0, step=0, call=0)
+    writer.close()
+    [stream] = streams(tmp_path)
+    figure = view_capture(tmp_path, stream, Facts(tmp_path, {})).figures[0]
+    finite = values[values.isfinite()].double().numpy()
+    assert f"mean {finite.mean():.4g}, std {finite.std():.4g}, min " in figure.note
+    assert "max 1,000,000" in figure.note or "max 1e+06" in figure.note
+    assert "12,000 values" in figure.note and "1 of 12,000 values are not finite" in figure.note

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from torch.testing import assert_close
 
 import hookrun
 from hookrun.store.reader import Run
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.cka import Way, linear_cka_of_all
+from hookrun.tasks.loop.features import Features
+from hookrun.tasks.loop.linear_probe import fit
 from hookrun.tasks.probe import probe
 from hookrun.tasks.similarity import linear_cka
 
@@ -114,11 +125,99 @@ def test_similarity_of_a_run(run: Any, captured: Run) -> None:
     assert table["layers.1", "fc"] > table["flatten", "fc"]
 
 
-def test_wide_rows_are_projected(run: Any, captured: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_rows_are_projected_where_that_is_asked_for_and_said(
+    run: Any, captured: Run, capsys: Any
+) -> None:
     whole = run("task=similarity", f"task.run={captured.path}").metrics
-    monkeypatch.setattr("hookrun.tasks.loop.analysis.WIDEST", 48)
-    for ours, theirs in zip(run("task=similarity", f"task.run={captured.path}").metrics, whole, strict=True):
+    assert not any("projection" in line for line in whole)
+    found = run("task=similarity", f"task.run={captured.path}", "task.project=48")
+    for ours, theirs in zip(found.metrics, whole, strict=True):
         assert ours["cka"] == pytest.approx(theirs["cka"], abs=0.2)
+    probes = run("task=probe", f"task.run={captured.path}", "task.project=48")
+    wide, _, narrow = probes.metrics
+    assert (wide["features"], narrow["features"], "projection" in narrow) == (64, 10, False)
+    said = "random projection (count sketch) to 48 features, seed 0"
+    assert wide["projection"] == said and said in capsys.readouterr().out
+    for each in (found, probes):
+        assert said in (each.path / "report.html").read_text()
+    weights = load_file(probes.path / "probes.safetensors")
+    assert weights["flatten.weight"].shape == (10, 64), "for the features as they were captured"
+
+
+def test_what_does_not_fit_into_the_allowed_memory_is_refused_beforehand(
+    run: Any, refused: Any, captured: Run, capsys: Any
+) -> None:
+    for task in ("probe", "similarity"):
+        said = refused(f"task={task}", f"task.run={captured.path}", "task.max_bytes=10000")
+        assert "task.max_bytes" in said and "of memory, and 10 kB are allowed" in said
+        assert "flatten has 359 rows of [64]" in said and "task.max_bytes=100000000" in said
+    run("task=similarity", f"task.run={captured.path}")
+    assert "memory: about" in capsys.readouterr().out
+
+
+def test_a_probe_of_more_features_than_samples_is_the_one_of_all_features() -> None:
+    x, labels = normal(80, 300).double() * torch.linspace(0.1, 9, 300) + 3, torch.arange(80) % 3
+    x[:, 7] = 5  # does not vary
+    for y in (labels, x[:, :4].sum(1)):
+        found = fit(Features("x", x, block_bytes=8 * 300 * 7), y, seed=4)
+        parts = train_test_split(x.numpy(), y.numpy(), test_size=0.25, random_state=4,
+                                 stratify=y.numpy() if y is labels else None)  # fmt: skip
+        model = (
+            LogisticRegression(max_iter=9000, tol=1e-8)
+            if y is labels
+            else RidgeCV(alphas=np.logspace(-3, 4, 8))
+        )
+        theirs = make_pipeline(StandardScaler(), model).fit(parts[0], parts[2])
+        assert found.test == pytest.approx(theirs.score(parts[1], parts[3]), abs=1e-3)
+        weight = np.atleast_2d(theirs[1].coef_) / theirs[0].scale_
+        assert_close(found.weights["weight"].numpy(), weight.astype(np.float32), rtol=1e-3, atol=1e-5)
+
+
+def test_cka_is_the_same_by_features_and_by_samples_in_tiles() -> None:
+    tensors = [normal(50, width, seed=width) for width in (3, 20, 90)]
+    features = [Features(str(x.shape[1]), x, block_bytes=8 * 90 * 7) for x in tensors]
+    whole = linear_cka_of_all(features, Way(by_features=True, tile=50, needed=0))
+    for tile in (50, 16):
+        assert_close(linear_cka_of_all(features, Way(by_features=False, tile=tile, needed=0)), whole)
+    x, y = (each - each.mean(0) for each in tensors[1:])
+    expected = (y.T @ x).square().sum() / ((x.T @ x).norm() * (y.T @ y).norm())
+    assert float(whole[1, 2]) == pytest.approx(float(expected), rel=1e-5)
+
+
+LARGE = """
+import resource, sys
+from hookrun.cli import main
+import hookrun.tasks.loop.linear_probe, hookrun.tasks.loop.cka
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * resource.getpagesize()
+limit = now + 700 * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+reads = "task.run=wide", "task.max_bytes=200000000"
+sys.exit(max(main([f"task={task}", f"hydra.run.dir={task}", *reads]) for task in ("probe", "similarity")))
+"""
+
+
+def test_wide_captures_are_analysed_in_little_memory(tmp_path: Path) -> None:
+    x = normal(40, 3, 112, 112)
+    save_file({"input": x, "target": torch.arange(40) % 2}, "wide.safetensors")
+    writer = RunDir.create("wide")
+    for module in ("a", "b"):
+        writer.captures.add("seen", module, x, sample_ids=range(40), epoch=0, step=0, call=0, split="val")
+    writer.close()
+    writer.set_status("done")
+    (tmp_path / "wide/.hydra").mkdir()
+    data_of = "{name: tensors, args: {file: wide.safetensors, val_fraction: 1, num_classes: 2}}"
+    (tmp_path / "wide/.hydra/config.yaml").write_text(
+        f"seed: 0\ntask: {{name: predict, split: val}}\ndata: {data_of}\n"
+    )
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (pair,) = (
+        line
+        for line in hookrun.open_run("similarity").metrics
+        if (line["module"], line["other"]) == ("a", "b")
+    )
+    assert pair["cka"] == pytest.approx(1)
 
 
 @pytest.mark.parametrize("task", ["probe", "similarity"])

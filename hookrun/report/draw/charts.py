@@ -41,7 +41,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its caption, a legend of its colours, and a note below it."""
+    """A picture with its caption, a legend of its colours, a note below it, and facts, a line each."""
 
     title: str
     picture: Markup
@@ -49,6 +49,7 @@ class Figure:
     note: str = ""
     wide: bool = False
     scale: Markup | None = None
+    facts: tuple[str, ...] = ()
 
 
 def lines(

@@ -6,10 +6,11 @@ import base64
 import io
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
@@ -18,26 +19,38 @@ from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.palettes import LEVELS, palette
 from hookrun.report.draw.text import one_line, tick
 
-Array = NDArray[np.float32]
+Array = NDArray[np.floating[Any]]
+Mask = NDArray[np.bool_]
 
 MOST_PIXELS = 56
 """A side of a tile; larger ones are averaged down."""
-_CLEAR = LEVELS  # the byte of a pixel without a colour
-_LABELS = 26
+_BESIDE = {"exactly 0": (0x8A, 0x91, 0x99), "NaN": (0xFF, 0x2F, 0xD0), "infinite": (0xFF, 0x6A, 0x13)}
+"""Values beside the scale, and their colours."""
+_CLEAR = LEVELS
+"""The byte of a pixel without a colour; those of values beside the scale stand before it, in pictures that have any."""
+_FULL_ROWS, _FULL_HEIGHT = 60, 13
+"""So many rows have a name each and are so many pixels high; more rows are lower, and only some have a name."""
+_NAMES_APART = 12
+_LOWEST = 5
 _MANY = 1000
 """From so many values on, the scale of colours leaves out the furthest half per cent to each side."""
 
 
 def mosaic(title: str, tiles: Array, *, rows: Sequence[str], columns: str, note: str = "") -> Figure:
-    """Tiles [rows, columns, height, width] beside each other, all on one scale of colours."""
+    """Tiles [rows, columns, height, width] beside each other, all on one scale of colours.
+
+    NaN and infinities have colours of their own.
+    """
     tiles = np.stack([[_small(tile) for tile in row] for row in tiles])
     count, across, height, width = tiles.shape
     sheet = np.full((count * (height + 1) - 1, across * (width + 1) - 1), np.nan, dtype=np.float32)
+    there = np.zeros(sheet.shape, dtype=bool)
     for i in range(count):
         for j in range(across):
             top, left = i * (height + 1), j * (width + 1)
             sheet[top : top + height, left : left + width] = tiles[i, j]
-    picture, scale = _coloured(sheet, tiles, title, "mosaic")
+            there[top : top + height, left : left + width] = True
+    picture, scale = _coloured(sheet, title, "mosaic", there=there)
     names = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in rows)
     body = Markup(
         '<div class="sheet" style="--tiles-high:{}"><div class="sheet-rows">{}</div>{}</div>'
@@ -57,35 +70,41 @@ def heat(
     log: bool = False,
     numbers: bool = False,
     limits: tuple[float, float] | None = None,
+    there: Mask | None = None,
+    facts: Sequence[str] = (),
 ) -> Figure:
     """A matrix as coloured cells with names for its rows, and for some of its columns.
 
-    log:     colours by magnitude; what is not positive stays empty
+    log:     colours by magnitude, for values that are not negative; exactly 0 has a colour of its own
     numbers: write the values into the cells
     limits:  the ends of the scale; those of the values unless given
+    there:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
+    facts:   what to say of single rows, a line each
     """
-    shown = (
-        np.where(values > 0, np.log10(np.maximum(values, 1e-38)), np.nan).astype(np.float32)
-        if log
-        else values
-    )
-    picture, scale = _coloured(shown, shown, title, "cells", log=log, limits=limits)
+    picture, scale = _coloured(values, title, "cells", log=log, limits=limits, there=there)
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
     below = [columns[n] if n % stride == 0 else "" for n in range(len(columns))]
     cells = _numbers(values) if numbers else Markup("")
-    every = 1 if numbers else math.ceil(len(rows) / _LABELS)
+    row_height = 30 if numbers else _row_height(len(rows))
+    every = math.ceil(_NAMES_APART / row_height)
     names = Markup("").join(
         Markup('<span style="grid-row:{}" title="{}">{}</span>').format(n + 1, one_line(name), one_line(name))
         for n, name in enumerate(rows)
         if n % every == 0
     )
     foot = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in below)
-    height = max(min(len(rows), 40) * (30 if numbers else 15 if every == 1 else 9), 60)
+    height = max(len(rows) * row_height, 60)
     body = Markup(
         '<div class="heat{}" style="--height:{}px;--rows:{};--columns:{}"><div class="heat-rows">{}</div>'
         '<div class="heat-plot">{}{}</div><div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
     ).format(" numbered" if numbers else "", height, len(rows), len(columns), names, picture, cells, foot, x)
-    return Figure(title, body, note=note, wide=len(columns) > 30 or numbers, scale=scale)
+    wide = len(columns) > 30 or len(rows) > _FULL_ROWS or numbers
+    return Figure(title, body, note=note, wide=wide, scale=scale, facts=tuple(facts))
+
+
+def _row_height(rows: int) -> int:
+    """Pixels: all rows are drawn, however many there are."""
+    return max(_LOWEST, min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(rows, 1)))
 
 
 def _numbers(values: Array) -> Markup:
@@ -103,15 +122,23 @@ def _numbers(values: Array) -> Markup:
 
 
 def _coloured(
-    sheet: Array,
     values: Array,
     title: str,
     kind: str,
+    *,
     log: bool = False,
     limits: tuple[float, float] | None = None,
+    there: Mask | None = None,
 ) -> tuple[Markup, Markup]:
-    """The picture and its scale. Where there are negative values, zero has the colour in the middle."""
-    finite = values[np.isfinite(values)]
+    """The picture and its scale. Where there are negative values, zero has the colour in the middle.
+
+    there: which pixels hold a value; None: those that are finite
+    """
+    is_zero = (values == 0) if log else np.zeros(values.shape, dtype=bool)
+    on_scale = np.isfinite(values) & ~is_zero
+    with np.errstate(invalid="ignore", divide="ignore"):
+        sheet = np.log10(values.astype(np.float64)) if log else values
+    finite = sheet[on_scale]
     ends = (0.5, 99.5) if finite.size >= _MANY else (0, 100)
     low, high = (float(v) for v in np.percentile(finite, ends)) if finite.size else (0.0, 1.0)
     low, high = limits or (low, high)
@@ -120,21 +147,47 @@ def _coloured(
         high = max(-low, high)
         low = -high
     said = [tick(float(f"{10**v if log else v:.3g}")) for v in (low, high)]
+    if finite.size and finite.min() < low:
+        said[0] = f"≤ {said[0]}"
+    if finite.size and finite.max() > high:
+        said[1] = f"≥ {said[1]}"
     if high <= low:
         low, high = low - 0.5, high + 0.5
+    held = there if there is not None else np.isfinite(values)
+    masks = is_zero & held, np.isnan(values) & held, np.isinf(values) & held
+    beside = {name: mask for name, mask in zip(_BESIDE, masks, strict=True) if mask.any()}
+    shades = LEVELS - len(beside)
     with np.errstate(invalid="ignore"):
-        level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (LEVELS - 1)
-    index = np.where(np.isfinite(sheet), level.round(), _CLEAR).astype(np.uint8)
-    colours = palette(diverging=diverging)
-    data = base64.b64encode(_png(index, colours)).decode("ascii")
+        level = np.clip(np.nan_to_num((sheet - low) / (high - low)), 0, 1) * (shades - 1)
+    index = np.where(on_scale, level.round(), _CLEAR).astype(np.uint8)
+    for byte, mask in enumerate(beside.values(), start=shades):
+        index[mask] = byte
+    colours = _some(palette(diverging=diverging), shades)
+    table = np.concatenate(
+        [colours, np.array([_BESIDE[name] for name in beside] or np.empty((0, 3)), np.uint8)]
+    )
+    data = base64.b64encode(_png(index, table)).decode("ascii")
     picture = Markup('<img class="{}" alt="{}" src="data:image/png;base64,{}">').format(
         kind, one_line(title), data
     )
-    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in colours[:: (LEVELS - 1) // 8])
+    stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in _some(colours, 9))
     scale = Markup(
-        '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>{}</span>'
+        '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>{}{}</span>'
     )
-    return picture, scale.format(said[0], stops, Markup("<span>{}</span>").format(escape(said[1])))
+    end = Markup("<span>{}</span>").format(said[1])
+    return picture, scale.format(said[0], stops, end, Markup("").join(map(_chip, beside)))
+
+
+def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    """So many of the colours [n, 3], evenly."""
+    found: NDArray[np.uint8] = colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
+    return found
+
+
+def _chip(name: str) -> Markup:
+    """A colour beside the scale, with what it stands for."""
+    red, green, blue = _BESIDE[name]
+    return Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>').format(red, green, blue, name)
 
 
 def _png(index: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:

@@ -21,6 +21,12 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
+def shortened(text: str, most: int = 80) -> str:
+    """`one_line` of a name that may be of any length: its beginning and its end."""
+    half = most // 2
+    return one_line(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
+
+
 def module_name(path: str) -> str:
     """The root module's path is empty."""
     return one_line(path) if path else "(root)"

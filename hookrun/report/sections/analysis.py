@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hookrun.errors import listed
 from hookrun.report.draw.charts import Figure, bars
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import module_name
@@ -25,11 +26,15 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What the lines of metrics.jsonl hold: one for each probed module, or one for each pair of modules."""
+    """What the lines of metrics.jsonl hold: one for each probed module, or one for each pair of modules.
+
+    projections: how the features of which modules were projected, where they were
+    """
 
     title: str
     probes: list[Line]
     figures: list[Figure]
+    projections: list[str]
 
 
 def _analysis(facts: Facts) -> AnalysisResult | None:
@@ -37,7 +42,17 @@ def _analysis(facts: Facts) -> AnalysisResult | None:
     similarities = _lines(facts, _SIMILARITY, "cka")
     figures = [_bars(probes)] if probes else []
     figures += [_matrix(similarities)] if similarities else []
-    return AnalysisResult("Probes" if probes else "Similarity", probes, figures) if figures else None
+    title = "Probes" if probes else "Similarity"
+    return AnalysisResult(title, probes, figures, _projections([*probes, *similarities])) if figures else None
+
+
+def _projections(lines: list[Line]) -> list[str]:
+    """``random projection … : conv1, layer4``."""
+    modules = dict[str, dict[str, None]]()
+    for line in lines:
+        if (how := line.get("projection")) is not None and line.get("other") in (None, line["module"]):
+            modules.setdefault(str(how), {})[module_name(str(line["module"]))] = None
+    return [f"{how}, instead of all features: {listed(names, 40)}" for how, names in modules.items()]
 
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:

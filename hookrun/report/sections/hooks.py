@@ -9,7 +9,7 @@ from typing import Any
 
 from hookrun.report.captures import CaptureView, view_capture
 from hookrun.report.draw.charts import Figure
-from hookrun.report.draw.text import counted
+from hookrun.report.draw.text import counted, shortened
 from hookrun.report.facts import MOST_HOOKS, Facts
 from hookrun.report.records import as_lines, over_steps, statistics
 from hookrun.report.sampling import Stream
@@ -18,6 +18,24 @@ from hookrun.store.format import CAPTURES, PREDICTIONS
 
 MOST_VIEWS = 40
 """Captured tensors that are drawn, the predictions not counted; every one is listed."""
+
+
+MOST_SAMPLES = 200
+"""Samples that are listed with what they were taken for."""
+
+
+@dataclass(frozen=True)
+class SampleRows:
+    """What the samples are called and what the model took them for, of the first of them.
+
+    rows:  split, sample, file, class and predicted class
+    total: how many samples there are
+    wrong: how many were taken for another class; None where no class was predicted
+    """
+
+    rows: list[tuple[str, int, str, str, str]]
+    total: int
+    wrong: int | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class HookViews:
     views: list[CaptureView]
     left: list[Stream]
     lines: list[tuple[str, str]]
+    samples: SampleRows | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -85,7 +104,28 @@ def _of_hook(
 
 def _of_predictions(facts: Facts, streams: Sequence[Stream], share: int) -> HookViews:
     views = _views(facts, PREDICTIONS, streams[:share])
-    return HookViews("predictions", "what the model predicted", -1, [], views, list(streams[share:]), [])
+    left = list(streams[share:])
+    return HookViews("predictions", "what the model predicted", -1, [], views, left, [], _samples(facts))
+
+
+def _samples(facts: Facts) -> SampleRows | None:
+    lines = facts.samples.records
+    if not any(line.get("class") or line.get("file") for line in lines):
+        return None
+    rows = [
+        (shortened(str(line["split"])), int(line["sample"]), *_said(line)) for line in lines[:MOST_SAMPLES]
+    ]
+    judged = [line for line in lines if line.get("predicted_class") is not None]
+    wrong = sum(line["predicted_class"] != line.get("class") for line in judged) if judged else None
+    return SampleRows(rows, len(lines), wrong)
+
+
+def _said(line: dict[str, Any]) -> tuple[str, str, str]:
+    """File, class and predicted class."""
+    file, label, predicted = (
+        shortened(str(line.get(key) or "")) for key in ("file", "class", "predicted_class")
+    )
+    return file, label, predicted
 
 
 def _views(facts: Facts, folder: str, streams: Iterable[Stream]) -> list[CaptureView]:

@@ -1,14 +1,14 @@
-"""What an analysis starts from: a run, its captures with one row for each sample, the rows as matrices."""
+"""What an analysis starts from: a run, its captures with one row for each sample, the rows as vectors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich import box
 from rich.table import Table
-from torch import Tensor
 
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.lookup import Lookup
@@ -18,10 +18,9 @@ from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
+from hookrun.tasks.loop.features import Features, Projection
+from hookrun.tasks.loop.memory import SHARE
 from hookrun.tasks.loop.progress import Screen
-
-WIDEST = 4096
-"""Elements of a row; wider ones are projected at random to so many, which keeps their angles and distances."""
 
 
 @dataclass(frozen=True)
@@ -99,17 +98,38 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
 
 def _is_by_sample(capture: StoredCapture) -> bool:
     ids = capture.sample_ids
-    return bool((ids >= 0).all()) and len(ids.unique()) == len(ids)
+    samples = torch.stack([capture.splits, ids], dim=1)
+    return bool((ids >= 0).all()) and len(samples.unique(dim=0)) == len(ids)
 
 
-def matrix(capture: StoredCapture, seed: int) -> Tensor:
-    """[samples, elements] float32, with at most `WIDEST` elements; `seed` is that of the projection."""
-    rows = capture[:].float().reshape(len(capture), -1)
-    if rows.shape[1] <= WIDEST:
-        return rows
-    generator = torch.Generator().manual_seed(seed)
-    projected: Tensor = rows @ (torch.randn(rows.shape[1], WIDEST, generator=generator) / WIDEST**0.5)
-    return projected
+def features_of(analysis: Analysis, max_bytes: int, project: int | None) -> dict[str, Features]:
+    """Module -> its rows as vectors.
+
+    max_bytes: of memory that the analysis may take
+    project:   to how many features wider rows are projected at random; None: they are not
+    """
+    return {
+        name: Features(
+            name, capture, max_bytes // SHARE, _projection(capture, project, analysis.settings.seed)
+        )
+        for name, capture in analysis.captures.items()
+    }
+
+
+def _projection(capture: StoredCapture, to: int | None, seed: int) -> Projection | None:
+    width = Features("", capture, 0).captured
+    return None if to is None or width <= to else Projection(to, seed)
+
+
+def told(features: Features) -> dict[str, Any]:
+    """What a line of metrics says of a module's features beside their number: how they were projected, if they were."""
+    return {} if features.projection is None else {"projection": str(features.projection)}
+
+
+def shown_width(features: Features) -> str:
+    """``802,816``, or ``802,816 → 4,096`` where they were projected."""
+    captured = f"{features.captured:,}"
+    return captured if features.projection is None else f"{captured} → {features.width:,}"
 
 
 def table(*columns: str) -> Table:

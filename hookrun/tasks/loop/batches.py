@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -50,6 +50,8 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
 class Batches:
     """One pass over a split after the other; `len` is the number of batches of a pass.
 
+    data:    the samples themselves
+    samples: how many there are
     shuffle: a new order in each epoch, decided by the seed and the epoch alone
     """
 
@@ -60,6 +62,7 @@ class Batches:
         self._seed = settings.seed
         self._generator = torch.Generator()
         samples = data.load(settings.data, split, seed=settings.seed)
+        self.data = samples
         self.samples = len(samples)
         self._loader: DataLoader[Any] = DataLoader(
             _Numbered(samples),
@@ -87,3 +90,22 @@ class Batches:
         if isinstance(value, Mapping):
             return {name: self._placed(member) for name, member in value.items()}
         return value.to(self._device, non_blocking=True)
+
+
+class BatchesOfSplits:
+    """One pass over several splits, one after the other; `len` is the number of batches of all of them.
+
+    parts: the batches of each split; a split that the data does not have is left out
+    """
+
+    def __init__(self, prepared: Prepared, splits: Sequence[Split]) -> None:
+        sizes = prepared.data.sizes
+        there = [split for split in splits if sizes[split] != 0 or len(splits) == 1]
+        self.parts = {split: Batches(prepared, split) for split in there}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts.values()))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of one pass."""
+        return chain.from_iterable(part.epoch(number) for part in self.parts.values())

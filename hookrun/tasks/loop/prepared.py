@@ -164,7 +164,7 @@ def compiled(
     experiment: Experiment,
     hooks: Spec,
     built: Built,
-    split: Split,
+    split: Split | None,
     *,
     training: bool,
     score: Callable[[Any, Tensor], Tensor] | None = None,
@@ -173,7 +173,7 @@ def compiled(
 ) -> Prepared:
     """Compile the hooks against the model, and prove them with an example of a sample.
 
-    split:    whose samples the hooks meet first
+    split:    whose samples the hooks meet first; None where they meet those of several without training
     training: whether the model trains; in evaluation mode no backward pass follows the forward without a score
     score:    what a backward pass without training begins with, of an output and its targets
     notes:    what else to know beside the plan
@@ -190,6 +190,36 @@ def compiled(
     plan = replace(plan, code=own_code(settings, built.loss, built.metrics, trains=trains))
     notes = (*experiment.notes, *notes, *differences(hooks, settings, runs))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
+
+
+def compiled_without_data(
+    experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
+) -> Prepared:
+    """Compile the hooks against a model that takes nothing from the data, which `error` says is not there.
+
+    It is for looking at only: shapes stay unchecked, and the plan says why.
+
+    Raises `error` where something else is wrong too, or the model needs the data; CompileError.
+    """
+    settings = experiment.settings
+    if not all(each.where.startswith("data.") for each in error.errors):
+        raise error
+    try:
+        with session(settings.compute, settings.seed):
+            model = _model(settings, None, trust)
+    except SpecError:
+        raise error from None
+    leftover = models.load_weights(model, settings.model)
+    nothing = DataInfo(settings.data.name, {}, None, None, {"train": 0, "val": 0})
+    device = device_named(settings.compute.device)
+    origin, applied = models.origin(settings.model), models.applied_hooks(settings.model)
+    loss = load_loss(settings.train.loss)
+    metrics = load_metrics(getattr(settings.task, "metrics", None))
+    built = Built(nothing, model, device, origin, leftover, applied, loss, metrics, trust)
+    plan = compile_plan(hooks, model, used_by=UsedBy(settings, split, FoundRuns(experiment.runs)))
+    why = "; ".join(f"{each.where}: {each.what}" for each in error.errors)
+    plan = replace(plan, unchecked=why)
+    return Prepared(**vars(built), experiment=experiment, plan=plan, notes=tuple(experiment.notes))
 
 
 def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:

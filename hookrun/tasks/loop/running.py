@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
-from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.runtime import Installation
 from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.prepared import Prepared, as_call
 from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -114,11 +114,17 @@ class Running:
             self.hooks.clock.counting = False
 
     def evaluate(
-        self, batches: Batches, split: Split, label: str, forward: Callable[[Batch], Any] | None = None
+        self,
+        batches: Batches | BatchesOfSplits,
+        split: str,
+        label: str,
+        forward: Callable[[Batch], Any] | None = None,
+        names: SampleNames | None = None,
     ) -> dict[str, float]:
-        """Mean loss and accuracy of the model in evaluation mode. A step of the hooks' clock is a batch here.
+        """Mean loss and metrics of the model in evaluation mode. A step of the hooks' clock is a batch here.
 
         forward: gives the model's output for a batch; None: `forward` of this object
+        names:   writes what the samples are called
         """
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
@@ -128,6 +134,8 @@ class Running:
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
                     average.add(self.loss(output, batch), output, batch.target)
+                if names is not None:
+                    names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
                     shown.update(average.read())
@@ -136,7 +144,9 @@ class Running:
         return average.read()
 
     @contextmanager
-    def evaluating(self, batches: Batches, label: str) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
+    def evaluating(
+        self, batches: Batches | BatchesOfSplits, label: str
+    ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
         clock, training = self.hooks.clock, self.model.training
         step, clock.step = clock.step, 0

@@ -1,0 +1,37 @@
+"""What the samples of a run are called: the lines of samples.jsonl by split and sample id."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from hookrun.store.format import SAMPLES
+from hookrun.store.inside import is_there
+from hookrun.store.read_records import read_records
+from hookrun.store.records import SAMPLES_LINE
+
+
+class SampleTable:
+    """Read when it is first asked for; empty where the run kept no names.
+
+    folder: the run directory
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SAMPLES
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """Of each sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
+        return read_records(self._path, SAMPLES_LINE) if is_there(self._path) else []
+
+    @cached_property
+    def by_sample(self) -> Mapping[tuple[str, int], dict[str, Any]]:
+        """(split, sample id) -> its line."""
+        return {(line["split"], line["sample"]): line for line in self.lines}
+
+    def column(self, name: str, samples: list[tuple[str, int]]) -> list[str]:
+        """What the column says of each of the samples (split, id); ``""`` where it says nothing."""
+        return [str(self.by_sample.get(sample, {}).get(name) or "") for sample in samples]

@@ -1,0 +1,100 @@
+"""Linear CKA of every pair of captured modules, exactly, in bounded memory: by features or by samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hookrun.tasks.loop.features import BYTES, Features, gram
+from hookrun.tasks.loop.memory import reading_bytes
+
+_FEWEST = 16
+"""Samples of a tile, of which smaller ones would take too many passes over the captures."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the inner products are computed.
+
+    by_features: as covariances between all features, in one pass; else as inner products between samples
+    tile:        so many samples at once are compared with so many others
+    needed:      bytes of memory
+    """
+
+    by_features: bool
+    tile: int
+    needed: int
+
+
+def chosen_way(features: Sequence[Features], allowed: int) -> Way:
+    """The way with the fewest operations among those that fit into `allowed` bytes; else the one that takes least."""
+    rows, modules = len(features[0]), len(features)
+    width = sum(each.width for each in features)
+    least = reading_bytes(features) + BYTES * width
+    covariances = Way(True, rows, _block_of_all(features) + least + BYTES * width**2)
+    room = math.isqrt(max(allowed - least, 0) // (BYTES * (modules + 1)))
+    tile = min(rows, max(room, _FEWEST))
+    products = Way(False, tile, least + BYTES * (modules + 1) * tile**2)
+    costs = {covariances: rows * width**2, products: rows**2 * (width + modules**2)}
+    fitting = [way for way in costs if way.needed <= allowed]
+    if fitting:
+        return min(fitting, key=costs.__getitem__)
+    return min(costs, key=lambda way: way.needed)
+
+
+def _block_of_all(features: Sequence[Features]) -> int:
+    """For the rows of all modules, first each on its own and then beside each other."""
+    return 2 * _rows_of_all(features) * BYTES * sum(each.width for each in features)
+
+
+def _rows_of_all(features: Sequence[Features]) -> int:
+    return max(1, features[0].block_bytes // (BYTES * max(sum(each.width for each in features), 1)))
+
+
+def linear_cka_of_all(features: Sequence[Features], way: Way) -> Tensor:
+    """[modules, modules] from 0 to 1: linear centered kernel alignment of each pair; rows are the same samples.
+
+    ||Yᵀ X||² / (||Xᵀ X|| ||Yᵀ Y||) with centered columns and Frobenius norms, or the same from the inner products
+    between samples: <X Xᵀ, Y Yᵀ> = ||Yᵀ X||². Kornblith, Norouzi, Lee, Hinton: Similarity of Neural Network
+    Representations Revisited (2019).
+    """
+    every = torch.arange(len(features[0]))
+    centered = [each.centered(every) for each in features]
+    products = _by_features(centered) if way.by_features else _by_samples(centered, way.tile)
+    norms = products.diagonal().sqrt()
+    below = norms[:, None] * norms
+    return torch.where(below > 0, products / below, 0.0).clamp(0, 1)  # of features that do not vary: 0
+
+
+def _by_features(features: Sequence[Features]) -> Tensor:
+    widths = [each.width for each in features]
+    covariance = torch.zeros(sum(widths), sum(widths), dtype=torch.float64)
+    every = torch.arange(len(features[0]))
+    for rows in every.split(_rows_of_all(features)):
+        beside = torch.cat([each.whole(rows) for each in features], dim=1)
+        covariance.addmm_(beside.T, beside)
+    blocks = [part.split(widths, dim=1) for part in covariance.split(widths)]
+    return torch.stack([torch.stack([_squares(block) for block in row]) for row in blocks])
+
+
+def _squares(block: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(block).square()
+    return found
+
+
+def _by_samples(features: Sequence[Features], tile: int) -> Tensor:
+    parts = torch.arange(len(features[0])).split(tile)
+    products = torch.zeros(len(features), len(features), dtype=torch.float64)
+    for number, rows in enumerate(parts):
+        for others in parts[number:]:
+            alike = others is rows
+            found = torch.empty(len(features), len(rows), len(others), dtype=torch.float64)
+            for place, each in enumerate(features):
+                found[place] = gram(each, rows, None if alike else others)
+            flat = found.flatten(1)
+            products.addmm_(flat, flat.T, alpha=1 if alike else 2)  # the tile on the other side is the same
+    return products

@@ -1,0 +1,170 @@
+"""The rows of a capture as vectors, read a block at a time, and what is computed from them in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.store.captures import StoredCapture
+
+READING = 4
+"""Blocks in memory at once: two of them in float64, and what each is made from."""
+
+BYTES = 8
+"""Of a float64."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A random projection: each feature is added, with a random sign, to one of `to` sums.
+
+    It keeps inner products on average and needs no matrix: the count sketch of Charikar, Chen, Farach-Colton (2002).
+    """
+
+    to: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"random projection (count sketch) to {self.to:,} features, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Features:
+    """Vectors [rows, width] in float64: the rows of a capture, flattened, projected and standardized where asked for.
+
+    Wherever row numbers are taken, they are in ascending order: neighbours are read at once.
+
+    capture:     rows of any shape and dtype; a tensor [rows, ...] serves as well
+    block_bytes: how much is read at once, or one row where that is larger
+    projection:  None, or one to fewer features
+    mean, scale: [width], subtracted and divided by; None: nothing is
+    """
+
+    name: str
+    capture: StoredCapture | Tensor
+    block_bytes: int
+    projection: Projection | None = None
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.capture)
+
+    @cached_property
+    def captured(self) -> int:
+        """The numbers in a captured row; a complex one counts twice."""
+        count = torch.Size(self.capture.shape[1:]).numel()
+        return 2 * count if self.capture.dtype.is_complex else count
+
+    @property
+    def width(self) -> int:
+        """The features after the projection."""
+        return self.captured if self.projection is None else self.projection.to
+
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows a block has."""
+        return max(1, self.block_bytes // (BYTES * max(self.captured, 1)))
+
+    def read(self, rows: Tensor) -> Tensor:
+        """[n, width] float64, for row numbers [n]."""
+        first, last = int(rows[0]), int(rows[-1])
+        found = self.capture[first : last + 1].reshape(last + 1 - first, -1)
+        found = found[rows - first]
+        values = (torch.view_as_real(found).flatten(1) if found.is_complex() else found).double()
+        if self._sketch is not None:
+            buckets, signs = self._sketch
+            values = values.new_zeros(len(rows), self.width).index_add_(1, buckets, values.mul_(signs))
+        if self.mean is not None:
+            values -= self.mean
+        if self.scale is not None:
+            values /= self.scale
+        return values
+
+    def blocks(self, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Where in `rows`, and the vectors there."""
+        start = 0
+        while start < len(rows):
+            stop = int(torch.searchsorted(rows, int(rows[start]) + self.rows_at_once))
+            yield slice(start, stop), self.read(rows[start:stop])
+            start = stop
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """[n, width]: all of the rows at once."""
+        found = torch.empty(len(rows), self.width, dtype=torch.float64)
+        for here, values in self.blocks(rows):
+            found[here] = values
+        return found
+
+    def centered(self, rows: Tensor) -> Features:
+        """These features less their mean over the rows. HookrunError where a value is not finite."""
+        first = self.read(rows[:1])[0]
+        total = torch.zeros(self.width, dtype=torch.float64)
+        for _, values in self.blocks(rows):
+            total += values.sub_(first).sum(
+                0
+            )  # from the first row: features that do not vary become exactly 0
+        mean = first + total / len(rows)
+        if not mean.isfinite().all():
+            raise HookrunError(f"{self.name}: {self._unfinite(rows)}, which no linear model takes")
+        return replace(self, mean=mean)
+
+    def standardized(self, rows: Tensor) -> Features:
+        """These features with mean 0 and variance 1 over the rows; one that does not vary becomes 0."""
+        centered = self.centered(rows)
+        squares = torch.zeros(self.width, dtype=torch.float64)
+        for _, values in centered.blocks(rows):
+            squares += values.square_().sum(0)
+        variance = squares / len(rows)
+        assert centered.mean is not None
+        rounding = len(rows) * torch.finfo(torch.float64).eps
+        is_constant = variance <= rounding * variance + (rounding * centered.mean) ** 2
+        return replace(centered, scale=torch.where(is_constant, 1.0, variance.sqrt()))
+
+    def weights(self, combined: Tensor, rows: Tensor) -> Tensor:
+        """[n, width] summed over the rows with the factors `combined` [rows, n]."""
+        found = torch.zeros(combined.shape[1], self.width, dtype=torch.float64)
+        for here, values in self.blocks(rows):
+            found.addmm_(combined[here].T, values)
+        return found
+
+    def unprojected(self, weights: Tensor) -> Tensor:
+        """[n, captured]: what linear weights [n, width] of these features are for the captured ones."""
+        if self._sketch is None:
+            return weights
+        buckets, signs = self._sketch
+        return weights[:, buckets] * signs
+
+    @cached_property
+    def _sketch(self) -> tuple[Tensor, Tensor] | None:
+        """The sum that each captured feature is added to, and its sign."""
+        if self.projection is None:
+            return None
+        drawn = torch.Generator().manual_seed(self.projection.seed)
+        buckets = torch.randint(self.projection.to, (self.captured,), generator=drawn)
+        signs = torch.randint(2, (self.captured,), generator=drawn).double() * 2 - 1
+        return buckets, signs
+
+    def _unfinite(self, rows: Tensor) -> str:
+        bad = sum(int((~values.isfinite()).any(1).sum()) for _, values in self.blocks(rows))
+        return f"{bad} of {len(rows)} rows hold values that are not finite"
+
+
+def gram(features: Features, rows: Tensor, others: Tensor | None = None) -> Tensor:
+    """[rows, others]: the inner products of the rows with the others; with each other where there are none."""
+    partners = rows if others is None else others
+    found = torch.empty(len(rows), len(partners), dtype=torch.float64)
+    for here, left in features.blocks(rows):
+        start = here.start if others is None else 0
+        for place, right in features.blocks(partners[start:]):
+            there = slice(place.start + start, place.stop + start)
+            products = left @ right.T
+            found[here, there] = products
+            if others is None:
+                found[there, here] = products.T
+    return found

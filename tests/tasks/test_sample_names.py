@@ -1,0 +1,100 @@
+"""Files and classes of samples, and a pass over every split: task.split=all."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from hookrun.cli import main
+
+SEEN = "+hooks.seen={select: fc, hook: forward, action: capture}"
+HOSTILE = "<b>a\n\x1b[31mred\x07.png"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes of images of different sizes, one of them with a name that means harm."""
+    root = tmp_path / "images"
+    for split, count in (("train", 3), ("val", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            (root / split / name).mkdir(parents=True)
+            for n in range(count):
+                Image.new("RGB", (20 + 4 * n, 12), (90 * label, 0, 80 * n)).save(
+                    root / split / name / f"{n}.png"
+                )
+    Image.new("RGB", (12, 30)).save(root / "val" / "dog" / HOSTILE)
+    return root
+
+
+def test_rows_are_called_by_file_and_class(run: Any, folder: Path) -> None:
+    found = run(
+        "model=mlp", "task=predict", "data=image_folder", f"data.root={folder}", "task.split=all",
+        "data.transforms.resize.size=8", "data.transforms.center_crop.size=8", SEEN,
+    )  # fmt: skip
+    capture = found.captures["seen"]["fc"]
+    assert capture.splits.tolist() == [0] * 6 + [1] * 5
+    assert capture.sample_ids.tolist() == [*range(6), *range(5)]
+    assert capture.files[:3] == ["train/cat/0.png", "train/cat/1.png", "train/cat/2.png"]
+    assert f"val/dog/{HOSTILE}" in capture.files and capture.names == capture.files
+    assert capture.class_names == ["cat"] * 3 + ["dog"] * 3 + ["cat"] * 2 + ["dog"] * 3
+    assert found.predictions.files == capture.files
+    lines = found.samples.lines
+    predicted = ["cat" if best == 0 else "dog" for best in found.predictions[:].argmax(1).tolist()]
+    assert [line["predicted_class"] for line in lines] == predicted
+    assert found.labels_of(capture).tolist() == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1, 1]
+    page = (found.path / "report.html").read_text()
+    assert "train/cat/0.png" in page and "<b>a" not in page and "\x1b" not in page and "\x07" not in page
+    assert "&lt;b&gt;a\\n\\x1b[31mred\\x07.png" in page
+    found = run("task=probe", f"task.run={found.path}", code=0)
+    assert found.metrics[0]["samples"] == 11
+
+
+def test_a_pass_over_every_split_is_that_over_each(run: Any) -> None:
+    whole = run("model=mlp", "task=predict", "task.split=all", SEEN)
+    parts = [run("model=mlp", "task=predict", f"task.split={part}", SEEN) for part in ("train", "val")]
+    capture = whole.captures["seen"]["fc"]
+    assert torch.equal(capture[:], torch.cat([part.captures["seen"]["fc"][:] for part in parts]))
+    assert torch.equal(whole.labels_of(capture), torch.cat([p.labels_of(p.predictions) for p in parts]))
+    assert capture.names[0] == "train 0" and capture.names[-1] == "val 358"
+    assert capture.class_names[0] == str(int(whole.labels_of(capture)[0]))
+    scores = [
+        run("model=mlp", "task=evaluate", f"task.split={part}").metrics[0] for part in ("all", "train", "val")
+    ]
+    assert [line["split"] for line in scores] == ["all", "train", "val"]
+    mean = (scores[1]["accuracy"] * 1438 + scores[2]["accuracy"] * 359) / 1797
+    assert scores[0]["accuracy"] == pytest.approx(mean)
+
+
+def test_values_by_sample_are_of_the_split_that_is_met(run: Any, refused: Any) -> None:
+    whole = run("model=mlp", "task=predict", "task.split=all", SEEN)
+    value = f"{{run: {whole.path}, capture: seen, module: fc, sample: same}}"
+    hook = f"+hooks.back={{select: fc, hook: forward, action: replace, value: {value}}}"
+    back = run("model=mlp", "task=predict", "seed=1", hook)
+    assert torch.equal(back.predictions[:], whole.predictions[whole.predictions.where(split="val")])
+    assert "meets those of several" in refused("model=mlp", "task=predict", "task.split=all", hook)
+
+
+def test_images_keep_their_proportions(run: Any, folder: Path) -> None:
+    where = ("model=mlp", "task=predict", "data=image_folder", f"data.root={folder}")
+    see = "+hooks.seen={select: flatten, hook: forward_pre, action: capture}"
+    Image.linear_gradient("L").resize((300, 600)).save(folder / "val/cat/0.png")
+    image = run(*where, see, "train.limit_batches=1", "data.batch_size=1").captures["seen"]["flatten"][0]
+    assert image.shape == (3, 224, 224)
+    assert float(image.min()) > 0.2 and float(image.max()) < 0.8, "the middle of it"
+
+
+def test_the_tree_of_modules_needs_no_data(capsys: Any) -> None:
+    assert main(["task=modules", "model=resnet18", "data=image_folder"]) == 0
+    printed = capsys.readouterr().out
+    assert "layer1" in printed and re.search("shapes unknown: .*data.root", printed)
+    hook = "+hooks.a={select: layer1, hook: forward, action: capture}"
+    assert main(["task=plan", "model=resnet18", "data=image_folder", hook]) == 2
+    said = capsys.readouterr()
+    assert "shapes unchecked: data.root" in said.out and "layer1" in said.out and "data.root" in said.err
+    assert main(["task=modules", "model=mlp", "data=image_folder"]) == 2
+    assert "data.root" in capsys.readouterr().err
