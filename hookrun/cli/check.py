@@ -48,20 +48,49 @@ class Composition:
         return self.app.repository(self.config_name, search)
 
 
-def wrong_overrides(asked: Composition) -> list[Problem]:
-    """The problems of the overrides: of those that cannot be read, else of choices, else of keys.
+@dataclass(frozen=True)
+class Mistakes:
+    """What is wrong with the overrides of a composition.
+
+    problems: every mistake that can be told without the others mended
+    right:    the other overrides, where those compose by themselves and what they say can be checked; else None
+    """
+
+    problems: list[Problem]
+    right: list[str] | None = None
+
+
+def wrong_overrides(asked: Composition) -> Mistakes:
+    """The problems of the overrides: of those that cannot be read, else of choices and keys.
 
     Empty where none of them is to blame. Raises what Hydra raises where the config files do not compose.
     """
     parsed, problems = _parsed(asked)
     if problems:
-        return problems
+        return Mistakes(problems)
     single = [each for each in parsed if not each.is_sweep_override()]
     choices = [each for each in single if _is_choice(each, asked)]
-    if problems := [problem for each in choices for problem in _wrong_choices(each, asked)]:
-        return problems
-    keys = [each for each in single if each not in choices and each.key_or_group != _SEARCH_PATH]
-    return _wrong_keys(keys, [each for each in parsed if each not in keys], asked)
+    chosen_wrong = {id(each): found for each in choices if (found := list(_wrong_choices(each, asked)))}
+    groups = {each.key_or_group for each in choices if id(each) in chosen_wrong}
+    problems = [problem for found in chosen_wrong.values() for problem in found]
+    if not groups <= _APART:  # whether the keys are right depends on what would have been chosen
+        return Mistakes(problems)
+    skipped = [each for each in single if each.key_or_group.partition(".")[0] in groups]
+    keys = [
+        each
+        for each in single
+        if each not in choices and each not in skipped and each.key_or_group != _SEARCH_PATH
+    ]
+    others = [each for each in parsed if each not in keys and each not in skipped]
+    wrong = _wrong_keys(keys, others, asked)
+    right = [each for each in parsed if each in others or (each in keys and id(each) not in wrong)]
+    problems += wrong.values()
+    is_sure = not any(isinstance(key, str) for key in wrong)
+    return Mistakes(problems, [str(each.input_line) for each in right] if is_sure else None)
+
+
+_APART = {"model", "data", "train", "compute", "hooks"}
+"""The groups whose choice decides about the keys of one section alone."""
 
 
 def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
@@ -155,15 +184,18 @@ def experiment_file(cfg: DictConfig) -> str:
     return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
 
 
-def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> list[Problem]:
-    """The problems of `keys` over the configuration that the `others` compose."""
+def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> dict[int | str, Problem]:
+    """The problems of `keys` over the configuration that the `others` compose, by the id of each.
+
+    A file without its header is the only problem then, by its name: nobody knows what its keys would be.
+    """
     texts = [str(each.input_line) for each in others]
     cfg = asked.app.compose_config(asked.config_name, texts, asked.mode, validate_sweep_overrides=False)
     if problems := lost_keys(cfg):
-        return problems
+        return {each.where: each for each in problems}
     is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
-    wrong = [_wrong_key(each, cfg, asked, is_swept) for each in keys]
-    return [each for each in wrong if each is not None]
+    wrong = {id(each): _wrong_key(each, cfg, asked, is_swept) for each in keys}
+    return {key: each for key, each in wrong.items() if each is not None}
 
 
 def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept: bool) -> Problem | None:

@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from hookrun import tasks
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import existing_folder, plain_run, planned, unused_run_dir
-from hookrun.cli.errors import explained
+from hookrun.cli.errors import WrongOverrides, explained
 from hookrun.cli.hydra import argument_parser, conf_dir, opened
 from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
@@ -105,8 +105,13 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
     asked = Composition(app, name, overrides, mode)
-    with explained(asked):
-        cfg = app.compose_config(name, overrides, mode)
+    try:
+        with explained(asked):
+            cfg = app.compose_config(name, overrides, mode)
+    except WrongOverrides as error:
+        if mode is RunMode.RUN and not _is_all(asked):
+            raise _with_the_rest(asked, error, trust) from error
+        raise
     if mode is RunMode.RUN:
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
@@ -115,8 +120,30 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
         return sweep(app, cfg, trust)
 
 
+def _with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> SpecError:
+    """The error, with what is wrong in what the right overrides compose."""
+    try:
+        with explained():
+            config = plain_run(asked.app.compose_config(asked.config_name, error.right, asked.mode))
+    except SpecError:  # it takes the wrong ones as well
+        return error
+    return tasks.refusal(config, known=error.errors, trust=trust)
+
+
+def _is_all(asked: Composition) -> bool:
+    """Whether one value was typed and everything else is hookrun's own: then nothing beside it can be wrong."""
+    typed = [text for text in asked.overrides if not text.startswith("hydra.")]
+    return len(typed) < 2 and "{" not in "".join(typed) and asked.app.folders() == [conf_dir()]
+
+
 def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
-    experiment = tasks.parse_experiment(plain_run(cfg))
+    config = plain_run(cfg)
+    try:
+        experiment = tasks.parse_experiment(config)
+    except SpecError as error:
+        if _is_all(asked):
+            raise
+        raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
     if not shows:
         tasks.refuse_ranks()
@@ -126,7 +153,8 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
-    prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
+    with tasks.in_order_of(config):
+        prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
     if shows:
         tasks.show(prepared)
         return DONE

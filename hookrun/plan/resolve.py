@@ -11,7 +11,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, listed
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, UsedBy, read_value
-from hookrun.spec.hook import HookSpec, Spec
+from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 
 _SHOWN = 4
@@ -53,11 +53,8 @@ def _resolve_hook(
     spec: HookSpec, names: ModelNames, used_by: UsedBy | None
 ) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
-    paths = names.select(spec)
-    unmatched = [] if 0 in spec.keys.expect else names.unmatched(spec)
-    problems += [_unmatched_problem(spec, each, names) for each in unmatched[:_MOST_MEMBERS]]
-    if len(paths) not in spec.keys.expect and (paths or not unmatched):
-        problems.append(_count_problem(spec, paths, names))
+    paths, unselected = select(spec, names)
+    problems += unselected
     matches = tuple(names.match(path, spec.on_parameters) for path in paths)
     problems += _fitting(spec, matches, names)
     values = dict[str, Source]()
@@ -69,6 +66,16 @@ def _resolve_hook(
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values), problems
+
+
+def select(hook: HookSelection, names: ModelNames) -> tuple[list[str], list[Problem]]:
+    """The paths that the hook's selector matches, and what is wrong with them or their number."""
+    paths = names.select(hook)
+    unmatched = [] if 0 in hook.keys.expect else names.unmatched(hook)
+    problems = [_unmatched_problem(hook, each, names) for each in unmatched[:_MOST_MEMBERS]]
+    if len(paths) not in hook.keys.expect and (paths or not unmatched):
+        problems.append(_count_problem(hook, paths, names))
+    return paths, problems
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
@@ -101,7 +108,7 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
             yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
 
 
-def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
+def _count_problem(spec: HookSelection, paths: list[str], names: ModelNames) -> Problem:
     kind = "parameter" if spec.on_parameters else "module"
     if not paths:
         where = f"{spec.where}.select"
@@ -113,7 +120,7 @@ def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Probl
     return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
 
 
-def _unmatched_problem(spec: HookSpec, member: Unmatched, names: ModelNames) -> Problem:
+def _unmatched_problem(spec: HookSelection, member: Unmatched, names: ModelNames) -> Problem:
     kind = "parameter" if spec.on_parameters else "module"
     text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
     hint = names.nearest(member.selector, spec.on_parameters)

@@ -7,18 +7,33 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hookrun import spec
 from hookrun.discovery import discovered
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, Problem, Refusal, SpecError
 from hookrun.spec import Experiment
+from hookrun.spec.remains import beyond, in_file_order
 from hookrun.tasks.base import Ready, Task, task_of
 
-__all__ = ["Ready", "Task", "objective", "parse_experiment", "prepare", "run", "show", "task_of", "tasks"]
+__all__ = [
+    "Ready",
+    "Task",
+    "in_order_of",
+    "objective",
+    "parse_experiment",
+    "prepare",
+    "refusal",
+    "run",
+    "show",
+    "task_of",
+    "tasks",
+]
 
 
 @cache
@@ -40,6 +55,38 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
     Raises SpecError and CompileError.
     """
     return task_of(experiment).prepare(experiment, trust=trust)
+
+
+def refusal(
+    config: Mapping[str, Any], *, known: Sequence[Problem] = (), trust: frozenset[str] = frozenset()
+) -> SpecError:
+    """Everything wrong with a configuration that is refused, in the order of the file.
+
+    Beside its own mistakes stand those that `prepare` finds in what is left without them.
+
+    known: mistakes in what was typed, which the configuration does not hold
+    """
+    experiment, found = spec.read_experiment(config, tasks())
+    problems = [*known, *beyond(found, known)]
+    notes: tuple[str, ...] = ()
+    if experiment is not None:
+        try:
+            prepare(replace(experiment, mistakes=tuple(problems)), trust=trust)
+        except Refusal as more:
+            problems += beyond(more.errors, problems)
+            notes = more.notes
+        except HookrunError:  # what it names cannot be read: told once the configuration is right
+            pass
+    return SpecError(in_file_order(problems, config), notes)
+
+
+@contextmanager
+def in_order_of(config: Mapping[str, Any]) -> Iterator[None]:
+    """What is refused in the block lists its mistakes in the order in which the configuration names their keys."""
+    try:
+        yield
+    except Refusal as error:
+        raise type(error)(in_file_order(error.errors, config), error.notes) from error
 
 
 def refuse_ranks() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hookrun.errors import CompileError, Problem, SpecError
+from hookrun.errors import CompileError, Problem
 from hookrun.spec import Experiment, Settings
 from hookrun.tasks.base import Task
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.store.run_dir import RunDir
-    from hookrun.tasks.loop.prepared import Prepared
+    from hookrun.tasks.loop.prepared import Attempt, Prepared
     from hookrun.tasks.loop.running import Running
 
 Sizes = Mapping["Split", int | None]
@@ -65,36 +65,47 @@ class TaskUnderHooks(Task):
 
         Raises SpecError and CompileError.
         """
-        from hookrun.tasks.loop.optimizers import check_arguments
-        from hookrun.tasks.loop.prepared import build, check_leftover, check_rows, compiled
+        from hookrun.tasks.loop import prepared as checks
 
         settings, split = experiment.settings, self.split_seen()
-        built = build(settings, split, trust, lambda info: self._problems(settings, info))
-        if self.trains and (refused := check_arguments(settings.train, built.model)):
-            raise SpecError(refused)
-        hooks, notes = experiment.hooks, self._idle_hooks(experiment)
-        prepared = compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
+        if experiment.mistakes:
+            settings = checks.without_download(settings)
+        tried = checks.attempt(settings, split, trust, lambda info: self._problems(settings, info))
+        tried.problems.extend(self._refused_arguments(settings, tried))
+        notes, idle = self._idle_hooks(experiment)
+        tried.problems.extend(idle)
+        if tried.problems or experiment.mistakes:
+            raise checks.refused(experiment, split, tried, training=self.trains)
+        built, hooks = tried.built(settings), experiment.hooks
+        prepared = checks.compiled(experiment, hooks, built, split, training=self.trains, notes=notes)
         plan, sizes = prepared.plan, built.data.sizes
-        check_leftover(prepared)
-        check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
+        checks.check_leftover(prepared)
+        checks.check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
         if misfits := self.misfits(plan, settings):
             raise CompileError(misfits)
         return replace(prepared, plan=replace(plan, samples=self.samples_in_all(settings, sizes)))
 
-    def _idle_hooks(self, experiment: Experiment) -> list[str]:
-        """A note on each hook that the task never runs, for want of a backward pass; SpecError under `strict`."""
-        if self.trains:
+    def _refused_arguments(self, settings: Settings, tried: Attempt) -> list[Problem]:
+        """What the optimizer or its schedule refuses, where their names are right and there is a model to train."""
+        from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
+
+        misnamed = any(each.where.startswith((OPTIMIZER, SCHEDULER)) for each in tried.problems)
+        if not self.trains or misnamed or tried.model is None:
             return []
+        return check_arguments(settings.train, tried.model)
+
+    def _idle_hooks(self, experiment: Experiment) -> tuple[list[str], list[Problem]]:
+        """A note on each hook that the task never runs, for want of a backward pass; a problem under `strict`."""
+        if self.trains:
+            return [], []
         idle = [
             hook for hook in experiment.hooks.hooks if hook.keys.enabled and hook.hook_type.needs_backward
         ]
         what = f"needs a backward pass, which task={self.name} does not run"
         if idle and experiment.settings.strict:
             hint = "use task=train, or leave the hook out"
-            raise SpecError(
-                [Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook in idle]
-            )
-        return [f"{hook.name}: {hook.hook_type} {what}: it will never fire" for hook in idle]
+            return [], [Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook in idle]
+        return [f"{hook.name}: {hook.hook_type} {what}: it will never fire" for hook in idle], []
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, and what to know beside it."""
