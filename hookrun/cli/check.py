@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
-from hookrun.cli.overrides import quoted, several_values, unreadable
+from hookrun.cli.overrides import quoted, several_values, torn, unreadable
 from hookrun.errors import Problem, listed, nearest
 
 # Where a person may add keys of their own.
@@ -95,11 +95,17 @@ _APART = {"model", "data", "train", "compute", "hooks"}
 
 def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
     parsed, problems = list[Override](), list[Problem]()
-    for text in asked.overrides:
+    words = list(asked.overrides)
+    while words:
+        if problem := torn(words, asked.app):
+            problems.append(problem)
+            del words[: 1 + problem.where.count(" ")]
+            continue
+        text = words.pop(0)
         try:
             override = parse_override(text)
         except OverrideParseException as error:
-            problems.append(unreadable(error, asked.app.options("experiment")))
+            problems.append(unreadable(error, asked.app))
             continue
         parsed.append(override)
         if not override.key_or_group:
@@ -136,6 +142,9 @@ def _not_a_name(override: Override, names: list[str]) -> Problem:
     """The problem of a choice such as ``3`` or ``nan``, which Hydra reads as a number."""
     typed = override.get_value_string()
     fixed = quoted(f"{override.key_or_group}={typed}") if typed in names else None
+    if override.value() is None and "none" in names:
+        fixed = f"{override.key_or_group}=none"
+        return Problem(override.key_or_group, f"found {typed!r}, expected a name", f"for none write {fixed}")
     hint = f"put the name in quotes of its own: {fixed}" if fixed else nearest(typed, names)
     return Problem(override.key_or_group, f"found {typed!r}, expected a name", hint)
 
@@ -236,10 +245,23 @@ def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) 
 
 def _near(key: str, cfg: DictConfig) -> str:
     """The nearest keys: those that end in `key`, else those that differ from it in the first part that is wrong."""
+    found, above, siblings = _nearest_keys(key, cfg)
+    if found:
+        return f"did you mean {' or '.join(map(repr, found))}?"
+    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+
+
+def nearest_key(key: str, cfg: DictConfig) -> str | None:
+    """The nearest of the keys that are like `key`, if any."""
+    return next(iter(_nearest_keys(key, cfg)[0]), None)
+
+
+def _nearest_keys(key: str, cfg: DictConfig) -> tuple[list[str], str, Collection[str]]:
+    """The keys that are like `key`; the part of `key` that is right, and the names that there are under it."""
     groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
     paths = [*groups, *_paths(OmegaConf.to_container(cfg))]
     if endings := [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]:
-        return f"did you mean {' or '.join(map(repr, endings[:3]))}?"
+        return endings[:3], "", ()
     above, part, rest = "", *key.partition(".")[::2]
     while rest and f"{above}{part}" in paths:
         above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
@@ -248,9 +270,7 @@ def _near(key: str, cfg: DictConfig) -> str:
     )
     close = [f"{above}{name}" for name in get_close_matches(part, siblings)]
     whole = [f"{path}.{rest}" if rest else path for path in close]
-    if found := [path for path in whole if path in paths] or whole:
-        return f"did you mean {' or '.join(map(repr, found))}?"
-    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+    return [path for path in whole if path in paths] or whole, above, siblings
 
 
 def _paths(node: Any, prefix: str = "") -> Iterator[str]:

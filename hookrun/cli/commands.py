@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,15 @@ from omegaconf import DictConfig
 
 from hookrun import tasks
 from hookrun.cli.check import Composition
-from hookrun.cli.compose import existing_folder, plain_run, planned, unused_run_dir
+from hookrun.cli.compose import existing_folder, over_shown_task, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import WrongOverrides, explained
+from hookrun.cli.flags import read_flags
 from hookrun.cli.hydra import argument_parser, conf_dir, opened
 from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
+from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
+from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
 from hookrun.trust import of_environment
 
@@ -31,7 +36,7 @@ def execute(arguments: Sequence[str]) -> int:
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
-    args = argument_parser().parse_intermixed_args(list(arguments))
+    args = read_flags(arguments)
     _refuse_flags(args)
     typed, overrides = take_trust(args.overrides)
     trust = typed | of_environment()
@@ -59,7 +64,7 @@ def _refuse_flags(args: argparse.Namespace) -> None:
     if args.resolve and args.cfg is None and not args.help:
         raise SpecError([Problem("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")])
     if args.experimental_rerun is not None:
-        hint = "every run directory holds its overrides in .hydra/overrides.yaml"
+        hint = "every run keeps its configuration as text: --config-dir RUN/.hydra --config-name config runs it again"
         raise SpecError([Problem("--experimental-rerun", "reads a pickle, which could run any code", hint)])
 
 
@@ -101,6 +106,7 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
 def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
+    asked = replace(asked, overrides=over_shown_task(asked.overrides))
     configured = app.configured_mode(name, asked.overrides)
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
@@ -110,24 +116,36 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
             cfg = app.compose_config(name, overrides, mode)
     except WrongOverrides as error:
         if mode is RunMode.RUN and not _is_all(asked):
-            raise _with_the_rest(asked, error, trust) from error
+            _refuse_with_the_rest(asked, error, trust)
         raise
     if mode is RunMode.RUN:
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
+    waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
         return sweep(app, cfg, trust)
 
 
-def _with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> SpecError:
-    """The error, with what is wrong in what the right overrides compose."""
+def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> None:
+    """Raise the error with what is wrong in what the right overrides compose, where they compose."""
     try:
         with explained():
-            config = plain_run(asked.app.compose_config(asked.config_name, error.right, asked.mode))
+            cfg = asked.app.compose_config(asked.config_name, error.right, asked.mode)
+        config = plain_run(cfg)
     except SpecError:  # it takes the wrong ones as well
-        return error
-    return tasks.refusal(config, known=error.errors, trust=trust)
+        return
+    _import_torch()
+    waiting_for("looking for other mistakes")
+    with origins_told(cfg):
+        raise tasks.refusal(config, known=error.errors, trust=trust)
+
+
+def _import_torch() -> None:
+    """What takes the longest, told by itself; preparing an experiment would do it anyway."""
+    if "torch" not in sys.modules:
+        waiting_for("importing torch")
+        import torch  # noqa: F401
 
 
 def _is_all(asked: Composition) -> bool:
@@ -138,12 +156,15 @@ def _is_all(asked: Composition) -> bool:
 
 def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
     config = plain_run(cfg)
-    try:
-        experiment = tasks.parse_experiment(config)
-    except SpecError as error:
-        if _is_all(asked):
-            raise
-        raise tasks.refusal(config, trust=trust) from error
+    with origins_told(cfg):
+        try:
+            experiment = tasks.parse_experiment(config)
+        except SpecError as error:
+            if _is_all(asked):
+                raise
+            _import_torch()
+            waiting_for("looking for other mistakes")
+            raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
     if not shows:
         tasks.refuse_ranks()
@@ -153,8 +174,11 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
-    with tasks.in_order_of(config):
+    _import_torch()
+    waiting_for("building the model and checking the hooks")
+    with origins_told(cfg), tasks.in_order_of(config):
         prepared = tasks.prepare(planned(experiment, asked.overrides, composed), trust=trust)
+    wait_is_over()
     if shows:
         tasks.show(prepared)
         return DONE

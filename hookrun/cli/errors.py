@@ -50,7 +50,7 @@ class WrongOverrides(SpecError):
 
 
 def _mistakes(error: Exception, asked: Composition | None) -> Mistakes:
-    if asked is None or not isinstance(error, HydraException | ValueError):
+    if asked is None or not isinstance(error, HydraException | ValueError | TypeError):
         return Mistakes([_problem(error, asked)])
     try:
         mistakes = wrong_overrides(asked)

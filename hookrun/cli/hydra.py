@@ -185,9 +185,11 @@ def _warnings_are_errors() -> Iterator[None]:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Hydra's flags."""
+    """Hydra's flags, none of them abbreviated; what is wrong with one raises argparse.ArgumentError."""
     parser = get_args_parser()
     parser.prog = "hookrun"
+    parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
+    parser.exit_on_error = False
     return parser
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hookrun.errors import Problem, SpecError, nearest
+from hookrun.spec.boolean_keys import without_boolean_keys
 from hookrun.spec.experiment import Data, Model, Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, WrongHooks, parse_hooks, wrong_hooks
 from hookrun.spec.limits import beyond_limits
@@ -69,14 +70,16 @@ def read_experiment(
     that is too large to be looked at.
     """
     _refuse_beyond_limits(config)
-    problems = [_unknown_root(key) for key in config if key not in ROOT_KEYS]
+    written = config
+    config, problems = without_boolean_keys(written)
+    problems += [_unknown_root(key) for key in config if key not in ROOT_KEYS]
     raw = config.get("task", {})
     task, notes, wrong_in_task = parse_task(raw, tasks)
     hooks, wrong_in_hooks = parse_hooks(config.get("hooks"))
     given = {key: config[key] for key in config if key in Settings.model_fields}
     given["task"] = task or remaining_task(raw, tasks) or TaskKeys()
     settings, wrong = validated(Settings, given, "", _STAND_INS)
-    problems = in_file_order([*problems, *wrong_in_task, *wrong, *wrong_in_hooks], config)
+    problems = in_file_order([*problems, *wrong_in_task, *wrong, *wrong_in_hooks], written)
     if settings is None or type(settings.task) is TaskKeys:
         return None, problems
     spec = Spec(tuple(hooks), settings.seed)
@@ -108,10 +111,12 @@ def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHook
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
     wrapped = "hooks" in config and not _is_hook(config["hooks"])
     _refuse_beyond_limits(config, "" if wrapped else "hooks")
-    problems = [_unknown_root(key) for key in config if wrapped and key not in ROOT_KEYS]
-    raw = config["hooks"] if wrapped else config
+    written = config if wrapped else {"hooks": config}
+    whole, problems = without_boolean_keys(written)
+    problems += [_unknown_root(key) for key in whole if key not in ROOT_KEYS]
+    raw = whole["hooks"]
     hooks, wrong = parse_hooks(raw)
-    problems = in_file_order([*problems, *wrong], config if wrapped else {"hooks": config})
+    problems = in_file_order([*problems, *wrong], written)
     return Spec(tuple(hooks), seed=seed), wrong_hooks(raw, hooks), problems
 
 

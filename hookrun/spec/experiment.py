@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -118,8 +118,13 @@ class Compute(Section):
     capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
 
 
+MOST_TAGS = 100
+Tag = Annotated[str, Field(min_length=1, max_length=100)]
+"""A word of one's own to find a run by."""
+
+
 class Settings(Section):
-    """Every root key of an experiment but `hooks`."""
+    """Every root key of an experiment but `hooks`. `tags` change nothing: reports and sweeps show them."""
 
     task: TaskKeys
     model: Model
@@ -128,3 +133,4 @@ class Settings(Section):
     compute: Compute = Compute()
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
+    tags: Annotated[tuple[Tag, ...], Field(max_length=MOST_TAGS)] = ()
