@@ -11,7 +11,7 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded, resolved
 from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.runtime import Installation
-from hookrun.spec import Spec, in_file_order, parse_spec, read_spec
+from hookrun.spec import Spec, in_file_order, parse_spec, read_spec, whole_of
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
 from hookrun.tasks import parse_experiment
@@ -82,8 +82,7 @@ def compile(
         given, (spec, wrong, problems) = spec, read_spec(spec)
         if problems:
             unfit, notes = misfits(spec, wrong, model, example=example, training=training)
-            whole = given if "hooks" in given else {"hooks": given}
-            raise SpecError(in_file_order([*problems, *unfit], whole), notes)
+            raise SpecError(in_file_order([*problems, *unfit], whole_of(given)), notes)
     return compile_plan(spec, model, example=example, training=training)
 
 

@@ -150,7 +150,7 @@ def _import_torch() -> None:
 
 def _is_all(asked: Composition) -> bool:
     """Whether one value was typed and everything else is hookrun's own: then nothing beside it can be wrong."""
-    typed = [text for text in asked.overrides if not text.startswith("hydra.")]
+    typed = [text for text in asked.overrides if not text.startswith("hydra.mode=")]
     return len(typed) < 2 and "{" not in "".join(typed) and asked.app.folders() == [conf_dir()]
 
 

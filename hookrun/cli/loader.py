@@ -258,7 +258,12 @@ def _without_hooks(overrides: list[Override]) -> bool:
     Those that an experiment writes itself are merged after the choice from the group, which alone would leave them.
     """
     chosen = [each for each in overrides if each.key_or_group == "hooks" and not each.is_sweep_override()]
-    return bool(chosen) and (chosen[-1].is_delete() or chosen[-1].value() == "none")
+    if not chosen:
+        return False
+    names = chosen[-1].value()
+    return chosen[-1].is_delete() or all(
+        name == "none" for name in (names if isinstance(names, list) else [names])
+    )
 
 
 def _limit_loads(repo: CachingConfigRepository) -> None:

@@ -113,7 +113,10 @@ def _count_problem(spec: HookSelection, paths: list[str], names: ModelNames) -> 
     if not paths:
         where = f"{spec.where}.select"
         text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
-        hint = names.nearest(spec.keys.select, spec.on_parameters) + "; `task=modules` lists every path"
+        bare = spec.keys.select.select(names.tree) if spec.on_parameters else ()
+        near = names.nearest(spec.keys.select, spec.on_parameters)
+        hint = f"it matches modules that have none: {listed(bare, _SHOWN)}" if bare else near
+        hint += "; `task=modules` lists every path"
         return Problem(where, text, hint)
     shown = listed([path or "(root)" for path in paths], 8)
     text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"

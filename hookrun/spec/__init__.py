@@ -27,6 +27,7 @@ __all__ = [
     "parse_spec",
     "read_experiment",
     "read_spec",
+    "whole_of",
 ]
 
 
@@ -109,15 +110,19 @@ def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHook
     """
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
-    wrapped = "hooks" in config and not _is_hook(config["hooks"])
-    _refuse_beyond_limits(config, "" if wrapped else "hooks")
-    written = config if wrapped else {"hooks": config}
+    written = whole_of(config)
+    _refuse_beyond_limits(config, "" if written is config else "hooks")
     whole, problems = without_boolean_keys(written)
     problems += [_unknown_root(key) for key in whole if key not in ROOT_KEYS]
     raw = whole["hooks"]
     hooks, wrong = parse_hooks(raw)
     problems = in_file_order([*problems, *wrong], written)
     return Spec(tuple(hooks), seed=seed), wrong_hooks(raw, hooks), problems
+
+
+def whole_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``{"hooks": {...}}``, where `config` is that or the hooks mapping itself."""
+    return config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
 
 
 def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:
