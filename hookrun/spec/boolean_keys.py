@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hookrun.arguments import join
+from hookrun.arguments import join, unknown_key
 from hookrun.errors import Problem
 
 _ARGUMENTS = ("model.args", "data.args")
@@ -18,9 +18,7 @@ def without_boolean_keys(config: Mapping[Any, Any], where: str = "") -> tuple[di
     for key, value in config.items():
         path = join(where, str(key))
         if isinstance(key, bool):
-            words = "on and yes as true" if key else "off and no as false"
-            what = f"unknown key {str(key).lower()}: YAML reads {words}"
-            problems.append(Problem(path, what, "quote the key: 'on':" if key else "quote the key: 'off':"))
+            problems.append(unknown_key(where, key, ()))
         elif isinstance(value, Mapping) and where not in _ARGUMENTS:
             left[key], inner = without_boolean_keys(value, path)
             problems += inner

@@ -94,7 +94,7 @@ def test_a_hook_named_as_a_boolean_is_told_to_be_quoted(key: str, conf: Conf, no
     assert "quote what YAML reads as something else" in capsys.readouterr().err
     folder = conf(**{"experiment/mine": f"# @package _global_\nhooks: {{{key}: {hook}}}\n"})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
-    assert "quote the key: '" in capsys.readouterr().err
+    assert "as true and false: quote the key" in capsys.readouterr().err
 
 
 def test_mistakes_typed_and_written_are_told_together(notes, capsys) -> None:

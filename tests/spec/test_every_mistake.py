@@ -146,7 +146,7 @@ def test_keys_that_yaml_has_made_booleans_are_told_to_be_quoted() -> None:
     hook = FC | {True: 1, "when": {False: 2}}
     error = tasks.refusal(config(hooks={False: FC, "a": hook}, model={"name": "cnn", "args": {False: 1}}))
     assert places(error) == ["model.args.False", "hooks.False", "hooks.a.True", "hooks.a.when.False"]
-    assert {problem.hint for problem in error.errors} == {"quote the key: 'off':", "quote the key: 'on':"}
+    assert all(problem.hint.endswith("as true and false: quote the key") for problem in error.errors)
 
 
 def test_no_refusal_can_be_made_without_a_mistake() -> None:
