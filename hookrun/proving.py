@@ -106,7 +106,8 @@ def misfits(
     wrong: what is right about the others: of them the selectors are checked
     """
     unsure = [hook for hook in (*spec.hooks, *wrong.selections) if wrong.may_add and _needs_parameters(hook)]
-    sure = replace(spec, hooks=tuple(hook for hook in spec.hooks if hook not in unsure))
+    names_unsure = {hook.name for hook in unsure}
+    sure = replace(spec, hooks=tuple(hook for hook in spec.hooks if hook.name not in names_unsure))
     notes = []
     if unsure:
         named = listed([hook.name for hook in unsure], 8)
@@ -120,7 +121,7 @@ def misfits(
             return problems, notes
     names = ModelNames(model)
     for hook in wrong.selections:
-        if hook not in unsure:
+        if hook.name not in names_unsure:
             problems += select(hook, names)[1]
     return problems, notes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -59,23 +59,44 @@ def beyond(found: Iterable[Problem], known: Iterable[Problem]) -> list[Problem]:
     What is wrong with a whole hook says nothing about its selector.
     """
     places = {each.where for each in known if each.where}
-    above = tuple(f"{place}." for place in places if not place.startswith("hooks."))
-    return [each for each in found if each.where not in places and not each.where.startswith(above)]
+    return [each for each in found if places.isdisjoint(_above(each.where))]
+
+
+def _above(where: str) -> Iterator[str]:
+    """The place itself, and those above it about which it says nothing new."""
+    yield where
+    if not where.startswith("hooks."):
+        parts = where.split(".")
+        yield from (".".join(parts[:count]) for count in range(1, len(parts)))
 
 
 def in_file_order(problems: Iterable[Problem], config: Mapping[Any, Any]) -> list[Problem]:
     """The problems, each once, in the order in which the configuration names their keys; others come last."""
-    return sorted(dict.fromkeys(problems), key=lambda each: _position(each.where, config))
+    index = _Index()
+    return sorted(dict.fromkeys(problems), key=lambda each: index.position(each.where, config))
 
 
-def _position(where: str, config: Mapping[Any, Any]) -> list[int]:
-    """The place of each part of a key path among its siblings."""
-    place, node, rest = list[int](), config, where
-    while rest and isinstance(node, Mapping):
-        keys = [str(key) for key in node]
-        key = next((each for each in keys if rest == each or rest.startswith(f"{each}.")), None)
-        if key is None:
-            return [*place, len(keys)]
-        place.append(keys.index(key))
-        node, rest = list(node.values())[place[-1]], rest.removeprefix(key).removeprefix(".")
-    return place
+class _Index:
+    """The places of keys among their siblings, each mapping counted once."""
+
+    def __init__(self) -> None:
+        self._of = dict[int, dict[str, tuple[int, Any]]]()
+
+    def position(self, where: str, config: Mapping[Any, Any]) -> list[int]:
+        """The place of each part of a key path; what is not there comes after its siblings."""
+        place, node, parts = list[int](), config, where.split(".") if where else []
+        while parts and isinstance(node, Mapping):
+            siblings = self._siblings(node)
+            names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))  # a key may hold a dot
+            name = next((each for each in names if each in siblings), None)
+            if name is None:
+                return [*place, len(siblings)]
+            number, node = siblings[name]
+            place.append(number)
+            parts = parts[1 + name.count(".") :]
+        return place
+
+    def _siblings(self, node: Mapping[Any, Any]) -> dict[str, tuple[int, Any]]:
+        if id(node) not in self._of:
+            self._of[id(node)] = {str(key): (n, value) for n, (key, value) in enumerate(node.items())}
+        return self._of[id(node)]
