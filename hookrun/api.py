@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded, resolved
-from hookrun.proving import Example, Plan, compile_plan
+from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.runtime import Installation
-from hookrun.spec import Spec, parse_spec
+from hookrun.spec import Spec, in_file_order, parse_spec, read_spec, whole_of
 from hookrun.store.reader import Run
 from hookrun.store.reader import open_run as _open_run
 from hookrun.tasks import parse_experiment
@@ -73,11 +73,16 @@ def compile(
     example:  ``(args, kwargs)`` of one call: shapes, dtypes, targets and indexes are then checked on a fake copy
     training: the mode to check in; None: the model's own
 
-    Raises CompileError with every misfit at once, SpecError if `spec` is an invalid dict.
+    Raises CompileError with every misfit at once; where `spec` is a dict that holds other mistakes, SpecError with
+    those and with the misfits of the hooks that are valid.
     """
-    spec = spec if isinstance(spec, Spec) else parse_spec(spec)
     if example is not None and not _is_call(example):
         raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
+    if not isinstance(spec, Spec):
+        given, (spec, wrong, problems) = spec, read_spec(spec)
+        if problems:
+            unfit, notes = misfits(spec, wrong, model, example=example, training=training)
+            raise SpecError(in_file_order([*problems, *unfit], whole_of(given)), notes)
     return compile_plan(spec, model, example=example, training=training)
 
 

@@ -215,7 +215,7 @@ def _problem(
     if kind in ("model_type", "dict_type"):
         keys = ", ".join(_keys(model, key))
         return Problem(path, f"{found}, expected a mapping", f"its keys: {keys}" if keys else "")
-    return Problem(path, f"{found}: {_merged(details)}", _nearest_literal(first))
+    return Problem(path, f"{found}: {_merged(details)}", _nearest_literal(first) or _unquoted(first))
 
 
 def _keys(model: type[BaseModel], key: Sequence[int | str]) -> Collection[str]:
@@ -243,10 +243,20 @@ def _message(detail: ErrorDetails) -> str:
     return message.replace("valid tuple", "valid list").replace("Tuple", "List")
 
 
+def _unquoted(detail: ErrorDetails) -> str:
+    """How to write a word that YAML has read as true or false where a text was expected."""
+    if detail["type"] not in ("string_type", "literal_error") or not isinstance(detail["input"], bool):
+        return ""
+    words = "on and yes as true" if detail["input"] else "off and no as false"
+    return f"YAML reads {words}: quote the word"
+
+
 def _nearest_literal(detail: ErrorDetails) -> str:
     """``did you mean 'fast'?`` where a misspelled name was found and only some names are allowed."""
     if detail["type"] != "literal_error":
         return ""
     options = [part.strip("' ") for part in detail["ctx"]["expected"].replace(" or ", ", ").split(",")]
     hint = nearest(str(detail["input"]), options)
+    if isinstance(detail["input"], bool):
+        return ""
     return hint if hint.startswith("did you mean") else ""

@@ -36,30 +36,38 @@ class HookrunError(Exception):
     exit_code = 1
 
 
-class _Problems(HookrunError):
+class Refusal(HookrunError):
+    """What a user wrote is refused: base of the errors that list every mistake.
+
+    errors: the mistakes, at least one: without any there is nothing to refuse, and making one is a ValueError
+    notes:  what else to know, such as what could not be checked
+    """
+
     kind = "problem"
 
-    def __init__(self, errors: Sequence[Problem]) -> None:
+    def __init__(self, errors: Sequence[Problem], notes: Sequence[str] = ()) -> None:
         self.errors = list(errors)
+        self.notes = tuple(notes)
         if not self.errors:
             raise ValueError(f"a {type(self).__name__} needs at least one problem")
         # Given to Exception as the arguments that rebuild it: a failed job crosses processes by pickle.
-        super().__init__(self.errors)
+        super().__init__(self.errors, self.notes)
 
     def __str__(self) -> str:
         count = len(self.errors)
         title = f"{count} {self.kind}{'' if count == 1 else 's'}"
-        return "\n".join([title, *(f"  {line}" for e in self.errors for line in str(e).splitlines())])
+        lines = (line for each in (*self.errors, *self.notes) for line in str(each).splitlines())
+        return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
-class SpecError(_Problems):
+class SpecError(Refusal):
     """The configuration is wrong, whatever the model: every mistake in it, as `errors`."""
 
     kind = "configuration error"
     exit_code = 2
 
 
-class CompileError(_Problems):
+class CompileError(Refusal):
     """The hooks do not fit the model: every misfit, as `errors`."""
 
     kind = "compile error"

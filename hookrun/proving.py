@@ -13,18 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
-from hookrun.actions.base import Keeper, Packed
+from hookrun.actions.base import Action, Keeper, Packed
 from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
 from hookrun.errors import CompileError, HookError, HookrunError, Problem, SpecError, listed, reason
+from hookrun.plan.model_tree import ModelNames, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.resolve import resolve
+from hookrun.plan.resolve import resolve, select
 from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import held
-from hookrun.spec import Spec
+from hookrun.spec import Spec, WrongHooks
+from hookrun.spec.hook import HookSelection, HookSpec
 from hookrun.tensor_copies import differentiable
 
 if TYPE_CHECKING:
@@ -92,6 +94,48 @@ def compile_plan(
     if problems:
         raise CompileError(with_origins(problems, spec, used_by.runs))
     return Plan(**{each.name: getattr(plan, each.name) for each in fields(ResolvedPlan)})
+
+
+def misfits(
+    spec: Spec,
+    wrong: WrongHooks,
+    model: nn.Module,
+    *,
+    used_by: UsedBy | None = None,
+    example: Example | None = None,
+    training: bool | None = None,
+    backward: bool | Score = True,
+) -> tuple[list[Problem], list[str]]:
+    """What does not fit the model where other hooks are not even valid, and a note on what was not checked.
+
+    spec:  the hooks that are valid; the other arguments are those of `compile_plan`
+    wrong: what is right about the others: of them the selectors are checked
+    """
+    unsure = [hook for hook in (*spec.hooks, *wrong.selections) if wrong.may_add and _needs_parameters(hook)]
+    names_unsure = {hook.name for hook in unsure}
+    sure = replace(spec, hooks=tuple(hook for hook in spec.hooks if hook.name not in names_unsure))
+    notes = []
+    if unsure:
+        named = listed([hook.name for hook in unsure], 8)
+        notes.append(f"not checked: {named}, which may need parameters that a hook with mistakes adds")
+    try:
+        compile_plan(sure, model, used_by=used_by, example=example, training=training, backward=backward)
+        problems = []
+    except CompileError as error:
+        problems = error.errors
+        if unhookable(model) is not None:
+            return problems, notes
+    names = ModelNames(model)
+    for hook in wrong.selections:
+        if hook.name not in names_unsure:
+            problems += select(hook, names)[1]
+    return problems, notes
+
+
+def _needs_parameters(hook: HookSelection) -> bool:
+    """Whether it may go with parameters that another hook adds."""
+    action = hook.action if isinstance(hook, HookSpec) else None
+    return hook.on_parameters or (action is not None and type(action).unfit is not Action.unfit)
 
 
 def prove(

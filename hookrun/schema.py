@@ -1,10 +1,11 @@
-"""The JSON Schema of an experiment file, for editors: ``python -m hookrun.schema hookrun.schema.json``."""
+"""The JSON Schema of experiments and hook sets, for editors: ``python -m hookrun.schema hookrun.schema.json``."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +16,86 @@ from hookrun.spec.experiment import Settings, TaskKeys
 from hookrun.spec.hook import HookKeys, hook_keys
 from hookrun.tasks import tasks
 
+Schema = dict[str, Any]
 
-def experiment_schema() -> dict[str, Any]:
-    """Everything that a file under experiment/ may hold; each key may be left out, for it only overrides."""
+_INTERPOLATION: Schema = {"type": "string", "pattern": r"\$\{.+\}"}
+_DEFAULTS: Schema = {"type": "array", "description": "Hydra's defaults list"}
+_HOOKS: Schema = {"type": ["object", "null"], "additionalProperties": {"$ref": "#/$defs/hook"}}
+_HAS_HOOK: Schema = {
+    "not": {
+        "additionalProperties": {
+            "not": {"type": "object", "properties": {"action": {"type": "string"}}, "required": ["action"]}
+        }
+    }
+}
+"""Some root key holds a hook: the file is a set of hooks, as under conf/hooks/, and not an experiment."""
+
+
+def experiment_schema() -> Schema:
+    """Everything that a file under experiment/ or hooks/ may hold.
+
+    Each key of an experiment may be left out, for it only overrides, and an interpolation may stand for any value.
+    """
     settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
-    definitions: dict[str, Any] = settings.pop("$defs", {})
-    of_tasks = [_task_schema(task) for task in tasks().values()]
-    for schema in of_tasks:
-        definitions |= schema.pop("$defs", {})
-    definitions[TaskKeys.__name__] = {"anyOf": of_tasks}
+    definitions: Schema = settings.pop("$defs", {})
+    definitions[TaskKeys.__name__] = _task_schema()
     for definition in definitions.values():
         definition.pop("required", None)
-    hooks = []
     for name in actions():
         schema = _hook_schema(name)
         definitions |= schema.pop("$defs", {})
         definitions[f"hook_{name}"] = schema
-        hooks.append({"$ref": f"#/$defs/hook_{name}"})
-    properties = settings["properties"] | {
-        "hooks": {"type": "object", "additionalProperties": {"anyOf": hooks}},
-        "defaults": {"type": "array", "description": "Hydra's defaults list"},
+    definitions = {name: _interpolable(definition) for name, definition in definitions.items()}
+    definitions["hook"] = _any_hook(definitions)
+    properties = {key: _open(_interpolable(schema)) for key, schema in settings["properties"].items()}
+    properties |= {
+        "hooks": _open(_HOOKS),
+        "defaults": _DEFAULTS,
         "hydra": {"type": "object", "description": "Hydra's own settings"},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "hookrun experiment",
+        "title": "hookrun experiment or hook set",
         "type": "object",
-        "additionalProperties": False,
-        "properties": properties,
+        "if": _HAS_HOOK,
+        "then": _HOOKS | {"title": "hook set", "properties": {"defaults": _DEFAULTS}},
+        "else": {"title": "experiment", "properties": properties, "additionalProperties": False},
         "$defs": definitions,
     }
 
 
-def _task_schema(task: type[TaskKeys]) -> dict[str, Any]:
-    """The section `task` of one task; without `name` in it, it is a change of whichever task is chosen elsewhere."""
-    schema = task.model_json_schema(ref_template="#/$defs/{model}")
-    schema["properties"] = {"name": {"const": task.task_name}} | schema["properties"]
-    return schema
+def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
+    """A hook: which keys it may have depends on its action; without one it changes a hook of another file."""
+    names = list(actions())
+    keys = dict.fromkeys(key for name in names for key in definitions[f"hook_{name}"]["properties"])
+    cases = [
+        {
+            "if": {"type": "object", "properties": {"action": {"const": name}}, "required": ["action"]},
+            "then": {"$ref": f"#/$defs/hook_{name}"},
+        }
+        for name in names
+    ]
+    change = {"if": {"required": ["action"]}, "else": {"propertyNames": {"enum": list(keys)}}}
+    properties = {"action": _open({"enum": names})}
+    return _open({"type": "object", "properties": properties, "allOf": [*cases, change]})
 
 
-def _hook_schema(name: str) -> dict[str, Any]:
+def _task_schema() -> Schema:
+    """The section `task`: the keys of every task, since those of another one are noted and not refused."""
+    keys: dict[str, list[Schema]] = {}
+    for task in tasks().values():
+        for key, schema in task.model_json_schema().get("properties", {}).items():
+            if schema not in keys.setdefault(key, []):
+                keys[key].append(schema)
+    properties = {key: found[0] if len(found) == 1 else {"anyOf": found} for key, found in keys.items()}
+    return {
+        "type": "object",
+        "properties": {"name": {"enum": list(tasks())}, **properties},
+        "additionalProperties": False,
+    }
+
+
+def _hook_schema(name: str) -> Schema:
     action = actions()[name]
     keys = {key for hook_type in action.hook_types for key in hook_keys(hook_type.name)}
     fields: dict[str, Any] = {key: HookKeys.model_fields[key] for key in HookKeys.model_fields if key in keys}
@@ -67,9 +108,44 @@ def _hook_schema(name: str) -> dict[str, Any]:
     return {**schema, "title": name, "additionalProperties": False}
 
 
+def _open(schema: Schema) -> Schema:
+    """The schema of a value, in whose place an interpolation may stand; errors are those of the value alone."""
+    kept = {key: schema[key] for key in ("title", "description", "default") if key in schema}
+    return kept | {"if": _INTERPOLATION, "else": schema}
+
+
+def _interpolable(schema: Any) -> Any:
+    """The schema with an interpolation allowed for each value inside it."""
+    if isinstance(schema, list):
+        return [_interpolable(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = dict(schema)
+    for key in _OF_VARIANTS & inner.keys():
+        inner[key] = _interpolable(inner[key])
+    if isinstance(properties := inner.get("properties"), dict):
+        inner["properties"] = dict(_opened(properties.items()))
+    for key in _OF_MEMBERS & inner.keys():
+        if isinstance(inner[key], dict):
+            inner[key] = _open(_interpolable(inner[key]))
+        elif isinstance(inner[key], list):
+            inner[key] = [_open(_interpolable(each)) for each in inner[key]]
+    return inner
+
+
+_OF_VARIANTS = {"anyOf", "oneOf", "allOf"}
+_OF_MEMBERS = {"items", "prefixItems", "additionalProperties"}
+
+
+def _opened(properties: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+    for key, schema in properties:
+        is_fixed = isinstance(schema, dict) and "const" in schema  # the action, by which the case was chosen
+        yield key, schema if is_fixed else _open(_interpolable(schema))
+
+
 def main() -> int:
     """Write the schema to a file, or to stdout."""
-    parser = argparse.ArgumentParser(description="Write the JSON Schema of an experiment file.")
+    parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
     parser.add_argument("file", type=Path, nargs="?", help="where to; stdout unless given")
     file = parser.parse_args().file
     text = json.dumps(experiment_schema(), indent=2) + "\n"

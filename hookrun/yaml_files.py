@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import KeyValidationError, OmegaConfBaseException
 from yaml.reader import ReaderError
 
 from hookrun.errors import HookrunError, Problem, SpecError
@@ -96,10 +96,19 @@ def _problem(error: Exception, path: Path, text: str) -> Problem:
             what = f"is not UTF-8 text: byte {error.object[error.start]:#04x} at position {error.start}"
             return Problem(str(path), what)
         case OmegaConfBaseException(full_key=str(key)) if key:
-            return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0])
+            hint = (
+                "a key is a text: quote what YAML reads as something else, such as null"
+                if _is_of_key(error)
+                else ""
+            )
+            return Problem(f"{path}: {key}", str(error.msg or error).splitlines()[0], hint)
         case RecursionError():
             return Problem(str(path), "its values are nested too deeply")
     return Problem(str(path), str(error))
+
+
+def _is_of_key(error: OmegaConfBaseException) -> bool:
+    return isinstance(error, KeyValidationError) or "key type" in str(error)
 
 
 def _broken(error: yaml.YAMLError, path: Path, text: str) -> Problem:

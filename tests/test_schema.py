@@ -33,7 +33,9 @@ def test_every_experiment_is_valid(file: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("hooks/*.yaml")), ids=lambda file: file.stem)
 def test_every_hook_set_is_valid(file: Path) -> None:
-    assert not list(VALIDATOR.iter_errors({"hooks": yaml.safe_load(file.read_text()) or {}}))
+    content = yaml.safe_load(file.read_text()) or {}
+    assert not list(VALIDATOR.iter_errors({"hooks": content}))
+    assert not list(VALIDATOR.iter_errors(content)), "as a file of its own"
 
 
 def test_a_selector_may_take_each_of_its_forms() -> None:
@@ -63,7 +65,7 @@ def test_the_keys_of_a_task_go_with_its_name() -> None:
     assert not valid_task(name="predit")
     assert not valid_task(name="predict", split="test")
     assert not valid_task(name="predict", splt="train")
-    assert not valid_task(name="modules", split="train")
+    assert valid_task(name="modules", split="train"), "a key of another task is noted, not refused"
 
 
 @pytest.mark.parametrize("file", sorted(CONF.glob("task/*.yaml")), ids=lambda file: file.stem)
@@ -75,6 +77,35 @@ def test_only_saved_tensors_know_the_key_parameters() -> None:
     saved = {"select": "fc", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}
     assert valid(**saved, parameters=True)
     assert not valid(select="fc", hook="apply", action="freeze", parameters=True)
+
+
+def test_an_interpolation_may_stand_for_any_value() -> None:
+    hook = {"select": "${vars.s}", "hook": "${h}", "action": "clamp", "max": "${m}", "when": {"step": "${w}"}}
+    assert valid(**hook)
+    assert valid(action="${a}", factor=3)
+    for section in (
+        {"train": {"epochs": "${n}", "optimizer": {"name": "${o}"}}},
+        {"train": "${t}"},
+        {"tags": ["${x}"]},
+    ):
+        assert VALIDATOR.is_valid(section)
+    assert not VALIDATOR.is_valid({"train": {"epochs": "three"}})
+
+
+def test_a_mistake_is_told_of_the_action_that_was_named() -> None:
+    def said(content: Any) -> list[tuple[str, str]]:
+        return [(error.json_path, error.message) for error in VALIDATOR.iter_errors(content)]
+
+    extra = "Additional properties are not allowed ('mx' was unexpected)"
+    assert said({"hooks": {"h": CLAMP | {"mx": 1}}}) == [("$.hooks.h", extra)]
+    assert said({"h": CLAMP | {"mx": 1}}) == [("$.h", extra)], "in a set of hooks"
+    assert said({"train": {"epochs": "x"}}) == [("$.train.epochs", "'x' is not of type 'integer'")]
+    assert said({"hooks": {"h": "x"}}) == [("$.hooks.h", "'x' is not of type 'object'")]
+
+
+def test_a_hook_without_an_action_changes_one_of_another_file() -> None:
+    assert VALIDATOR.is_valid({"defaults": ["clip_fc"], "hooks": {"clip_fc": {"max": 0.1}}})
+    assert not VALIDATOR.is_valid({"hooks": {"clip_fc": {"mx": 0.1}}})
 
 
 def test_the_command_writes_a_file_or_to_stdout(tmp_path: Path, monkeypatch, capsys) -> None:

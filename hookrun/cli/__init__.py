@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from hookrun.cli.waiting import waiting, waiting_for
 from hookrun.errors import HookrunError
 from hookrun.trust import read_once
 
@@ -20,18 +21,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 interrupted, or terminated. Errors go to stderr as plain text. It may be called again in the same process:
     `sys.argv`, the loggers and an application's own Hydra are afterwards what they were.
     """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with waiting(arguments):
+            waiting_for("reading the configuration")
+            return _main(arguments)
+    except BrokenPipeError:
+        return _reader_gone()
+
+
+def _main(arguments: list[str]) -> int:
     from hookrun.cli.commands import execute
     from hookrun.cli.jobs import exit_code, report
     from hookrun.cli.logs import loggers_restored
 
-    arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with read_once(), _named_hookrun(arguments), loggers_restored(), _terminable():
             code = execute(arguments)
         _flush()
         return code
     except BrokenPipeError:
-        return _reader_gone()
+        raise
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
     except (HookrunError, KeyboardInterrupt, Exception) as error:

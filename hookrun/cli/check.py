@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
-from hookrun.cli.overrides import quoted, several_values, unreadable
+from hookrun.cli.overrides import quoted, several_values, torn, unreadable
 from hookrun.errors import Problem, listed, nearest
 
 # Where a person may add keys of their own.
@@ -51,29 +51,64 @@ class Composition:
         return self.app.repository(self.config_name, search)
 
 
-def wrong_overrides(asked: Composition) -> list[Problem]:
-    """The problems of the overrides: of those that cannot be read, else of choices, else of keys.
+@dataclass(frozen=True)
+class Mistakes:
+    """What is wrong with the overrides of a composition.
+
+    problems: every mistake that can be told without the others mended
+    right:    the other overrides, where those compose by themselves and what they say can be checked; else None
+    """
+
+    problems: list[Problem]
+    right: list[str] | None = None
+
+
+def wrong_overrides(asked: Composition) -> Mistakes:
+    """The problems of the overrides: of those that cannot be read, else of choices and keys.
 
     Empty where none of them is to blame. Raises what Hydra raises where the config files do not compose.
     """
     parsed, problems = _parsed(asked)
     if problems:
-        return problems
+        return Mistakes(problems)
     single = [each for each in parsed if not each.is_sweep_override()]
     choices = [each for each in single if _is_choice(each, asked)]
-    if problems := [problem for each in choices for problem in _wrong_choices(each, asked)]:
-        return problems
-    keys = [each for each in single if each not in choices and each.key_or_group != _SEARCH_PATH]
-    return _wrong_keys(keys, [each for each in parsed if each not in keys], asked)
+    chosen_wrong = {id(each): found for each in choices if (found := list(_wrong_choices(each, asked)))}
+    groups = {each.key_or_group for each in choices if id(each) in chosen_wrong}
+    problems = [problem for found in chosen_wrong.values() for problem in found]
+    if not groups <= _APART:  # whether the keys are right depends on what would have been chosen
+        return Mistakes(problems)
+    skipped = [each for each in single if each.key_or_group.partition(".")[0] in groups]
+    keys = [
+        each
+        for each in single
+        if each not in choices and each not in skipped and each.key_or_group != _SEARCH_PATH
+    ]
+    others = [each for each in parsed if each not in keys and each not in skipped]
+    wrong = _wrong_keys(keys, others, asked)
+    right = [each for each in parsed if each in others or (each in keys and id(each) not in wrong)]
+    problems += wrong.values()
+    is_sure = not any(isinstance(key, str) for key in wrong)
+    return Mistakes(problems, [str(each.input_line) for each in right] if is_sure else None)
+
+
+_APART = {"model", "data", "train", "compute", "hooks"}
+"""The groups whose choice decides about the keys of one section alone."""
 
 
 def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
     parsed, problems = list[Override](), list[Problem]()
-    for text in asked.overrides:
+    words = list(asked.overrides)
+    while words:
+        if problem := torn(words, asked.app):
+            problems.append(problem)
+            del words[: 1 + problem.where.count(" ")]
+            continue
+        text = words.pop(0)
         try:
             override = parse_override(text)
         except OverrideParseException as error:
-            problems.append(unreadable(error, asked.app.options("experiment")))
+            problems.append(unreadable(error, asked.app))
             continue
         parsed.append(override)
         if not override.key_or_group:
@@ -110,6 +145,9 @@ def _not_a_name(override: Override, names: list[str]) -> Problem:
     """The problem of a choice such as ``3`` or ``nan``, which Hydra reads as a number."""
     typed = override.get_value_string()
     fixed = quoted(f"{override.key_or_group}={typed}") if typed in names else None
+    if override.value() is None and "none" in names:
+        fixed = f"{override.key_or_group}=none"
+        return Problem(override.key_or_group, f"found {typed!r}, expected a name", f"for none write {fixed}")
     hint = f"put the name in quotes of its own: {fixed}" if fixed else nearest(typed, names)
     return Problem(override.key_or_group, f"found {typed!r}, expected a name", hint)
 
@@ -158,15 +196,18 @@ def experiment_file(cfg: DictConfig) -> str:
     return next((str(folder / name) for folder in folders if (folder / name).is_file()), name)
 
 
-def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> list[Problem]:
-    """The problems of `keys` over the configuration that the `others` compose."""
+def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> dict[int | str, Problem]:
+    """The problems of `keys` over the configuration that the `others` compose, by the id of each.
+
+    A file without its header is the only problem then, by its name: nobody knows what its keys would be.
+    """
     texts = [str(each.input_line) for each in others]
     cfg = asked.app.compose_config(asked.config_name, texts, asked.mode, validate_sweep_overrides=False)
     if problems := lost_keys(cfg):
-        return problems
+        return {each.where: each for each in problems}
     is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
-    wrong = [_wrong_key(each, cfg, asked, is_swept) for each in keys]
-    return [each for each in wrong if each is not None]
+    wrong = {id(each): _wrong_key(each, cfg, asked, is_swept) for each in keys}
+    return {key: each for key, each in wrong.items() if each is not None}
 
 
 def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept: bool) -> Problem | None:
@@ -217,10 +258,23 @@ def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) 
 
 def _near(key: str, cfg: DictConfig) -> str:
     """The nearest keys: those that end in `key`, else those that differ from it in the first part that is wrong."""
+    found, above, siblings = _nearest_keys(key, cfg)
+    if found:
+        return f"did you mean {' or '.join(map(repr, found))}?"
+    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+
+
+def nearest_key(key: str, cfg: DictConfig) -> str | None:
+    """The nearest of the keys that are like `key`, if any."""
+    return next(iter(_nearest_keys(key, cfg)[0]), None)
+
+
+def _nearest_keys(key: str, cfg: DictConfig) -> tuple[list[str], str, Collection[str]]:
+    """The keys that are like `key`; the part of `key` that is right, and the names that there are under it."""
     groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
     paths = [*groups, *_paths(OmegaConf.to_container(cfg))]
     if endings := [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]:
-        return f"did you mean {' or '.join(map(repr, endings[:3]))}?"
+        return endings[:3], "", ()
     above, part, rest = "", *key.partition(".")[::2]
     while rest and f"{above}{part}" in paths:
         above, part, rest = f"{above}{part}.", *rest.partition(".")[::2]
@@ -229,9 +283,7 @@ def _near(key: str, cfg: DictConfig) -> str:
     )
     close = [f"{above}{name}" for name in get_close_matches(part, siblings)]
     whole = [f"{path}.{rest}" if rest else path for path in close]
-    if found := [path for path in whole if path in paths] or whole:
-        return f"did you mean {' or '.join(map(repr, found))}?"
-    return f"{above.rstrip('.') or 'the root'} holds {', '.join(siblings) or 'no keys'}"
+    return [path for path in whole if path in paths] or whole, above, siblings
 
 
 def _paths(node: Any, prefix: str = "") -> Iterator[str]:

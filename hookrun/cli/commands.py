@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,23 @@ from omegaconf import DictConfig
 
 from hookrun import tasks
 from hookrun.cli.check import Composition
-from hookrun.cli.compose import claimed, existing_folder, plain_run, planned, unused_run_dir
-from hookrun.cli.errors import explained
+from hookrun.cli.compose import (
+    claimed,
+    existing_folder,
+    over_shown_task,
+    plain_run,
+    planned,
+    unused_run_dir,
+)
+from hookrun.cli.errors import WrongOverrides, explained
+from hookrun.cli.flags import read_flags
 from hookrun.cli.hydra import argument_parser, conf_dir, opened
 from hookrun.cli.jobs import DONE, REFUSED, SingleRun
 from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
+from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
+from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
 from hookrun.trust import of_environment, read_once
 
@@ -32,7 +44,7 @@ def execute(arguments: Sequence[str]) -> int:
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
-    args = argument_parser().parse_intermixed_args(list(arguments))
+    args = read_flags(arguments)
     _refuse_flags(args)
     typed, overrides = take_trust(args.overrides)
     trust = typed | of_environment()
@@ -63,7 +75,7 @@ def _refuse_flags(args: argparse.Namespace) -> None:
     if args.resolve and args.cfg is None and not args.help:
         raise SpecError([Problem("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")])
     if args.experimental_rerun is not None:
-        hint = "every run directory holds its overrides in .hydra/overrides.yaml"
+        hint = "every run keeps its configuration as text: --config-dir RUN/.hydra --config-name config runs it again"
         raise SpecError([Problem("--experimental-rerun", "reads a pickle, which could run any code", hint)])
 
 
@@ -105,22 +117,65 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
 def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
+    asked = replace(asked, overrides=over_shown_task(asked.overrides))
     configured = app.configured_mode(name, asked.overrides)
     mode = typed or configured or RunMode.RUN
     overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
     asked = Composition(app, name, overrides, mode)
-    with explained(asked):
-        cfg = app.compose_config(name, overrides, mode)
+    try:
+        with explained(asked):
+            cfg = app.compose_config(name, overrides, mode)
+    except WrongOverrides as error:
+        if mode is RunMode.RUN and not _is_all(asked):
+            _refuse_with_the_rest(asked, error, trust)
+        raise
     if mode is RunMode.RUN:
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
+    waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
         return sweep(app, cfg, trust)
 
 
+def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> None:
+    """Raise the error with what is wrong in what the right overrides compose, where they compose."""
+    try:
+        with explained():
+            cfg = asked.app.compose_config(asked.config_name, error.right, asked.mode)
+        config = plain_run(cfg)
+    except SpecError:  # it takes the wrong ones as well
+        return
+    _import_torch()
+    waiting_for("looking for other mistakes")
+    with origins_told(cfg):
+        raise tasks.refusal(config, known=error.errors, trust=trust)
+
+
+def _import_torch() -> None:
+    """What takes the longest, told by itself; preparing an experiment would do it anyway."""
+    if "torch" not in sys.modules:
+        waiting_for("importing torch")
+        import torch  # noqa: F401
+
+
+def _is_all(asked: Composition) -> bool:
+    """Whether one value was typed and everything else is hookrun's own: then nothing beside it can be wrong."""
+    typed = [text for text in asked.overrides if not text.startswith("hydra.mode=")]
+    return len(typed) < 2 and "{" not in "".join(typed) and asked.app.folders() == [conf_dir()]
+
+
 def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
-    experiment = tasks.parse_experiment(plain_run(cfg))
+    config = plain_run(cfg)
+    with origins_told(cfg):
+        try:
+            experiment = tasks.parse_experiment(config)
+        except SpecError as error:
+            if _is_all(asked):
+                raise
+            _import_torch()
+            waiting_for("looking for other mistakes")
+            raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
     if not shows:
         tasks.refuse_ranks()
@@ -130,17 +185,22 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
-    experiment = planned(experiment, asked.overrides, composed)
-    previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
-    needs = NeededRuns(asked, trust)
-    needs.find(experiment)
-    known = needs.known(previous).of(experiment)
-    try:
-        prepared = tasks.prepare(known, trust=trust)
-    except SpecError as error:
-        if shows:
-            tasks.show_without_data(known, error, trust)
-        raise
+    _import_torch()
+    waiting_for("building the model and checking the hooks")
+    with origins_told(cfg), tasks.in_order_of(config):
+        experiment = planned(experiment, asked.overrides, composed)
+        previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
+        needs = NeededRuns(asked, trust)
+        needs.find(experiment)
+        known = needs.known(previous).of(experiment)
+        try:
+            prepared = tasks.prepare(known, trust=trust)
+        except SpecError as error:
+            if shows:
+                wait_is_over()
+                tasks.show_without_data(known, error, trust)
+            raise
+    wait_is_over()
     needs.prepare(shows=shows)
     if shows:
         tasks.show(prepared)

@@ -21,7 +21,7 @@ from hookrun.interpolations import resolved
 from hookrun.spec import Experiment
 from hookrun.store.format import STATUS
 from hookrun.store.lock import LockedError, sole_writer
-from hookrun.tasks import parse_experiment, task_of
+from hookrun.tasks import parse_experiment, task_of, tasks
 
 
 def compose_dict(
@@ -138,5 +138,14 @@ def planned(
     task = task_of(experiment)
     if not task.takes_place:
         return experiment
-    own = parse_experiment(compose([text for text in overrides if text != f"task={task.name}"]))
+    typed = {f"task={task.name}", f"task.name={task.name}"}
+    own = parse_experiment(compose([text for text in overrides if text.lstrip("+") not in typed]))
     return own if task_of(own).has_plan else experiment
+
+
+def over_shown_task(overrides: Sequence[str]) -> list[str]:
+    """The overrides, where keys of the experiment's own task are let stand beside ``task=plan``, which has none."""
+    shown = {f"task={name}" for name, task in tasks().items() if task.takes_place}
+    if shown.isdisjoint(overrides):
+        return list(overrides)
+    return [f"++{text}" if text.startswith("task.") else text for text in overrides]

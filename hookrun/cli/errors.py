@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hookrun.cli.check import Composition, no_such_config, without_header, wrong_overrides
+from hookrun.cli.check import Composition, Mistakes, no_such_config, without_header, wrong_overrides
 from hookrun.cli.overrides import INTERPOLATION
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.interpolations import guarded
@@ -34,19 +34,31 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
     except (HookrunError, BrokenPipeError):
         raise
     except Exception as error:
-        raise SpecError(_problems(error, asked)) from error
+        mistakes = _mistakes(error, asked)
+        if mistakes.right is None:
+            raise SpecError(mistakes.problems) from error
+        raise WrongOverrides(mistakes.problems, mistakes.right) from error
 
 
-def _problems(error: Exception, asked: Composition | None) -> list[Problem]:
-    if asked is None or not isinstance(error, HydraException | ValueError):
-        return [_problem(error, asked)]
+class WrongOverrides(SpecError):
+    """Some overrides are wrong, and the `right` ones compose without them, so that what they say can be checked."""
+
+    def __init__(self, errors: Sequence[Problem], right: Sequence[str]) -> None:
+        super().__init__(errors)
+        self.right = list(right)
+        self.args = (self.errors, self.right)
+
+
+def _mistakes(error: Exception, asked: Composition | None) -> Mistakes:
+    if asked is None or not isinstance(error, HydraException | ValueError | TypeError):
+        return Mistakes([_problem(error, asked)])
     try:
-        wrong = wrong_overrides(asked)
+        mistakes = wrong_overrides(asked)
     except HookrunError:
         raise
     except Exception as beneath:  # the files do not compose, whatever the keys
-        return [_problem(beneath, asked)]
-    return wrong or [_problem(error, asked)]
+        return Mistakes([_problem(beneath, asked)])
+    return mistakes if mistakes.problems else Mistakes([_problem(error, asked)])
 
 
 def _problem(error: Exception, asked: Composition | None) -> Problem:

@@ -39,6 +39,7 @@ from hookrun.cli.loader import HYDRAS_SOURCES, SOURCES, Loader
 from hookrun.cli.loader import conf_dir as conf_dir
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded
+from hookrun.version import __version__
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
 MAX_JOBS = 10_000
@@ -190,9 +191,14 @@ def _warnings_are_errors() -> Iterator[None]:
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Hydra's flags."""
+    """Hydra's flags, none of them abbreviated; what is wrong with one raises argparse.ArgumentError."""
     parser = get_args_parser()
     parser.prog = "hookrun"
+    parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
+    parser.exit_on_error = False
+    for action in parser._actions:
+        if "--version" in action.option_strings:
+            vars(action)["version"] = f"hookrun {__version__}, Hydra {hydra.__version__}"
     return parser
 
 

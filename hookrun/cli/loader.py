@@ -188,6 +188,11 @@ class Loader(ConfigLoaderImpl):
                 continue
             with read_write(node), open_dict(node):
                 node[name] = ours if self._output is None else os.path.join(self._output, ours)
+        choices = cfg.hydra.runtime.choices
+        for group in _LOGGING:  # of a root of one's own, such as the stored configuration of a run
+            if choices.get(f"hydra/{group}") == "default" and f"hydra/{group}=default" not in typed:
+                with read_write(cfg.hydra), open_dict(cfg.hydra):
+                    cfg.hydra[group] = dict(_NO_LOGGING)
 
     def _parse_overrides_and_create_caching_repo(
         self, config_name: str | None, overrides: list[str]
@@ -195,6 +200,7 @@ class Loader(ConfigLoaderImpl):
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         _limit_loads(repo)
         repo.typed_groups = {each.key_or_group for each in parsed}  # type: ignore[attr-defined]
+        repo.without_hooks = _without_hooks(parsed)  # type: ignore[attr-defined]
         return parsed, repo
 
     def _process_config_searchpath(
@@ -219,7 +225,11 @@ class Loader(ConfigLoaderImpl):
         problems = [problem for each in defaults for problem in _wrong_place(each, repo)]
         if problems:
             raise SpecError(problems)
-        return super()._compose_config_from_defaults_list(defaults, repo)
+        cfg = super()._compose_config_from_defaults_list(defaults, repo)
+        if getattr(repo, "without_hooks", False):
+            with open_dict(cfg):
+                cfg.hooks = {}  # typed ones are added to it later
+        return cfg
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
         loaded = super()._load_single_config(default, repo)
@@ -236,6 +246,24 @@ class Loader(ConfigLoaderImpl):
                 file = _file(source, path)
                 raise SpecError([Problem(f"{file}: {each.where}", each.what, each.hint) for each in problems])
         return loaded
+
+
+_LOGGING = ("job_logging", "hydra_logging")
+_NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
+
+
+def _without_hooks(overrides: list[Override]) -> bool:
+    """Whether the command line, or a job of a sweep, asks for no hooks: ``hooks=none`` or ``~hooks``.
+
+    Those that an experiment writes itself are merged after the choice from the group, which alone would leave them.
+    """
+    chosen = [each for each in overrides if each.key_or_group == "hooks" and not each.is_sweep_override()]
+    if not chosen:
+        return False
+    names = chosen[-1].value()
+    return chosen[-1].is_delete() or all(
+        name == "none" for name in (names if isinstance(names, list) else [names])
+    )
 
 
 def _limit_loads(repo: CachingConfigRepository) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException, OverrideParseException
 
-from hookrun.cli.hydra import parse_override
+from hookrun.cli.hydra import App, parse_override
 from hookrun.errors import Problem, SpecError
+from hookrun.spec import ROOT_KEYS
 
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _TRUST = re.compile(r"\+{0,2}trust=")
+_KEY = re.compile(r"\+{0,2}[\w.@/-]+")
 _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
@@ -50,11 +52,12 @@ def _no_packages(text: str) -> SpecError:
     return SpecError([Problem("trust", what, "write +trust=[mypkg,other]")])
 
 
-def unreadable(error: OverrideParseException, experiments: Collection[str]) -> Problem:
+def unreadable(error: OverrideParseException, app: App) -> Problem:
     """The problem of an override that Hydra cannot parse."""
     text = error.override
     if "=" not in text and not text.startswith("~"):
-        hint = f"did you mean experiment={text}?" if text in experiments else "for one: experiment=clip_fc"
+        guess = meant(text, app)
+        hint = f"did you mean {guess}?" if guess else "for one: experiment=clip_fc"
         return Problem(text, "is not of the form key=value", hint)
     if "${" in text:
         return Problem(text, "Hydra cannot read this override", INTERPOLATION)
@@ -62,6 +65,53 @@ def unreadable(error: OverrideParseException, experiments: Collection[str]) -> P
     fixed = quoted(text)
     hint += f"put the value in quotes of its own: {fixed}" if fixed else "check that they are closed"
     return Problem(text, "Hydra cannot read this override", hint)
+
+
+def meant(word: str, app: App) -> str | None:
+    """The override that a word without `=` was meant to be: ``clip_fc``, ``plan``, ``experiment:clip_fc``."""
+    key, colon, value = word.partition(":")
+    if colon and value and _is_key(key):
+        return f"{key}={value}"
+    return next((f"{group}={word}" for group in GROUPS if word in app.options(group)), None)
+
+
+GROUPS = ("experiment", "task", "model", "data", "hooks", "train", "compute")
+
+
+def _is_key(text: str) -> bool:
+    root = text.lstrip("+").partition(".")[0].partition("@")[0]
+    return _KEY.fullmatch(text) is not None and root in (*ROOT_KEYS, *GROUPS, "hydra")
+
+
+def torn(words: Sequence[str], app: App) -> Problem | None:
+    """The problem of an override that spaces have torn into several of the words: ``experiment = clip_fc``.
+
+    Its `where` is the words that belong to it.
+    """
+    first, rest = words[0], [*words[1:], "", ""]
+    if "=" not in first and rest[0] == "=" and rest[1]:
+        return _one_word([first, "=", rest[1]], f"{first}={rest[1]}")
+    if "=" not in first and len(rest[0]) > 1 and rest[0].startswith("="):
+        return _one_word([first, rest[0]], first + rest[0])
+    bare = rest[0] and "=" not in rest[0] and not rest[0].startswith("~")
+    if bare and (first.endswith("=") and len(first) > 1):
+        return _one_word([first, rest[0]], first + rest[0])
+    if bare and _is_key(first):
+        return _one_word([first, rest[0]], f"{first}={rest[0]}")
+    if "=" not in first or _reads(first):
+        return None
+    for count in range(2, min(len(words), _MOST_WORDS) + 1):
+        if _reads(whole := " ".join(words[:count])):
+            what = "is one override, which the shell has split at its spaces"
+            return Problem(whole, what, f"put it in quotes: {_for_shell(whole)}")
+    return None
+
+
+_MOST_WORDS = 50
+
+
+def _one_word(words: list[str], whole: str) -> Problem:
+    return Problem(" ".join(words), "an override is one word, key=value, without spaces", f"write {whole}")
 
 
 def several_values(override: Override) -> Problem:

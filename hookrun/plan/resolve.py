@@ -13,7 +13,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, SpecError, liste
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.run_values import Source, UsedBy, read_value, used_runs
-from hookrun.spec.hook import HookSpec, Spec
+from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 from hookrun.trusted import ACTIONS, Trusted, load
 
@@ -64,11 +64,8 @@ def _resolved_first(hook: HookSpec) -> int:
 
 def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[PlannedHook, list[Problem]]:
     problems = [*_carrying(spec), *_meaningless(spec)]
-    paths = names.select(spec)
-    unmatched = [] if 0 in spec.keys.expect else names.unmatched(spec)
-    problems += [_unmatched_problem(spec, each, names) for each in unmatched[:_MOST_MEMBERS]]
-    if len(paths) not in spec.keys.expect and (paths or not unmatched):
-        problems.append(_count_problem(spec, paths, names))
+    paths, unselected = select(spec, names)
+    problems += unselected
     matches = tuple(names.match(path, spec.on_parameters) for path in paths)
     problems += _fitting(spec, matches, names)
     values, places = dict[str, dict[str, Source]](), {match.path: match.names for match in matches}
@@ -89,6 +86,16 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions), problems
+
+
+def select(hook: HookSelection, names: ModelNames) -> tuple[list[str], list[Problem]]:
+    """The paths that the hook's selector matches, and what is wrong with them or their number."""
+    paths = names.select(hook)
+    unmatched = [] if 0 in hook.keys.expect else names.unmatched(hook)
+    problems = [_unmatched_problem(hook, each, names) for each in unmatched[:_MOST_MEMBERS]]
+    if len(paths) not in hook.keys.expect and (paths or not unmatched):
+        problems.append(_count_problem(hook, paths, names))
+    return paths, problems
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
@@ -132,19 +139,22 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
             yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
 
 
-def _count_problem(spec: HookSpec, paths: list[str], names: ModelNames) -> Problem:
+def _count_problem(spec: HookSelection, paths: list[str], names: ModelNames) -> Problem:
     kind = "parameter" if spec.on_parameters else "module"
     if not paths:
         where = f"{spec.where}.select"
         text = f"{str(spec.keys.select)!r} matches no {kind} of {type(names.model).__name__}"
-        hint = names.nearest(spec.keys.select, spec.on_parameters) + "; `task=modules` lists every path"
+        bare = spec.keys.select.select(names.tree) if spec.on_parameters else ()
+        near = names.nearest(spec.keys.select, spec.on_parameters)
+        hint = f"it matches modules that have none: {listed(bare, _SHOWN)}" if bare else near
+        hint += "; `task=modules` lists every path"
         return Problem(where, text, hint)
     shown = listed([path or "(root)" for path in paths], 8)
     text = f"expected {spec.keys.expect} {kind}s, {str(spec.keys.select)!r} matches {len(paths)}: {shown}"
     return Problem(f"{spec.where}.expect", text, "narrow `select`, or change `expect`")
 
 
-def _unmatched_problem(spec: HookSpec, member: Unmatched, names: ModelNames) -> Problem:
+def _unmatched_problem(spec: HookSelection, member: Unmatched, names: ModelNames) -> Problem:
     kind = "parameter" if spec.on_parameters else "module"
     text = f"{str(member.selector)!r} ({member.place}) matches no {kind}"
     hint = names.nearest(member.selector, spec.on_parameters)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,9 @@ from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 
 OVERRIDES = ".hydra/overrides.yaml"
+CONFIG = ".hydra/config.yaml"
+TAGS = "tags"
+MOST_TAGS = 100
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
 
 
@@ -92,7 +95,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
         exit_code=status.get("exit_code"),
         started=str(status.get("started", "")),
         seconds=seconds_between(status.get("started"), status.get("ended")) if not reason else None,
-        overrides=_overrides(path),
+        overrides=_overrides(path) | _tags(path),
         metrics=values,
         of_batch=frozenset(values.keys() - means.keys()),
         result=result_of(status, lines) if status.get("status") == "done" else None,
@@ -114,6 +117,19 @@ def _overrides(folder: Path) -> dict[str, str]:
     texts = content if isinstance(content, list) else []
     pairs = (str(text).lstrip("+").partition("=") for text in texts)
     return {key: value for key, _, value in pairs}
+
+
+def _tags(folder: Path) -> dict[str, str]:
+    """The tags of the job as one text, whoever set them; empty where it has none."""
+    content = read_yaml(folder / CONFIG, folder)
+    tags = tags_of(content) if isinstance(content, dict) else []
+    return {TAGS: ", ".join(tags)} if tags else {}
+
+
+def tags_of(config: Mapping[str, Any]) -> list[str]:
+    """The tags in a stored configuration, as far as they are texts."""
+    tags = config.get(TAGS)
+    return [tag[:100] for tag in tags[:MOST_TAGS] if isinstance(tag, str)] if isinstance(tags, list) else []
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hookrun.report.jobs import JobFacts, find_jobs
+from hookrun.report.jobs import TAGS, JobFacts, find_jobs
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
@@ -43,9 +43,10 @@ class SweepFacts:
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of the table: those that were swept, then others that differ."""
+        """The keys of the table: those that were swept, then others that differ, then the tags."""
         given = {key for job in self.jobs for key in job.overrides}
-        return list(dict.fromkeys([*(key for key in self.asked if key in given), *self.varied]))
+        swept = [key for key in self.asked if key in given]
+        return list(dict.fromkeys([*swept, *self.varied, *([TAGS] if TAGS in given else [])]))
 
     @cached_property
     def metrics(self) -> list[str]:

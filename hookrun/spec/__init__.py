@@ -6,31 +6,47 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pydantic import ValidationError
-
-from hookrun.arguments import problems_of
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.spec.experiment import Settings, TaskKeys
-from hookrun.spec.hook import HookSpec, Spec, parse_hooks
+from hookrun.spec.boolean_keys import without_boolean_keys
+from hookrun.spec.experiment import Data, Model, Settings, TaskKeys
+from hookrun.spec.hook import HookSpec, Spec, WrongHooks, parse_hooks, wrong_hooks
 from hookrun.spec.limits import beyond_limits
+from hookrun.spec.remains import in_file_order, validated
 from hookrun.spec.selector.base import shown
-from hookrun.spec.task import parse_task
+from hookrun.spec.task import parse_task, remaining_task
 
-__all__ = ["Experiment", "HookSpec", "Settings", "Spec", "TaskKeys", "parse_experiment", "parse_spec"]
+__all__ = [
+    "Experiment",
+    "HookSpec",
+    "Settings",
+    "Spec",
+    "TaskKeys",
+    "WrongHooks",
+    "in_file_order",
+    "parse_experiment",
+    "parse_spec",
+    "read_experiment",
+    "read_spec",
+    "whole_of",
+]
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A whole experiment: its settings and its hooks.
 
-    notes: what to know beside the plan
-    runs:  name -> directory of each run of its `needs`, and of `previous`; None: the run is still to be made
+    notes:    what to know beside the plan
+    runs:     name -> directory of each run of its `needs`, and of `previous`; None: the run is still to be made
+    mistakes: what is wrong in its configuration and was left out; an experiment that is run has none
+    wrong:    what is right about the hooks that were left out
     """
 
     settings: Settings
     hooks: Spec
     notes: tuple[str, ...] = ()
     runs: Mapping[str, str | None] = field(default_factory=dict)
+    mistakes: tuple[Problem, ...] = ()
+    wrong: WrongHooks = field(default_factory=WrongHooks)
 
     def of_a_sweep(self) -> Experiment:
         """The experiment as a job of a sweep, which keeps the best weights alone unless it says otherwise."""
@@ -49,22 +65,43 @@ def parse_experiment(config: Mapping[str, Any], tasks: Mapping[str, type[TaskKey
 
     Raises SpecError with every mistake in it.
     """
-    _refuse_beyond_limits(config)
-    problems = [_unknown_root(key) for key in config if key not in ROOT_KEYS]
-    task, notes, wrong_in_task = parse_task(config.get("task", {}), tasks)
-    problems += wrong_in_task
-    hooks, wrong = parse_hooks(config.get("hooks"))
-    settings = None
-    given = {key: config[key] for key in config if key in Settings.model_fields}
-    try:
-        # Without a valid task too: the mistakes in all the other sections are reported beside those of the task.
-        settings = Settings.model_validate(given | {"task": task or TaskKeys()})
-    except ValidationError as error:
-        problems += problems_of(error, "", Settings)
-    problems += wrong
-    if problems or settings is None:
+    experiment, problems = read_experiment(config, tasks)
+    if problems or experiment is None:
         raise SpecError(problems)
-    return Experiment(settings, Spec(tuple(hooks), seed=settings.seed), tuple(notes))
+    return experiment
+
+
+def read_experiment(
+    config: Mapping[str, Any], tasks: Mapping[str, type[TaskKeys]]
+) -> tuple[Experiment | None, list[Problem]]:
+    """The experiment as far as the configuration is right, and every mistake in it, in the order of the file.
+
+    tasks: every task by name
+
+    The experiment is None where too little is right to check it any further. Raises SpecError for a configuration
+    that is too large to be looked at.
+    """
+    _refuse_beyond_limits(config)
+    written = config
+    config, problems = without_boolean_keys(written)
+    problems += [_unknown_root(key) for key in config if key not in ROOT_KEYS]
+    raw = config.get("task", {})
+    task, notes, wrong_in_task = parse_task(raw, tasks)
+    hooks, wrong_in_hooks = parse_hooks(config.get("hooks"))
+    given = {key: config[key] for key in config if key in Settings.model_fields}
+    given["task"] = task or remaining_task(raw, tasks) or TaskKeys()
+    settings, wrong = validated(Settings, given, "", _STAND_INS)
+    problems = in_file_order([*problems, *wrong_in_task, *wrong, *wrong_in_hooks], written)
+    if settings is None or type(settings.task) is TaskKeys:
+        return None, problems
+    spec = Spec(tuple(hooks), settings.seed)
+    wrong_ones = wrong_hooks(config.get("hooks"), hooks)
+    read = Experiment(settings, spec, tuple(notes), mistakes=tuple(problems), wrong=wrong_ones)
+    return read, problems
+
+
+_STAND_INS = {"model": Model(name=""), "data": Data(name="")}
+"""For sections without which nothing else could be checked; no model and no data set has that name."""
 
 
 def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
@@ -72,15 +109,32 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
 
     Raises SpecError with every mistake in it.
     """
+    spec, _, problems = read_spec(config, seed)
+    if problems:
+        raise SpecError(problems)
+    return spec
+
+
+def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHooks, list[Problem]]:
+    """The hooks that are right, what is right about the others, and every mistake, in the order of the file.
+
+    Raises SpecError for what is no mapping, or too large to be looked at.
+    """
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
-    wrapped = "hooks" in config and not _is_hook(config["hooks"])
-    _refuse_beyond_limits(config, "" if wrapped else "hooks")
-    problems = [_unknown_root(key) for key in config if wrapped and key not in ROOT_KEYS]
-    hooks, wrong = parse_hooks(config["hooks"] if wrapped else config)
-    if problems or wrong:
-        raise SpecError([*problems, *wrong])
-    return Spec(tuple(hooks), seed=seed)
+    written = whole_of(config)
+    _refuse_beyond_limits(config, "" if written is config else "hooks")
+    whole, problems = without_boolean_keys(written)
+    problems += [_unknown_root(key) for key in whole if key not in ROOT_KEYS]
+    raw = whole["hooks"]
+    hooks, wrong = parse_hooks(raw)
+    problems = in_file_order([*problems, *wrong], written)
+    return Spec(tuple(hooks), seed=seed), wrong_hooks(raw, hooks), problems
+
+
+def whole_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``{"hooks": {...}}``, where `config` is that or the hooks mapping itself."""
+    return config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
 
 
 def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:

@@ -202,11 +202,17 @@ class Compute(Section):
     capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
 
 
+MOST_TAGS = 100
+Tag = Annotated[str, Field(min_length=1, max_length=100)]
+"""A word of one's own to find a run by."""
+
+
 class Settings(Section):
     """Every root key of an experiment but `hooks`.
 
     vars:  keys of one's own, for interpolations elsewhere: `${vars.strength}`; nothing else reads them
     needs: experiments that are run before this one
+    tags:  they change nothing: reports and sweeps show them
     """
 
     task: TaskKeys
@@ -219,3 +225,4 @@ class Settings(Section):
     objective: Objective = Objective()
     vars: dict[str, Any] = {}
     needs: Needs = {}
+    tags: Annotated[tuple[Tag, ...], Field(max_length=MOST_TAGS)] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -18,6 +18,7 @@ from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.index import Index
+from hookrun.spec.remains import validated
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.target import Target
@@ -46,12 +47,11 @@ class HookKeys(BaseModel):
 
 
 @dataclass(frozen=True)
-class HookSpec:
-    """A validated hook; its action is the frozen params model."""
+class HookSelection:
+    """What a hook selects, whatever it then does there."""
 
     name: str
     keys: HookKeys
-    action: Action
 
     @property
     def hook_type(self) -> HookType:
@@ -62,6 +62,18 @@ class HookSpec:
     def on_parameters(self) -> bool:
         """Whether the selector names parameters."""
         return self.hook_type.on_parameters
+
+    @property
+    def where(self) -> str:
+        """The key path."""
+        return f"hooks.{self.name}"
+
+
+@dataclass(frozen=True)
+class HookSpec(HookSelection):
+    """A validated hook; its action is the frozen params model."""
+
+    action: Action
 
     @property
     def draws_in_forward(self) -> bool:
@@ -79,11 +91,6 @@ class HookSpec:
                 if isinstance(value, RunValue):
                     yield where, value
                 where, value = f"{where}.minus", value.minus
-
-    @property
-    def where(self) -> str:
-        """The key path."""
-        return f"hooks.{self.name}"
 
     @property
     def identity(self) -> str:
@@ -115,6 +122,43 @@ class Spec:
 
     hooks: tuple[HookSpec, ...]
     seed: int = 0
+
+
+@dataclass(frozen=True)
+class WrongHooks:
+    """What is right about the hooks that hold mistakes.
+
+    selections: what they select, of those where that is known
+    may_add:    one of them may be meant to add parameters, which other hooks then need
+    """
+
+    selections: tuple[HookSelection, ...] = ()
+    may_add: bool = False
+
+
+def wrong_hooks(raw: Any, right: Collection[HookSpec]) -> WrongHooks:
+    """What is right about the hooks of a mapping that are not among those that `parse_hooks` found right."""
+    names = {hook.name for hook in right}
+    wrong = raw if isinstance(raw, Mapping) else {}
+    bodies = {name: body for name, body in wrong.items() if name not in names and isinstance(body, Mapping)}
+    keys = {name: _remaining_keys(body) for name, body in bodies.items()}
+    selections = tuple(
+        HookSelection(str(name), each) for name, each in keys.items() if each is not None and each.enabled
+    )
+    return WrongHooks(selections, any(map(_may_add, bodies.values())))
+
+
+def _remaining_keys(body: Mapping[str, Any]) -> HookKeys | None:
+    known = {key: body[key] for key in body if key in hook_keys(body.get("hook"))}
+    keys, _ = validated(HookKeys, known, "")
+    return keys if keys is not None and keys.hook in HOOK_TYPES else None
+
+
+def _may_add(body: Mapping[str, Any]) -> bool:
+    """Whether a hook that holds mistakes may be meant to add parameters."""
+    action = actions().get(str(body.get("action")))
+    kind = HOOK_TYPES.get(str(body.get("hook")))
+    return action.adds is not Action.adds if action else kind is None or kind.phase == "installation"
 
 
 def parse_hooks(raw: Any, where: str = "hooks") -> tuple[list[HookSpec], list[Problem]]:

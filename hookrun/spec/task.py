@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from hookrun.arguments import problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.spec.experiment import TaskKeys
+from hookrun.spec.remains import validated as remains
 
 WHERE = "task"
 
@@ -52,6 +53,16 @@ def parse_task(
     ]
     notes = [f"{WHERE}.{key} is not used by {WHERE}={name}" for key in ignored if key not in refused]
     return (None, [], problems) if problems else (task, notes, [])
+
+
+def remaining_task(raw: Any, tasks: Mapping[str, type[TaskKeys]]) -> TaskKeys | None:
+    """The task of a section that holds mistakes, without its wrong keys; of a wrong name, the default task."""
+    given = dict(raw) if isinstance(raw, Mapping) else {}
+    name = given.get("name")
+    chosen = tasks.get(name) if isinstance(name, str) else None
+    task = chosen or tasks.get(_default(tasks) or "")
+    own = {key: given[key] for key in given if chosen is not None and key in chosen.model_fields}
+    return None if task is None else remains(task, own, WHERE)[0]
 
 
 def _default(tasks: Mapping[str, type[TaskKeys]]) -> str | None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,8 +17,9 @@ from typing import Any
 from hookrun import spec
 from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
-from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
+from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed
 from hookrun.spec import Experiment
+from hookrun.spec.remains import beyond, in_file_order
 from hookrun.tasks.base import Ready, Task, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
 from hookrun.trust import of_environment, read_once
@@ -28,9 +30,11 @@ __all__ = [
     "Task",
     "check_jobs",
     "goal_of",
+    "in_order_of",
     "objective",
     "parse_experiment",
     "prepare",
+    "refusal",
     "required_goal",
     "run",
     "show",
@@ -82,7 +86,12 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
     """
     trust = trust | of_environment()
     with read_once(trust):
-        check_objective(experiment, [*SPLITS, *tasks()])
+        try:
+            check_objective(experiment, [*SPLITS, *tasks()])
+        except SpecError as error:
+            mistakes = (*experiment.mistakes, *error.errors)
+            task_of(experiment).prepare(replace(experiment, mistakes=mistakes), trust=trust)
+            raise
         return task_of(experiment).prepare(experiment, trust=trust)
 
 
@@ -107,6 +116,38 @@ def check_jobs(
             except (SpecError, CompileError) as error:
                 refused[number] = error
     return Checked(refused, shared.proven, shared.unproven)
+
+
+def refusal(
+    config: Mapping[str, Any], *, known: Sequence[Problem] = (), trust: frozenset[str] = frozenset()
+) -> SpecError:
+    """Everything wrong with a configuration that is refused, in the order of the file.
+
+    Beside its own mistakes stand those that `prepare` finds in what is left without them.
+
+    known: mistakes in what was typed, which the configuration does not hold
+    """
+    experiment, found = spec.read_experiment(config, tasks())
+    problems = [*known, *beyond(found, known)]
+    notes: tuple[str, ...] = ()
+    if experiment is not None:
+        try:
+            prepare(replace(experiment, mistakes=tuple(problems)), trust=trust)
+        except Refusal as more:
+            problems += beyond(more.errors, problems)
+            notes = more.notes
+        except HookrunError:  # what it names cannot be read: told once the configuration is right
+            pass
+    return SpecError(in_file_order(problems, config), notes)
+
+
+@contextmanager
+def in_order_of(config: Mapping[str, Any]) -> Iterator[None]:
+    """What is refused in the block lists its mistakes in the order in which the configuration names their keys."""
+    try:
+        yield
+    except Refusal as error:
+        raise type(error)(in_file_order(error.errors, config), error.notes) from error
 
 
 def refuse_ranks() -> None:

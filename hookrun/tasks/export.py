@@ -49,8 +49,8 @@ class ExportTask(TaskOfOneSplit):
         import torch
 
         from hookrun.tasks.loop.batches import Batches
+        from hookrun.tasks.loop.built import as_call
         from hookrun.tasks.loop.compiled import TOLERANCE, relative_difference
-        from hookrun.tasks.loop.prepared import as_call
 
         with running.evaluating(Batches(running.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))

@@ -29,7 +29,8 @@ class ModulesTask(Task):
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
         """Build the model, and prove a hook on every module, from which its output shapes are known."""
-        from hookrun.tasks.loop.prepared import build, compiled, compiled_without_data
+        from hookrun.tasks.loop.built import build
+        from hookrun.tasks.loop.prepared import compiled, compiled_without_data
 
         every = parse_spec({"every": {"select": "**", "hook": "forward", "action": "capture"}})
         settings = experiment.settings

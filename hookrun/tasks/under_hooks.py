@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from hookrun.data.info import ALL, SPLITS
-from hookrun.errors import CompileError, Problem, SpecError
+from hookrun.errors import CompileError, Problem
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.tasks.base import Task, changed
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
-    from torch.nn import Module
-
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
     from hookrun.store.run_dir import RunDir
+    from hookrun.tasks.loop.built import Attempt, Maker
     from hookrun.tasks.loop.gradients import Score
     from hookrun.tasks.loop.own_losses import TrainLoss
-    from hookrun.tasks.loop.prepared import Maker, Prepared
+    from hookrun.tasks.loop.prepared import Prepared
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
 
@@ -100,7 +99,7 @@ class TaskUnderHooks(Task):
 
         Raises SpecError and CompileError.
         """
-        from hookrun.tasks.loop.prepared import Maker
+        from hookrun.tasks.loop.built import Maker
 
         return self._prepared(experiment, trust, Maker())
 
@@ -109,12 +108,22 @@ class TaskUnderHooks(Task):
         self._prepared(experiment, trust, shared)
 
     def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
-        from hookrun.tasks.loop.prepared import build, check_leftover, check_rows, compiled
+        from hookrun.tasks.loop import built as checks
+        from hookrun.tasks.loop.prepared import check_leftover, check_rows, compiled
 
         settings, split = experiment.settings, self.split_seen()
-        built = build(settings, split, trust, lambda info: self.problems(settings, info), maker)
-        trained = self._trained(experiment, built.model)
-        notes = [*self._idle_hooks(experiment), *self.remarks(settings, experiment.hooks.hooks)]
+        if experiment.mistakes:
+            settings = checks.without_download(settings)
+        tried = checks.attempt(settings, split, trust, lambda info: self.problems(settings, info), maker)
+        trained, wrong = self._trained(experiment, tried)
+        notes, idle = self._idle_hooks(experiment)
+        tried.problems.extend([*wrong, *idle])
+        if tried.problems or experiment.mistakes:
+            score = None if tried.loss is None else self.score(tried.loss)
+            raise checks.refused(experiment, split, tried, training=self.trains, score=score)
+        built = tried.built(settings)
+        if trained is not None:
+            trained.freeze_rest(built.model)
         prepared = compiled(
             experiment,
             experiment.hooks,
@@ -122,7 +131,7 @@ class TaskUnderHooks(Task):
             self.split_met(),
             training=self.trains,
             score=self.score(built.loss),
-            notes=notes,
+            notes=[*notes, *self.remarks(settings, experiment.hooks.hooks)],
             maker=maker,
         )
         plan, sizes = prepared.plan, built.data.sizes
@@ -137,20 +146,22 @@ class TaskUnderHooks(Task):
         """What it does beside its hooks, for the plan."""
         return list(trained.lines(settings.train.optimizer)) if trained is not None else []
 
-    def _trained(self, experiment: Experiment, model: Module) -> Trained | None:
-        """What the task trains; all else in the model is frozen as `train.parameters` says. Raises SpecError."""
+    def _trained(self, experiment: Experiment, tried: Attempt) -> tuple[Trained | None, list[Problem]]:
+        """What the task trains, and what is wrong with how that was asked for; None where it trains nothing."""
         from hookrun.plan.model_tree import unhookable
-        from hookrun.tasks.loop.optimizers import check_arguments
+        from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
         from hookrun.tasks.loop.trained import chosen
 
-        if not self.trains or unhookable(model) is not None:  # which compiling reports
-            return None
+        model = tried.model
+        unsure = model is None or experiment.wrong.may_add
+        if (
+            not self.trains or model is None or unsure or unhookable(model) is not None
+        ):  # which compiling reports
+            return None, []
         train = experiment.settings.train
         trained, problems = chosen(train, experiment.hooks, model)
-        if problems := problems or check_arguments(train, model, trained.groups):
-            raise SpecError(problems)
-        trained.freeze_rest(model)
-        return trained
+        misnamed = any(each.where.startswith((OPTIMIZER, SCHEDULER)) for each in tried.problems)
+        return trained, problems or ([] if misnamed else check_arguments(train, model, trained.groups))
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
         """What a person may not expect of these settings."""
@@ -164,17 +175,18 @@ class TaskUnderHooks(Task):
         """The split that all samples are of; None where they are of several."""
         return self.split_seen()
 
-    def _idle_hooks(self, experiment: Experiment) -> list[str]:
-        """A note on each hook that the task never runs; SpecError under `strict`."""
+    def _idle_hooks(self, experiment: Experiment) -> tuple[list[str], list[Problem]]:
+        """A note on each hook that the task never runs; a problem under `strict`."""
         enabled = [hook for hook in experiment.hooks.hooks if hook.keys.enabled]
         idle = [(hook, *needs) for hook in enabled if (needs := self.idle(hook)) is not None]
         if idle and experiment.settings.strict:
-            raise SpecError(
-                [Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook, what, hint in idle]
-            )
-        return [
+            return [], [
+                Problem(f"{hook.where}.hook", f"{hook.hook_type} {what}", hint) for hook, what, hint in idle
+            ]
+        notes = [
             f"{hook.name}: {hook.hook_type} {what}: it will never fire; {hint}" for hook, what, hint in idle
         ]
+        return notes, []
 
     def show(self, prepared: Prepared) -> None:
         """Print the whole plan, and what to know beside it."""

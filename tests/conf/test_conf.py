@@ -32,6 +32,7 @@ hooks
 model.name model.weights
 seed
 strict
+tags
 task.metrics task.name task.tensorboard
 train.accumulate train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
 train.limit_batches train.log_every train.loss train.optimizer.groups train.optimizer.lr train.optimizer.name

@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from hookrun import data
 from hookrun.errors import CompileError, SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.prepared import Prepared, added_names, as_call
+from hookrun.tasks.loop.built import as_call
+from hookrun.tasks.loop.prepared import Prepared, added_names
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
 BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}

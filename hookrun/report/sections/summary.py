@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hookrun.report.draw.text import counted, duration, moment, number, seconds_between
 from hookrun.report.facts import Facts
+from hookrun.report.jobs import tags_of
 from hookrun.report.section import ReportSection
 
 _VERSIONS = ("hookrun", "torch", "torchvision", "hydra", "python")
@@ -19,6 +20,7 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
         "model": _model(facts),
         "weights": facts.model.get("weights"),
         "data": facts.named("data") if not facts.source else "",
+        "tags": ", ".join(tags_of(config)),
         "started": moment(status.get("started")),
         "duration": (duration(seconds) if seconds is not None else None),
         "seed": number(config["seed"]) if isinstance(config.get("seed"), int) else None,

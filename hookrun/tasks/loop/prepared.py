@@ -1,64 +1,28 @@
-"""Everything that can go wrong before a run, gone through before it: device, data, model, weights, plan."""
+"""Everything that can go wrong before a run, gone through before it: the plan, and what it takes from outside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from hookrun import data, models
+from hookrun import models
 from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
-from hookrun.proving import Example, Plan, Score, compile_plan
+from hookrun.proving import Plan, compile_plan
 from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences
-from hookrun.spec import Experiment, Settings, Spec
+from hookrun.spec import Experiment, Spec
 from hookrun.tasks.base import Ready
-from hookrun.tasks.loop.metrics import Metric, load_metrics
+from hookrun.tasks.loop.built import EXAMPLE_BATCH, Built, Maker, Score, as_call, model_for
+from hookrun.tasks.loop.metrics import load_metrics
 from hookrun.tasks.loop.own_code import own_code
-from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
+from hookrun.tasks.loop.own_losses import load_loss
 from hookrun.tasks.loop.session import device_named, session
 from hookrun.tasks.loop.trained import Trained
-
-EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Built:
-    """What the settings name.
-
-    weights:  where the model's weights come from: `random`, the name of published ones, or a path
-    leftover: tensors of the weights file that the model does not have: parameters that hooks will add
-    applied:  the identities of the hooks that had changed the model when the weights file was written
-    loss:     what `train.loss` names
-    metrics:  what `task.metrics` names
-    trust:    packages that the user's own Python may come from
-    """
-
-    data: DataInfo
-    model: nn.Module
-    device: torch.device
-    weights: str
-    leftover: Mapping[str, Tensor]
-    applied: frozenset[str]
-    loss: TrainLoss
-    metrics: tuple[Metric, ...]
-    trust: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Made:
-    """A model with its weights; see `Built`."""
-
-    model: nn.Module
-    leftover: Mapping[str, Tensor]
-    applied: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -81,85 +45,6 @@ class Prepared(Ready, Built):
         return self.plan.runs
 
 
-class Maker:
-    """Builds the model of a job and compiles its hooks; a sweep does so for many that are alike."""
-
-    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
-        """The model with its weights; info: None where the data is wrong. Raises SpecError."""
-        with session(settings.compute, settings.seed):
-            model = _model(settings, info, trust)
-        return Made(model, models.load_weights(model, settings.model), models.applied_hooks(settings.model))
-
-    def plan(
-        self,
-        hooks: Spec,
-        model: nn.Module,
-        *,
-        used_by: UsedBy,
-        example: Example,
-        training: bool,
-        score: Score | None,
-    ) -> Plan:
-        """The plan, proven with the example.
-
-        score: of the output, what a backward pass without training begins with
-
-        Raises CompileError.
-        """
-        backward = training if score is None else score
-        return compile_plan(
-            hooks, model, used_by=used_by, example=example, training=training, backward=backward
-        )
-
-
-def build(
-    settings: Settings,
-    split: Split,
-    trust: frozenset[str],
-    more: Callable[[DataInfo | None], list[Problem]] = lambda info: [],
-    maker: Maker = Maker(),  # noqa: B008 - it has no state
-) -> Built:
-    """Describe the data, and build the model with its weights. Reads no data.
-
-    split: whose samples the model has to take
-    trust: packages that a user's own model may come from
-    more:  further problems of the settings; its argument is None where the data itself is wrong
-
-    Raises SpecError with every mistake found.
-    """
-    problems = list[Problem]()
-    device = _collected(problems, lambda: device_named(settings.compute.device))
-    info = _collected(problems, lambda: data.describe(settings.data, split))
-    loss = _collected(problems, lambda: load_loss(settings.train.loss))
-    metrics = _collected(problems, lambda: load_metrics(getattr(settings.task, "metrics", None)))
-    problems += more(info)
-    made = _collected(problems, lambda: maker.model(settings, info, trust))
-    if info is None:  # what a network takes from the data is missing for that reason alone
-        problems = [each for each in problems if not each.where.startswith("model.args.")]
-    if problems or made is None or info is None or device is None or loss is None or metrics is None:
-        raise SpecError(problems)
-    origin = models.origin(settings.model)
-    return Built(
-        info, made.model, device, origin, made.leftover, made.applied, loss.to(device), metrics, trust
-    )
-
-
-def _collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
-    try:
-        return make()
-    except SpecError as error:
-        problems += error.errors
-        return None
-
-
-def _model(settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> nn.Module:
-    inputs = info.inputs if info else None
-    shape = inputs.shape if isinstance(inputs, data.TensorInfo) else None
-    return models.build(
-        settings.model, sample_shape=shape, num_classes=info.num_classes if info else None, trust=trust
-    )
-
-
 def compiled(
     experiment: Experiment,
     hooks: Spec,
@@ -167,7 +52,7 @@ def compiled(
     split: Split | None,
     *,
     training: bool,
-    score: Callable[[Any, Tensor], Tensor] | None = None,
+    score: Score | None = None,
     notes: Sequence[str] = (),
     maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Prepared:
@@ -206,7 +91,7 @@ def compiled_without_data(
         raise error
     try:
         with session(settings.compute, settings.seed):
-            model = _model(settings, None, trust)
+            model = model_for(settings, None, trust)
     except SpecError:
         raise error from None
     leftover = models.load_weights(model, settings.model)
@@ -270,8 +155,3 @@ def added_names(plan: Plan) -> list[str]:
         if (name := hook.spec.action.adds(hook.spec.name)) is not None
         for match in hook.matches
     ]
-
-
-def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model call for a batch: named inputs are keyword arguments."""
-    return ((batch,), {}) if isinstance(batch, Tensor) else ((), dict(batch))

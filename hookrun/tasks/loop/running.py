@@ -18,9 +18,10 @@ from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
+from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.metrics import Average
-from hookrun.tasks.loop.prepared import Prepared, as_call
+from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink

@@ -14,7 +14,7 @@ from hookrun.errors import CompileError, SpecError
 from hookrun.proving import Example, Plan, Score, compile_plan
 from hookrun.run_values import UsedBy
 from hookrun.spec import HookSpec, Settings, Spec
-from hookrun.tasks.loop.prepared import Made, Maker
+from hookrun.tasks.loop.built import Made, Maker
 
 ARGS = "args"
 """A key whose mapping is handed to code that may make a shape of any number in it."""

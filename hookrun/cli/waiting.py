@@ -1,0 +1,105 @@
+"""A line on the terminal that says what is going on until there is something to show, and then goes away.
+
+Importing torch takes seconds, on a cold disk many. The line is on stderr, and only where that is a terminal, so that
+no file and no pipe ever holds it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any, TextIO
+
+_CLEAR = "\r\x1b[K"
+_WIDTH = 79
+"""Of a line that certainly does not fold."""
+
+
+class _Line:
+    """The line on one terminal."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._shown = False
+
+    def show(self, text: str) -> None:
+        self._write(f"{_CLEAR}{text[:_WIDTH]}")
+        self._shown = True
+
+    def clear(self) -> None:
+        if self._shown:
+            self._shown = False
+            self._write(_CLEAR)
+
+    def _write(self, text: str) -> None:
+        with suppress(
+            OSError, ValueError
+        ):  # the terminal has gone; whatever comes instead of the line says so
+            self._terminal.write(text)
+            self._terminal.flush()
+
+
+class _After:
+    """A stream before whose first text the line is cleared; in everything else the stream itself."""
+
+    def __init__(self, stream: TextIO, line: _Line) -> None:
+        self._stream = stream
+        self._line = line
+
+    def write(self, text: str) -> int:
+        self._line.clear()
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+_line: ContextVar[_Line | None] = ContextVar("line", default=None)
+
+
+def waiting_for(what: str) -> None:
+    """Say what is going on now, where somebody waits at a terminal."""
+    if (line := _line.get()) is not None:
+        line.show(f"hookrun: {what} …")
+
+
+def wait_is_over() -> None:
+    """Clear the line, for good: what follows speaks for itself."""
+    if (line := _line.get()) is not None:
+        line.clear()
+        _line.set(None)
+
+
+@contextmanager
+def waiting(arguments: list[str]) -> Iterator[None]:
+    """Within it `waiting_for` shows a line; whatever is written to stdout or stderr takes its place."""
+    err, out = sys.stderr, sys.stdout
+    if not _is_watched(err) or any(flag in arguments for flag in _QUIET):
+        yield
+        return
+    line = _Line(err)
+    token = _line.set(line)
+    replaced = _After(err, line), None if out is None else _After(out, line)
+    sys.stderr, sys.stdout = replaced
+    try:
+        yield
+    finally:
+        line.clear()
+        _line.reset(token)
+        if sys.stderr is replaced[0]:
+            sys.stderr = err
+        if sys.stdout is replaced[1]:
+            sys.stdout = out
+
+
+_QUIET = ("--shell-completion", "-sc")  # the shell waits, and its line is being typed
+
+
+def _is_watched(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    except ValueError:  # it is closed
+        return False

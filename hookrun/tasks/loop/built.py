@@ -1,0 +1,261 @@
+"""What an experiment names, as far as it is right: device, data, model and weights; and what is wrong with the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from hookrun import data, models
+from hookrun.data import DataInfo, Split
+from hookrun.errors import Problem, SpecError
+from hookrun.models.weights import is_path
+from hookrun.proving import Example, Plan, compile_plan, misfits
+from hookrun.proving import Score as OutputScore
+from hookrun.run_values import FoundRuns, UsedBy
+from hookrun.spec import ROOT_KEYS, Experiment, Settings, Spec
+from hookrun.spec.remains import beyond
+from hookrun.tasks.loop.metrics import Metric, load_metrics
+from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
+from hookrun.tasks.loop.session import device_named, session
+
+EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
+_SOME_SHAPE = (3, 64, 64)
+_SOME_CLASSES = 10
+
+T = TypeVar("T")
+
+Score = Callable[[Any, Tensor], Tensor]
+"""Of an output and its targets, what a backward pass without training begins with."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What the settings name.
+
+    weights:  where the model's weights come from: `random`, the name of published ones, or a path
+    leftover: tensors of the weights file that the model does not have: parameters that hooks will add
+    applied:  the identities of the hooks that had changed the model when the weights file was written
+    loss:     what `train.loss` names
+    metrics:  what `task.metrics` names
+    trust:    packages that the user's own Python may come from
+    """
+
+    data: DataInfo
+    model: nn.Module
+    device: torch.device
+    weights: str
+    leftover: Mapping[str, Tensor]
+    applied: frozenset[str]
+    loss: TrainLoss
+    metrics: tuple[Metric, ...]
+    trust: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Made:
+    """A model with its weights; see `Built`.
+
+    problems: what is wrong with the weights, which are then not loaded
+    """
+
+    model: nn.Module
+    leftover: Mapping[str, Tensor]
+    applied: frozenset[str]
+    problems: tuple[Problem, ...] = ()
+
+
+class Maker:
+    """Builds the model of a job and compiles its hooks; a sweep does so for many that are alike."""
+
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
+        """The model with its weights. Raises SpecError.
+
+        info: None where the data is wrong: a sample stands in, for the names of modules do not depend on it
+        """
+        with session(settings.compute, settings.seed):
+            model = model_for(settings, info, trust, stands_in=True)
+        problems = list[Problem]()
+        leftover = collected(problems, lambda: models.load_weights(model, settings.model))
+        applied = frozenset[str]() if problems else models.applied_hooks(settings.model)
+        return Made(model, leftover or {}, applied, tuple(problems))
+
+    def plan(
+        self,
+        hooks: Spec,
+        model: nn.Module,
+        *,
+        used_by: UsedBy,
+        example: Example,
+        training: bool,
+        score: OutputScore | None,
+    ) -> Plan:
+        """The plan, proven with the example.
+
+        score: of the output, what a backward pass without training begins with
+
+        Raises CompileError.
+        """
+        backward = training if score is None else score
+        return compile_plan(
+            hooks, model, used_by=used_by, example=example, training=training, backward=backward
+        )
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """As much of `Built` as could be made, and what was found wrong on the way.
+
+    info, made, device, loss, metrics: None where they are wrong
+    problems:                          every mistake
+    """
+
+    info: DataInfo | None
+    made: Made | None
+    device: torch.device | None
+    loss: TrainLoss | None
+    metrics: tuple[Metric, ...] | None
+    trust: frozenset[str]
+    problems: list[Problem]
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, where that is right."""
+        return None if self.made is None else self.made.model
+
+    def built(self, settings: Settings) -> Built:
+        """Raises SpecError with every mistake found."""
+        info, made, device, loss, metrics = self.info, self.made, self.device, self.loss, self.metrics
+        if info is None or made is None or device is None or loss is None or metrics is None or self.problems:
+            raise SpecError(self.problems)
+        origin = models.origin(settings.model)
+        return Built(
+            info,
+            made.model,
+            device,
+            origin,
+            made.leftover,
+            made.applied,
+            loss.to(device),
+            metrics,
+            self.trust,
+        )
+
+
+def build(settings: Settings, split: Split, trust: frozenset[str]) -> Built:
+    """Describe the data, and build the model with its weights. Reads no data.
+
+    split: whose samples the model has to take
+    trust: packages that a user's own model may come from
+
+    Raises SpecError with every mistake found.
+    """
+    return attempt(settings, split, trust).built(settings)
+
+
+def attempt(
+    settings: Settings,
+    split: Split,
+    trust: frozenset[str],
+    more: Callable[[DataInfo | None], list[Problem]] = lambda info: [],
+    maker: Maker = Maker(),  # noqa: B008 - it has no state
+) -> Attempt:
+    """As `build`, and what is wrong is found beside what is right.
+
+    more: further problems of the settings; its argument is None where the data itself is wrong
+    """
+    problems = list[Problem]()
+    device = collected(problems, lambda: device_named(settings.compute.device))
+    info = collected(problems, lambda: data.describe(settings.data, split))
+    loss = collected(problems, lambda: load_loss(settings.train.loss))
+    metrics = collected(problems, lambda: load_metrics(getattr(settings.task, "metrics", None)))
+    problems += more(info)
+    made = collected(problems, lambda: maker.model(settings, info, trust))
+    problems += made.problems if made is not None else ()
+    return Attempt(info, made, device, loss, metrics, trust, problems)
+
+
+def refused(
+    experiment: Experiment, split: Split | None, tried: Attempt, *, training: bool, score: Score | None
+) -> SpecError:
+    """Every mistake in the configuration, with what does not fit the model of the hooks that are valid.
+
+    Where the data is wrong no sample is known, and the hooks' selectors alone are checked.
+
+    score: of an output and its targets, what a backward pass without training begins with
+    """
+    problems, notes = list(tried.problems), list[str]()
+    mistaken = _sections(experiment.mistakes)
+    has_hooks = bool(experiment.hooks.hooks or experiment.wrong.selections)
+    if has_hooks and (tried.model is None or "model" in mistaken):
+        notes.append("the hooks were not checked against the model: it is wrong itself")
+    elif has_hooks and tried.model is not None:
+        info = None if "data" in mistaken else tried.info
+        backward: bool | OutputScore = training
+        if score is not None and info is not None:
+            target = info.example_target(EXAMPLE_BATCH)
+            backward = lambda output: score(output, target)  # noqa: E731
+        unfit, notes = misfits(
+            experiment.hooks,
+            experiment.wrong,
+            tried.model,
+            used_by=UsedBy(experiment.settings, split, FoundRuns(experiment.runs)),
+            example=None if info is None else as_call(info.example(EXAMPLE_BATCH)),
+            training=training,
+            backward=backward,
+        )
+        problems += unfit
+        notes += [] if info else ["shapes were not checked: the data is wrong"]
+    return SpecError([*experiment.mistakes, *beyond(problems, experiment.mistakes)], notes)
+
+
+def _sections(mistakes: Sequence[Problem]) -> set[str]:
+    """The sections that would say something else about model and data without the mistakes, misspelt ones included."""
+    roots = {each.where.partition(".")[0] for each in mistakes if each.where not in _SHAPELESS}
+    meant = [get_close_matches(root, ROOT_KEYS, n=1) for root in roots if root not in ROOT_KEYS]
+    return roots.union(*meant)
+
+
+_SHAPELESS = {"data.batch_size", "data.workers"}
+"""Keys of the data that say nothing about a sample."""
+
+
+def without_download(settings: Settings) -> Settings:
+    """The settings without published weights, which nobody should wait for who will be refused anyway."""
+    if settings.model.weights is None or is_path(settings.model.weights):
+        return settings
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"weights": None})})
+
+
+def collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
+    """What it makes; None, and the mistakes among the problems, where it raises SpecError."""
+    try:
+        return make()
+    except SpecError as error:
+        problems += error.errors
+        return None
+
+
+def model_for(
+    settings: Settings, info: DataInfo | None, trust: frozenset[str], *, stands_in: bool = False
+) -> nn.Module:
+    """The model for such samples. Raises SpecError.
+
+    info:      None: it takes nothing from the data
+    stands_in: without `info` it takes a sample that stands in for those of the data
+    """
+    if info is not None:
+        shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
+        classes = info.num_classes
+    else:
+        shape, classes = (_SOME_SHAPE, _SOME_CLASSES) if stands_in else (None, None)
+    return models.build(settings.model, sample_shape=shape, num_classes=classes, trust=trust)
+
+
+def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for a batch: named inputs are keyword arguments."""
+    return ((batch,), {}) if isinstance(batch, Tensor) else ((), dict(batch))

@@ -1,0 +1,110 @@
+"""What a practised user of Hydra types: hooks=none, reruns from .hydra, tags, interpolations, keys beside task=plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hookrun.cli import main
+from hookrun.cli.compose import compose_dict
+
+Conf = Callable[..., str]
+TYPED = "+hooks.x={select: fc, hook: forward, action: print}"
+
+
+def test_no_hooks_means_none_wherever_they_are_defined(conf: Conf) -> None:
+    hook = "{select: fc, hook: grad, action: print}"
+    inline = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{a: {hook}}}\n"
+    below = f"# @package _global_\ndefaults: [mine]\nhooks: {{b: {hook}}}\n"
+    folder = conf(**{"experiment/mine": inline, "experiment/below": below})
+    for name in ("mine", "below"):
+        experiment = f"experiment={name}"
+        assert len(compose_dict([experiment], folder)["hooks"]) >= 3
+        for none in ("hooks=none", "~hooks"):
+            assert compose_dict([none, experiment], folder)["hooks"] == {}
+            assert list(compose_dict([TYPED, experiment, none], folder)["hooks"]) == ["x"]
+        assert "a" in compose_dict([experiment, "hooks=capture"], folder)["hooks"]
+
+
+def test_a_job_of_a_sweep_without_hooks(notes) -> None:
+    assert main(["-m", "experiment=clip_fc", "hooks=none,scale", "task=plan"]) == 0
+    names = [[hook.name for hook in shown.hooks.hooks] for shown in notes.shown]
+    assert names[0] == [] and "clip_fc" in names[1]
+
+
+def test_a_stored_configuration_runs_again_where_runs_land(cwd: Path, notes) -> None:
+    assert main(["experiment=clip_fc", "seed=5", "hydra.run.dir=old"]) == 0
+    assert main(["--config-dir", "old/.hydra", "--config-name", "config", "hooks.clip_fc.max=0.5"]) == 0
+    (seed, new) = notes.ran[1]
+    assert (seed, new.parent) == (5, cwd / "outputs")
+    assert sorted(path.name for path in new.iterdir()) == [".hydra", "report.html", "status.json"], (
+        "no log of Hydra's"
+    )
+    (first, _), (second, _) = notes.prepared
+    assert first.hooks.hooks[0].action.max == 0.01 and second.hooks.hooks[0].action.max == 0.5
+    assert main(["-m", "--config-dir", "old/.hydra", "--config-name", "config", "seed=5,6"]) == 0
+    assert notes.ran[-1][1].parents[1] == cwd / "multirun"
+
+
+def test_a_plan_takes_the_keys_of_the_experiments_own_task(notes, capsys) -> None:
+    assert main(["experiment=capture_features", "task=plan", "task.split=train"]) == 0
+    assert main(["-m", "experiment=capture_features", "task=plan", "task.split=train,val"]) == 0
+    assert [shown.settings.task.split for shown in notes.shown] == ["train", "train", "val"]
+    assert main(["experiment=capture_features", "task=plan", "task.splt=train"]) == 2
+    assert "task.splt: unknown key\n      did you mean 'split'" in capsys.readouterr().err
+
+
+def test_a_value_from_an_interpolation_is_said_to_be_one(notes, capsys) -> None:
+    assert (
+        main(
+            [
+                "experiment=clip_fc",
+                "train.epochs=${data.name}",
+                "hooks.clip_fc.action=a${seed}",
+                "+hooks.x=${train}",
+            ]
+        )
+        == 2
+    )
+    printed = capsys.readouterr().err
+    assert "train.epochs: found 'digits' (from ${data.name}): expected a valid integer" in printed
+    assert "hooks.clip_fc.action: found 'a0' (from a${seed}), which is not an action" in printed
+    assert "hooks.x.select: is missing (hooks.x is ${train})" in printed
+
+
+def test_tags_are_words_of_ones_own(notes, capsys) -> None:
+    assert main(["tags=[paper,baseline]", "seed=5"]) == 0
+    assert notes.prepared[0][0].settings.tags == ("paper", "baseline")
+    assert main(["tags=paper"]) == 2
+    assert "tags: found 'paper': expected a valid list" in capsys.readouterr().err
+
+
+def test_a_quick_preset() -> None:
+    train = compose_dict(["train=quick"])["train"]
+    assert (train["epochs"], train["log_every"]) == (1, 1) and train["limit_batches"] <= 10
+
+
+@pytest.mark.parametrize("key", ["off", "no", "on"])
+def test_a_hook_named_as_a_boolean_is_told_to_be_quoted(key: str, conf: Conf, notes, capsys) -> None:
+    hook = "{select: fc, hook: forward, action: print}"
+    folder = conf(**{"experiment/mine": f"# @package _global_\nhooks:\n  {key}: {hook}\n  null: {hook}\n"})
+    assert main(["--config-dir", folder, "experiment=mine"]) == 2
+    assert "quote what YAML reads as something else" in capsys.readouterr().err
+    folder = conf(**{"experiment/mine": f"# @package _global_\nhooks: {{{key}: {hook}}}\n"})
+    assert main(["--config-dir", folder, "experiment=mine"]) == 2
+    assert "as true and false: quote the key" in capsys.readouterr().err
+
+
+def test_mistakes_typed_and_written_are_told_together(notes, capsys) -> None:
+    assert (
+        main(
+            ["experiment=clip_fc", "hooks.clip_fc.mx=3", "trian.epochs=3", "hooks.clip_fc.max=abc", "seed=-1"]
+        )
+        == 2
+    )
+    printed = capsys.readouterr().err
+    assert printed.startswith("4 configuration errors\n")
+    for where in ("hooks.clip_fc.mx", "trian.epochs", "hooks.clip_fc.max", "seed"):
+        assert f"\n  {where}: " in printed

@@ -1,0 +1,76 @@
+"""The line that says what is going on: at once, on terminals alone, and gone when there is something to see."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from hookrun.cli import main
+from hookrun.cli.waiting import wait_is_over, waiting, waiting_for
+
+CLEAR = "\r\x1b[K"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
+    """From its call on stderr is a terminal, and stdout is none."""
+    found = Terminal()
+
+    def watched() -> Terminal:
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr(sys, "stderr", found)
+        return found
+
+    return watched
+
+
+def test_the_configuration_is_printed_without_a_trace_of_the_line(
+    watch: Callable[[], Terminal], capsys
+) -> None:
+    terminal = watch()
+    assert main(["--cfg", "job"]) == 0
+    assert terminal.getvalue() == f"{CLEAR}hookrun: reading the configuration …{CLEAR}"
+    assert capsys.readouterr().out.startswith("task:\n")
+    assert sys.stderr is terminal
+
+
+def test_an_error_takes_the_place_of_the_line(watch: Callable[[], Terminal]) -> None:
+    terminal = watch()
+    assert main(["--nothing"]) == 2
+    assert f"…{CLEAR}1 configuration error\n" in terminal.getvalue()
+
+
+def test_anything_printed_takes_its_place_and_nothing_is_shown_after_the_wait(
+    watch: Callable[[], Terminal], capsys
+) -> None:
+    terminal = watch()
+    with waiting([]):
+        waiting_for("a")
+        print("text")
+        waiting_for("b")
+        wait_is_over()
+        waiting_for("c")
+    assert terminal.getvalue() == f"{CLEAR}hookrun: a …{CLEAR}{CLEAR}hookrun: b …{CLEAR}"
+    assert capsys.readouterr().out == "text\n"
+
+
+def test_files_dumb_terminals_and_completion_see_nothing(
+    watch: Callable[[], Terminal], monkeypatch, capsys
+) -> None:
+    terminal = watch()
+    monkeypatch.setenv("COMP_LINE", "hookrun experiment=clip")
+    assert main(["-sc", "query=bash"]) == 0
+    monkeypatch.setenv("TERM", "dumb")
+    assert main(["--cfg", "job"]) == 0
+    assert terminal.getvalue() == ""
+    monkeypatch.undo()
+    assert main(["--cfg", "job"]) == 0
+    assert capsys.readouterr().err == ""
