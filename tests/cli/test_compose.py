@@ -23,7 +23,8 @@ def test_an_experiment_is_plain_data_without_hydras_part() -> None:
         "clip_fc": {"select": "fc", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01}
     }
     assert config["seed"] == 3
-    assert set(config) == {"task", "model", "data", "train", "compute", "hooks", "seed", "strict", "tags"}
+    roots = {"task", "model", "data", "train", "compute", "hooks", "seed", "strict", "objective", "tags"}
+    assert set(config) == roots
 
 
 def test_the_defaults_are_a_valid_experiment_without_hooks() -> None:

@@ -30,6 +30,9 @@ compute.capture_buffer compute.compile compute.deterministic compute.device comp
 data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
 hooks
 model.name model.weights
+objective.direction
+objective.metric
+objective.of
 seed
 strict
 tags
