@@ -18,6 +18,8 @@ from hookrun.tasks.loop.features import BYTES, Features, gram
 from hookrun.tasks.loop.memory import reading_bytes
 
 TEST_SHARE = 0.25
+_TOLERANCE = 1e-6
+"""Of the gradient's largest element, where a logistic regression on all features ends."""
 _HISTORY = 24
 """Copies of the weights and their gradients that the optimizer keeps."""
 
@@ -81,8 +83,10 @@ def fit(features: Features, labels: Tensor, seed: int) -> Probed:
         x_train, x_test = products[train] @ basis, products[test] @ basis
     else:
         x_train, x_test = seen.whole(train), seen.whole(test)
+    # A gradient of the same length has larger elements where it has fewer of them.
+    tolerance = _TOLERANCE * math.sqrt(max(features.width / x_train.shape[1], 1))
     model: Any = (
-        LogisticRegression(max_iter=2000, tol=1e-6) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
+        LogisticRegression(max_iter=2000, tol=tolerance) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
     )
     parts = (x_train.numpy(), y[train]), (x_test.numpy(), y[test])
     model.fit(*parts[0])
