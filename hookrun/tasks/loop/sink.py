@@ -25,6 +25,7 @@ class RunSink(RecordSink):
     split: the part of the data that the batch under way is of
     board: where to show them live, or None
     bytes: of the tensors that each hook counted the bytes of, in all
+    counted: [B], numbers for the rows of a batch whose samples are not known; None: a row for each firing then
     """
 
     wants_calls = True
@@ -33,6 +34,7 @@ class RunSink(RecordSink):
         super().__init__()
         self.bytes = Counter[str]()
         self.split: Split | None = None
+        self.counted: Tensor | None = None
         self.board = board
         self._run_dir = run_dir
         self._show = show
@@ -51,7 +53,8 @@ class RunSink(RecordSink):
                 write(value if isinstance(value, Tensor) else opened(value), rows)
 
         def write(value: Any, rows: Tensor | None) -> None:
-            samples = clock.samples if of_samples else None
+            known = clock.samples if clock.samples is not None else self.counted
+            samples = known if of_samples else None
             writer.add(
                 site.hook_name,
                 site.path,
