@@ -8,7 +8,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from hookrun.errors import CompileError, Problem, SpecError
+from pydantic import field_validator
+
+from hookrun.errors import CompileError, Problem, SpecError, nearest
 from hookrun.spec import Experiment, Settings
 from hookrun.tasks.base import Task
 
@@ -26,7 +28,8 @@ Sizes = Mapping["Split", int | None]
 class TaskUnderHooks(Task):
     """Base of the tasks that run the model under its hooks.
 
-    tensorboard: write event files for TensorBoard as well
+    loggers:     where metrics go as well: tensorboard, wandb, mlflow
+    tensorboard: the same as that logger
 
     trains:      it trains the model: hooks are proven in training mode, optimizer and schedule are checked
     scores:      it computes `train.loss`, which may need targets
@@ -36,7 +39,18 @@ class TaskUnderHooks(Task):
     trains: ClassVar[bool] = False
     scores: ClassVar[bool] = False
 
+    loggers: tuple[str, ...] = ()
     tensorboard: bool = False
+
+    @field_validator("loggers")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        from hookrun.tasks.loop.loggers import loggers
+
+        for name in names:
+            if name not in loggers():
+                raise ValueError(f"found {name!r}, which is not a logger: {nearest(name, loggers())}")
+        return names
 
     @abstractmethod
     def split_seen(self) -> Split:
@@ -107,10 +121,16 @@ class TaskUnderHooks(Task):
         """Perform the task under the hooks; returns why a check stopped it, or None."""
         from hookrun.tasks.loop.under_hooks import run_under_hooks
 
-        return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
+        return run_under_hooks(
+            prepared,
+            run_dir,
+            self.perform,
+            loggers=[*self.loggers, *(["tensorboard"] if self.tensorboard else [])],
+        )
 
     def _problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """What is wrong with the settings; info: None where the data itself is wrong."""
+        from hookrun.tasks.loop.loggers import not_installed
         from hookrun.tasks.loop.losses import NEED_TARGET
         from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
 
@@ -123,6 +143,7 @@ class TaskUnderHooks(Task):
             text = f"{train.loss!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))
+        problems += not_installed(self.loggers)
         if self.tensorboard and find_spec("tensorboard") is None:
             hint = "pip install 'hookrun[tensorboard]'"
             problems.append(Problem("task.tensorboard", "tensorboard is not installed", hint))

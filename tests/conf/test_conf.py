@@ -32,7 +32,7 @@ hooks
 model.name model.weights
 seed
 strict
-task.name task.tensorboard
+task.loggers task.name task.tensorboard
 train.accumulate train.epochs train.limit_batches train.log_every train.loss train.optimizer.lr
 train.optimizer.name train.scheduler train.shuffle train.steps
 """

@@ -86,8 +86,7 @@ class Running:
         """One line of metrics.jsonl."""
         clock = self.hooks.clock
         self.run_dir.log_metrics(split=split, epoch=clock.epoch, step=clock.step, **values, **more)
-        if self.sink.board is not None:
-            self.sink.board.metrics(split, {**values, **more}, clock.step)
+        self.sink.loggers.metrics(split, {**values, **more}, clock.step)
 
     def conclude(self, split: str, values: dict[str, float]) -> None:
         """The result of the task: one line of metrics.jsonl, and one on the screen."""
@@ -126,8 +125,7 @@ class Running:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
         clock, training = self.hooks.clock, self.model.training
         step, clock.step = clock.step, 0
-        if self.sink.board is not None:
-            self.sink.board.reached = step
+        self.sink.loggers.reach(step)
         shown = dict[str, float]()
         self.model.eval()
         try:
