@@ -70,8 +70,9 @@ class SplitLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
+        # A generator: the epoch begins with its first batch, however often it is only asked for an iterator.
         number, self._epoch = self._epoch, self._epoch + 1
-        return self._batches.epoch(number)
+        yield from self._batches.epoch(number)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of the epoch with this number, whichever was read before."""

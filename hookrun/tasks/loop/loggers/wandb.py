@@ -36,12 +36,13 @@ class WeightsAndBiases(RunLogger):
             x_disable_machine_info=True,
             x_disable_stats=True,
         )
+        mode: Any = os.environ.get("WANDB_MODE") or "offline"
         self._run: Any = wandb.init(
             dir=str(run.path),
             project=os.environ.get("WANDB_PROJECT") or PROJECT,
             name=run.name,
             config=dict(run.config),
-            mode=os.environ.get("WANDB_MODE") or "offline",
+            mode=mode,
             reinit="create_new",  # beside a run of the user's own, and of other jobs
             settings=settings,
         )
