@@ -172,6 +172,10 @@ class Recording(Installation):
             raise HookrunError(f"split: found {part!r}, expected 'train', 'val' or None")
         self._rows.split = part  # type: ignore[assignment]
 
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether the hooks are on this model, or on one that it wraps."""
+        return any(each is self._model for each in model.modules())
+
     def number_rows(self, count: int) -> None:
         """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
         self._counter.is_off = True  # and not taken off: it may be called during a forward

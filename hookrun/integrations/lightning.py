@@ -32,6 +32,7 @@ class Callback(LoopFollower, LightningCallback):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._evaluation = ExitStack()
+        self._step = 0
         self._in_time: Collection[str] = ()
         self._late = dict[str, Any]()
 
@@ -70,6 +71,7 @@ class Callback(LoopFollower, LightningCallback):
             follow = (batch_idx + 1) % trainer.accumulate_grad_batches != 0
             is_last = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
             hooks.accumulating = follow and not is_last
+        self._step = hooks.clock.step
         self.batch(batch, "train")
 
     def on_train_batch_end(
@@ -79,8 +81,8 @@ class Callback(LoopFollower, LightningCallback):
         if (hooks := self.following) is None:
             return
         steps = trainer.log_every_n_steps
-        if not hooks.accumulating and steps and (hooks.clock.step + 1) % steps == 0:
-            self.write("train", _logged(trainer))
+        if not hooks.accumulating and steps and (self._step + 1) % steps == 0:
+            self.write("train", _logged(trainer), self._step)
         if pl_module.automatic_optimization:
             hooks.clock.place(trainer.global_step)
         trainer.should_stop = trainer.should_stop or self.stops

@@ -20,6 +20,7 @@ except ModuleNotFoundError as error:
         raise
     raise NotInstalled("transformers", "transformers") from error
 
+from hookrun.errors import HookrunError
 from hookrun.integrations.following import LoopFollower
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
@@ -70,6 +71,13 @@ class Callback(LoopFollower, TrainerCallback):
         self.end()
 
     # ---- events of the Trainer ---------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """HookrunError where the Trainer trains another model than the one that it had: `model_init` makes one."""
+        if self.following is not None and model is not None and not self.following.is_on(model):
+            raise HookrunError(
+                "the Trainer made another model after the hooks were installed: give it `model=`, not `model_init=`"
+            )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The epoch is the Trainer's, which counts in fractions."""

@@ -75,9 +75,14 @@ def trainer(tmp_path: Path, samples, monkeypatch: pytest.MonkeyPatch) -> Any:
         disable_tqdm=True,
     )
 
-    def trainer(model: nn.Module, *callbacks: Any) -> Any:
+    def trainer(model: nn.Module | None, *callbacks: Any, **more: Any) -> Any:
         return Plain(
-            model=model, args=arguments, train_dataset=data, eval_dataset=data, callbacks=list(callbacks)
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=data,
+            callbacks=list(callbacks),
+            **more,
         )
 
     return trainer
@@ -142,6 +147,13 @@ def test_what_hooks_add_is_trained_and_not_filled_again(tmp_path: Path, trainer)
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     made.evaluate()
     assert bias.abs().max() > 0 and all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+
+
+def test_another_model_than_the_hooked_one_is_refused(tmp_path: Path, trainer, spec) -> None:
+    made = trainer(None, Callback(spec, run_dir=tmp_path / "mine"), model_init=Model)
+    with pytest.raises(hookrun.HookrunError, match="give it `model=`"):
+        made.train()
+    assert hookrun.open_run(tmp_path / "mine").status["status"] == "failed"
 
 
 def test_a_check_stops_the_trainer(tmp_path: Path, trainer) -> None:
