@@ -25,7 +25,8 @@ from hookrun.integrations.following import LoopFollower
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 
-_SPLITS = {"train": "train", "evaluate": "val", "predict": "test"}
+_METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
+"""What the Trainer does, and the split in metrics.jsonl."""
 
 
 class Callback(LoopFollower, TrainerCallback):
@@ -41,13 +42,13 @@ class Callback(LoopFollower, TrainerCallback):
         self._split = "train"
 
     @contextmanager
-    def during(self, trainer: Any, what: str) -> Iterator[None]:
-        """`train`, `evaluate` or `predict` of the Trainer: a run, or within a run a pass in evaluation mode."""
-        before, self._split = self._split, _SPLITS[what]
+    def during(self, trainer: Any, split: str) -> Iterator[None]:
+        """A method of the Trainer on a split: a run, or within a run a pass in evaluation mode."""
+        before, self._split = self._split, split
         try:
             with (
-                self._run(trainer, trains=what == "train"),
-                self.evaluating() if what != "train" else ExitStack(),
+                self._run(trainer, trains=split == "train"),
+                self.evaluating() if split != "train" else ExitStack(),
             ):
                 yield
         finally:
@@ -133,7 +134,7 @@ class CallWatcher(RegisteredHook):
             self._callback.arrived(self._trainer, (args, kwargs))
 
 
-def _followed(method: Callable[..., Any]) -> Callable[..., Any]:
+def _followed(method: Callable[..., Any], split: str) -> Callable[..., Any]:
     """The method of the Trainer, followed by the callbacks of this module that the Trainer has."""
 
     @wraps(method)
@@ -141,11 +142,11 @@ def _followed(method: Callable[..., Any]) -> Callable[..., Any]:
         with ExitStack() as stack:
             for callback in self.callback_handler.callbacks:
                 if isinstance(callback, Callback):
-                    stack.enter_context(callback.during(self, method.__name__))
+                    stack.enter_context(callback.during(self, split))
             return method(self, *args, **options)
 
     return followed
 
 
-for _name in _SPLITS:
-    setattr(Trainer, _name, _followed(getattr(Trainer, _name)))
+for _method, _split in _METHODS:
+    setattr(Trainer, _method.__name__, _followed(_method, _split))
