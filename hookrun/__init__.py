@@ -17,44 +17,56 @@ from hookrun.errors import (
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
-    from hookrun.api import compile, hooked, load_spec, open_run
+    from hookrun.api import build, compile, hooked, load_spec, open_run, record
     from hookrun.proving import Plan
+    from hookrun.recording import Recording
     from hookrun.runtime.install import Installation
     from hookrun.spec import Spec
     from hookrun.store.reader import Run
+    from hookrun.tasks.loop.splits import ExperimentData
 
 __all__ = [
     "CheckFailed",
     "CompileError",
+    "ExperimentData",
     "HookError",
     "HookrunError",
     "HookrunWarning",
     "Installation",
     "Plan",
     "Problem",
+    "Recording",
     "Run",
     "Spec",
     "SpecError",
     "__version__",
+    "build",
     "compile",
     "hooked",
     "load_spec",
     "open_run",
+    "record",
 ]
 
 _HOMES = {
+    "ExperimentData": "hookrun.tasks.loop.splits",
     "Installation": "hookrun.runtime.install",
     "Plan": "hookrun.proving",
+    "Recording": "hookrun.recording",
     "Run": "hookrun.store.reader",
     "Spec": "hookrun.spec",
+    "build": "hookrun.api",
     "compile": "hookrun.api",
     "hooked": "hookrun.api",
     "load_spec": "hookrun.api",
     "open_run": "hookrun.api",
+    "record": "hookrun.api",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "integrations":
+        return importlib.import_module("hookrun.integrations")
     if name not in _HOMES:
         raise AttributeError(f"module 'hookrun' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

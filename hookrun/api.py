@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import guarded, resolved
 from hookrun.proving import Example, Plan, compile_plan, misfits
+from hookrun.recording import Recording, run_folder
 from hookrun.runtime import Installation
 from hookrun.spec import Spec, in_file_order, parse_spec, read_spec, whole_of
 from hookrun.store.reader import Run
@@ -20,6 +21,8 @@ from hookrun.yaml_files import reading
 if TYPE_CHECKING:
     from torch.amp import GradScaler
     from torch.nn import Module
+
+    from hookrun.tasks.loop.splits import ExperimentData
 
 
 def load_spec(
@@ -103,6 +106,54 @@ def hooked(
 ) -> Installation:
     """Compile and install in one step: ``with hookrun.hooked(model, spec) as hooks: ...``; see `Plan.install`."""
     return compile(spec, model).install(model, effects=effects, scaler=scaler, strict=strict)
+
+
+def record(
+    model: Module,
+    spec: Spec | Mapping[str, Any],
+    run_dir: str | Path | None = None,
+    *,
+    effects: bool = False,
+    scaler: GradScaler | None = None,
+    strict: bool = False,
+) -> Recording:
+    """What `hooked` does, with a run directory: ``with hookrun.record(model, spec, run_dir="outputs/mine") as hooks:``.
+
+    Captures and records go to the disk as they come, metrics by ``hooks.log(loss=loss)``; at the end the status, the
+    manifest and the report are written.
+
+    run_dir: a new or empty directory; None: ``outputs/`` and the time, as on the command line
+
+    Raises SpecError and CompileError before there is a directory, StoreError on entry where it is not empty.
+    """
+    plan = compile(spec, model)
+    latest, folder = run_dir is None, run_folder(run_dir)
+    return Recording(plan, model, folder, effects=effects, scaler=scaler, strict=strict, latest=latest)
+
+
+def build(
+    *,
+    experiment: str | None = None,
+    overrides: Sequence[str] = (),
+    config_dir: str | Path | None = None,
+) -> tuple[Module, ExperimentData]:
+    """The model of an experiment, its weights loaded and on its device, and its data, as a run would have them.
+
+    experiment: its name, composed with `overrides` as on the command line; None: the defaults and `overrides`
+    overrides:  also ``+trust=[mypkg]``, for a model or data of your own, beside HOOKRUN_TRUST in the environment
+    config_dir: a folder of your own that is searched first
+
+    The model carries no hooks: `load_spec` with the same arguments gives them. Raises SpecError.
+    """
+    from hookrun.cli.compose import compose_dict
+    from hookrun.cli.overrides import take_trust
+    from hookrun.tasks.loop.parts import parts
+    from hookrun.trust import of_environment
+
+    typed, others = take_trust(overrides)
+    chosen = [] if experiment is None else [f"experiment={experiment}"]
+    composed = parse_experiment(compose_dict([*chosen, *others], config_dir))
+    return parts(composed, typed | of_environment())
 
 
 def open_run(path: str | Path) -> Run:

@@ -37,6 +37,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("proving",),
     ("tasks",),
     ("report",),
+    ("recording",),
+    ("integrations",),
     ("__init__", "__main__", "api", "cli", "schema", "verify"),
 )
 SURFACE = LAYERS[-1]
@@ -259,7 +261,8 @@ def test_no_class_name_stands_in_two_files() -> None:
         for node in ast.walk(parse(file))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert [name for name, count in names.items() if count > 1] == []
+    # Each integration is for another library, whose word for it this is.
+    assert [name for name, count in names.items() if count > 1] == ["Callback"]
 
 
 def test_no_module_bears_the_name_of_a_public_function() -> None:

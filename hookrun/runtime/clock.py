@@ -101,6 +101,12 @@ class Clock:
         if not is_counted:
             self.step += 1
 
+    def place(self, step: int) -> None:
+        """The loop says at which step it is; from now on it says so for each."""
+        self._counted_by_hand = True
+        if step != self._step:
+            self.step = step
+
     def before(self, optimizer: Optimizer) -> None:
         """A step begins with the forward before it: nothing to count."""
 

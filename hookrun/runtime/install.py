@@ -43,6 +43,8 @@ class Installation:
                 would write again is put back
     """
 
+    _told_at = 3  # frames from where a warning is raised to the `with` statement
+
     def __init__(
         self,
         plan: ResolvedPlan,
@@ -97,11 +99,11 @@ class Installation:
         return self._ran.ran or any(self._fired(site) for site in later)
 
     def _tell_inactive(self) -> None:
-        lines = what_did_nothing(self.inactive)
+        lines = what_did_nothing(self._told_inactive())
         if lines and self._strict:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
         for line in lines:
-            warnings.warn(line, HookrunWarning, stacklevel=3)  # at the `with` statement
+            warnings.warn(line, HookrunWarning, stacklevel=self._told_at)
 
     @property
     def sites(self) -> list[PlacedHook]:
@@ -148,6 +150,10 @@ class Installation:
         return never + [
             (site.hook_name, site.path, "fired and found no tensor for its action") for site in idle
         ]
+
+    def _told_inactive(self) -> list[tuple[str, str, str]]:
+        """What leaving the block tells: everything that did nothing."""
+        return self.inactive
 
     @property
     def mode(self) -> str:

@@ -26,6 +26,8 @@ REPORT = "report.html"
 ERROR = "error.txt"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
+RECORDED = "recorded"
+"""In env.json of a run in a loop of the user's own, which may log the same line twice."""
 
 NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
 """Files of a run directory that its manifest leaves out: they change after it is written."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from hookrun.store.format import (
     MODEL,
     PLAN,
     PREDICTIONS,
+    RECORDED,
     SAMPLES,
     STATS,
     STATUS,
@@ -230,7 +231,10 @@ def _judge_checkpoint(path: Path, folder: Path) -> None:
 
 
 def _judge_repetitions(findings: _Findings) -> None:
-    """No line of metrics is written twice."""
+    """No line of metrics is written twice; a user's own loop may do that."""
+    with suppress(StoreError):  # a fault of env.json, which was found before
+        if open_run(findings.folder).env.get(RECORDED) is True:
+            return
     seen = dict[bytes, int]()
     with findings.judging(METRICS):
         for block in blocks_of_lines(findings.folder / METRICS):

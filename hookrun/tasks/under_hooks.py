@@ -8,10 +8,10 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, field_validator
 
 from hookrun.data.info import ALL, SPLITS
-from hookrun.errors import CompileError, Problem
+from hookrun.errors import CompileError, Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
 from hookrun.tasks.base import Task, changed
 from hookrun.trust import read_once
@@ -45,7 +45,8 @@ Sizes = Mapping["Split", int | None]
 class TaskUnderHooks(Task):
     """Base of the tasks that run the model under its hooks.
 
-    tensorboard: write event files for TensorBoard as well
+    loggers:     where metrics go as well: tensorboard, wandb, mlflow
+    tensorboard: the same as that logger
 
     scores:      it computes `train.loss`, which may need targets
     """
@@ -53,7 +54,18 @@ class TaskUnderHooks(Task):
     has_plan: ClassVar[bool] = True
     scores: ClassVar[bool] = False
 
+    loggers: tuple[str, ...] = ()
     tensorboard: bool = False
+
+    @field_validator("loggers")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        from hookrun.tasks.loop.loggers import loggers
+
+        for name in names:
+            if name not in loggers():
+                raise ValueError(f"found {name!r}, which is not a logger: {nearest(name, loggers())}")
+        return names
 
     @abstractmethod
     def split_seen(self) -> Split:
@@ -199,11 +211,13 @@ class TaskUnderHooks(Task):
         """Perform the task under the hooks; returns why a check stopped it, or None."""
         from hookrun.tasks.loop.under_hooks import run_under_hooks
 
+        names = [*self.loggers, *(["tensorboard"] if self.tensorboard else [])]
         with read_once(prepared.trust):
-            return run_under_hooks(prepared, run_dir, self.perform, tensorboard=self.tensorboard)
+            return run_under_hooks(prepared, run_dir, self.perform, loggers=names)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
         """What is wrong with the settings; info: None where the data itself is wrong."""
+        from hookrun.tasks.loop.loggers import not_installed
         from hookrun.tasks.loop.losses import NEED_TARGET
         from hookrun.tasks.loop.metrics import LOSS, METRICS, WHERE
         from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
@@ -223,6 +237,7 @@ class TaskUnderHooks(Task):
             text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
             problems.append(Problem("train.loss", text, hint))
+        problems += not_installed(self.loggers)
         if self.tensorboard and find_spec("tensorboard") is None:
             hint = "pip install 'hookrun[tensorboard]'"
             problems.append(Problem("task.tensorboard", "tensorboard is not installed", hint))

@@ -36,7 +36,7 @@ objective.of
 seed
 strict
 tags
-task.metrics task.name task.tensorboard
+task.loggers task.metrics task.name task.tensorboard
 train.accumulate train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
 train.limit_batches train.log_every train.loss train.optimizer.groups train.optimizer.lr train.optimizer.name
 train.parameters train.scheduler train.shuffle train.steps

@@ -14,6 +14,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
+from hookrun.store.format import RECORDED
 from hookrun.store.records import HydraRecord, checked
 
 _SHIPPED = "conf"
@@ -32,8 +33,10 @@ class RunAgain:
     composed: str = ""
 
 
-def _of_a_run(facts: Facts) -> RunAgain:
-    """Of a run, or of one job of a sweep."""
+def _of_a_run(facts: Facts) -> RunAgain | None:
+    """Of a run, or of one job of a sweep; None where it was a loop of the user's own."""
+    if facts.env.get(RECORDED) is True:
+        return None
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
     again = _again(hydra, facts.env.get("argv", []), is_job=True, runs=facts.runs)
     return replace(again, composed=facts.composed)

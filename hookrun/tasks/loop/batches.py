@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from hookrun import data
 from hookrun.data import Split
 from hookrun.runtime.rng import derived_seed
+from hookrun.spec import Settings
 from hookrun.tasks.loop.prepared import Prepared
 
 
@@ -31,6 +32,30 @@ class Batch:
     target: Tensor
     population: int
     split: Split
+
+    def to(self, device: torch.device | str, **options: Any) -> Batch:
+        """The batch with inputs and target on the device; the ids stay."""
+        return replace(
+            self, inputs=_on(device, self.inputs, options), target=_on(device, self.target, options)
+        )
+
+
+def _on(device: torch.device | str, value: Any, options: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _on(device, member, options) for name, member in value.items()}
+    return value.to(device, **options)
+
+
+class BatchSource(Protocol):
+    """What batches are made from."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of the experiment."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches are put."""
 
 
 class _Numbered(Dataset[tuple[int, Any, Tensor]]):
@@ -55,7 +80,7 @@ class Batches:
     shuffle: a new order in each epoch, decided by the seed and the epoch alone
     """
 
-    def __init__(self, prepared: Prepared, split: Split, *, shuffle: bool = False) -> None:
+    def __init__(self, prepared: BatchSource, split: Split, *, shuffle: bool = False) -> None:
         settings = prepared.settings
         self._device = prepared.device
         self._split = split
@@ -87,9 +112,7 @@ class Batches:
             yield Batch(ids, self._placed(inputs), self._placed(target), self._population, self._split)
 
     def _placed(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: self._placed(member) for name, member in value.items()}
-        return value.to(self._device, non_blocking=True)
+        return _on(self._device, value, {"non_blocking": True})
 
 
 class BatchesOfSplits:

@@ -10,17 +10,17 @@ from hookrun.plan.model_tree import ModelNames
 from hookrun.runtime import Installation
 
 
-def model_facts(model: nn.Module, weights: str) -> dict[str, Any]:
+def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
     """Every module once, in the order of `named_modules`: path, all its names, class, parameters with those inside.
 
-    weights: where the model's weights come from
+    weights: where the model's weights come from; None: not known
     """
     names = ModelNames(model)
     paths = dict.fromkeys(map(names.first_name, names.modules))
     matches = [names.match(path, on_parameters=False) for path in paths]
     return {
         "class": type(model).__name__,
-        "weights": weights,
+        **({} if weights is None else {"weights": weights}),
         "modules": [
             {
                 "path": match.path,

@@ -33,7 +33,7 @@ def run_in(ready: Ready, path: Path) -> int:
         found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
     except BaseException as error:
-        _told(partial(_set_failed, run_dir, error))
+        told(partial(set_failed, run_dir, error))
         raise
     if stopped is not None:
         run_dir.set_status("stopped", stopped)
@@ -50,13 +50,13 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
         yield
     except BaseException:
         for each in last:
-            _told(each)
+            told(each)
         raise
     for each in last:
         each()
 
 
-def _told(write: Callable[[], None]) -> None:
+def told(write: Callable[[], None]) -> None:
     """Write; where the disk refuses, say so and go on."""
     try:
         write()
@@ -64,7 +64,8 @@ def _told(write: Callable[[], None]) -> None:
         print(error, file=sys.stderr, flush=True)
 
 
-def _set_failed(run_dir: RunDir, error: BaseException) -> None:
+def set_failed(run_dir: RunDir, error: BaseException) -> None:
+    """Set the status that an exception leaves."""
     if isinstance(error, KeyboardInterrupt):
         run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard")
     elif isinstance(error, HookrunError):

@@ -96,8 +96,7 @@ class Running:
         about = {"split": split, "epoch": clock.epoch, "step": clock.step}
         about |= {} if of is None else {"of": of}
         self.run_dir.log_metrics(**about, **values, **more)
-        if self.sink.board is not None:
-            self.sink.board.metrics(split, {**values, **more}, clock.step, of)
+        self.sink.loggers.metrics(split, {**values, **more}, clock.step, of)
 
     def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
         """The result of the task: one line of metrics.jsonl, and one on the screen."""
@@ -151,8 +150,7 @@ class Running:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
         clock, training = self.hooks.clock, self.model.training
         step, clock.step = clock.step, 0
-        if self.sink.board is not None:
-            self.sink.board.reached = step
+        self.sink.loggers.reach(step)
         shown = dict[str, float]()
         self.model.eval()
         try:

@@ -15,7 +15,7 @@ from hookrun.runtime.records import RecordSink
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import in_reach, opened
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.board import Board
+from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tensor_copies import readable
 
 
@@ -23,23 +23,25 @@ class RunSink(RecordSink):
     """Streams captures to disk, keyed by the samples of the batch under way.
 
     split: the part of the data that the batch under way is of
-    board: where to show them live, or None
+    loggers: where to show them live
     bytes: of the tensors that each hook counted the bytes of, in all
+    counted: [B], numbers for the rows of a batch whose samples are not known; None: a row for each firing then
     """
 
     wants_calls = True
 
-    def __init__(self, run_dir: RunDir, show: Callable[[str], None], board: Board | None = None) -> None:
+    def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
         self.bytes = Counter[str]()
         self.split: Split | None = None
-        self.board = board
+        self.counted: Tensor | None = None
+        self.loggers = loggers if loggers is not None else Loggers()
         self._run_dir = run_dir
         self._show = show
 
     def keeper(self, site: PlacedHook) -> Keeper:
         """Write each value at once; the writer takes a copy."""
-        writer, clock, board = self._run_dir.captures, site.clock, self.board
+        writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
 
         def keep(value: Any, rows: Tensor | None = None) -> None:
@@ -51,7 +53,8 @@ class RunSink(RecordSink):
                 write(value if isinstance(value, Tensor) else opened(value), rows)
 
         def write(value: Any, rows: Tensor | None) -> None:
-            samples = clock.samples if of_samples else None
+            known = clock.samples if clock.samples is not None else self.counted
+            samples = known if of_samples else None
             writer.add(
                 site.hook_name,
                 site.path,
@@ -63,8 +66,8 @@ class RunSink(RecordSink):
                 split=self.split,
                 path=site.within,
             )
-            if board is not None and clock.counting:
-                board.value(site, value)
+            if clock.counting:
+                loggers.value(site, value)
 
         return self.within_budget(site, keep)
 
@@ -76,5 +79,4 @@ class RunSink(RecordSink):
         """Append to stats.jsonl."""
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.log_stats(record)
-        if self.board is not None:
-            self.board.record(record)
+        self.loggers.record(record)

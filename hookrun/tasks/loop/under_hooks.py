@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch.amp import GradScaler
 
@@ -12,8 +12,9 @@ from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.runtime import Installation
 from hookrun.store.run_dir import RunDir, environment
-from hookrun.tasks.loop.board import Board
 from hookrun.tasks.loop.facts import hook_facts, model_facts
+from hookrun.tasks.loop.loggers.base import LoggedRun
+from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.loop.run import ending
@@ -42,11 +43,11 @@ def _weights(prepared: Prepared) -> str:
 
 
 def run_under_hooks(
-    prepared: Prepared, run_dir: RunDir, perform: Callable[[Running], None], *, tensorboard: bool
+    prepared: Prepared, run_dir: RunDir, perform: Callable[[Running], None], *, loggers: Sequence[str]
 ) -> str | None:
     """Run a task under its hooks; returns why a check stopped it, or None.
 
-    tensorboard: write event files as well
+    loggers: the names of those that metrics go to as well
     """
     run_dir.write_plan(prepared.plan.to_dict())
     run_dir.write_env(environment(device=str(prepared.device)))
@@ -54,12 +55,12 @@ def run_under_hooks(
     settings = prepared.settings
     screen = Screen()
     show_plan(prepared, screen, table.SHOWN)
-    board = Board(run_dir.path) if tensorboard else None
-    sink = RunSink(run_dir, screen.say, board)
+    together = Loggers()
+    sink = RunSink(run_dir, screen.say, together)
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
-        closing(board) if board is not None else nullcontext(),
+        together.open(loggers, LoggedRun(run_dir.path, _config(prepared))),
         session(settings.compute, settings.seed),
         Installation(prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied) as hooks,
     ):
@@ -75,6 +76,14 @@ def run_under_hooks(
         if inactive and settings.strict and stopped is None:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(inactive))
     return stopped
+
+
+def _config(prepared: Prepared) -> dict[str, Any]:
+    """The experiment as plain values."""
+    settings = prepared.settings.model_dump(mode="json", serialize_as_any=True)
+    settings["task"] = {"name": prepared.task.name, **settings["task"]}
+    hooks = {hook.pop("name"): hook for hook in prepared.plan.to_dict()["hooks"]}
+    return {**settings, "hooks": hooks}
 
 
 def _load_leftover(prepared: Prepared, hooks: Installation) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.actions.base import RECORD_KEYS
-from hookrun.containers import leaves
-from hookrun.runtime.site import PlacedHook
-from hookrun.store.records import Of
+from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger, flat, tag
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from hookrun.runtime.site import PlacedHook
+    from hookrun.store.records import Of
 
 FOLDER = "tensorboard"
 MOST_CHANNELS = 64
@@ -19,23 +20,23 @@ MOST_ELEMENTS = 100_000
 """Of a histogram: more are drawn from evenly."""
 
 
-class Board:
-    """Event files in the run directory, under the names that the report uses: ``hook/module/statistic/mode``.
+class TensorBoard(RunLogger):
+    """Event files in the run directory, under the names that the report uses: ``hook/module/statistic/mode``."""
 
-    reached: the step of training at which an evaluation began; the steps of its batches count from there
-    """
+    logger_name: ClassVar[str] = "tensorboard"
+    package: ClassVar[str] = "tensorboard"
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run: LoggedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.reached = 0
-        self._writer = SummaryWriter(str(run_dir / FOLDER), flush_secs=5)
+        self._writer = SummaryWriter(str(run.path / FOLDER), flush_secs=5)
+        lines = [f"    {key}: {value}" for key, value in flat(run.config)]  # Markdown: as it is
+        self._writer.add_text("config", "\n".join(lines))
 
-    def metrics(self, split: str, values: dict[str, float], step: int, of: Of | None = None) -> None:
-        """A line of metrics.jsonl. The mean of a training epoch has a tag of its own: it is not a batch."""
-        end = "/epoch" if split == "train" and of == "epoch" else ""
+    def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
+        """A line of metrics.jsonl."""
         for name, value in values.items():
-            self._scalar(f"{split}/{name}{end}", value, step)
+            self._scalar(tag(split, name, of), value, step)
 
     def record(self, record: dict[str, Any]) -> None:
         """The numbers in a line of stats.jsonl."""
@@ -49,6 +50,8 @@ class Board:
 
     def value(self, site: PlacedHook, value: Any) -> None:
         """A captured value: a histogram of each tensor, and its maps where it is of pictures [B, C, H, W]."""
+        from hookrun.containers import leaves
+
         clock = site.clock
         step = self._step(clock.mode, clock.step)
         for path, leaf in leaves(value):
@@ -63,7 +66,7 @@ class Board:
             if tensor.dim() == 4 and min(tensor.shape[2:]) > 1:
                 self._writer.add_image(f"{tag}/maps", _maps(tensor[0]), step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool) -> None:
         """Write what is buffered."""
         self._writer.close()
 
@@ -85,6 +88,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 def _maps(channels: Tensor) -> Tensor:
     """[C, H, W] -> [3, h, w] from 0 to 1: the first channels beside each other, all on one scale."""
+    import torch
     from torchvision.utils import make_grid
 
     tiles = torch.nan_to_num(channels[:MOST_CHANNELS]).unsqueeze(1)

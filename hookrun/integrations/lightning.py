@@ -1,0 +1,199 @@
+"""The Lightning callback: hooks, clock, run directory and report follow the Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import ExitStack
+from typing import Any
+
+try:
+    from lightning.pytorch import Callback as LightningCallback
+except ModuleNotFoundError as error:
+    from hookrun.integrations.following import NotInstalled
+
+    if error.name is None or error.name.partition(".")[0] != "lightning":
+        raise
+    raise NotInstalled("lightning", "lightning") from error
+
+from hookrun.integrations.following import LoopFollower
+
+_OF_A_LOADER = "/dataloader_idx_"
+
+
+class Callback(LoopFollower, LightningCallback):
+    """``Trainer(callbacks=[Callback(spec, run_dir="outputs/mine")])``: each fit, validate, test or predict is one run.
+
+    The hooks are installed on the LightningModule, so that selectors are its names, before its optimizers are made.
+    The step is the optimizer's and the epoch the Trainer's; in evaluation a step is a batch. Accumulation and the
+    precision plugin's gradient scaler are followed; the sanity check is neither counted nor recorded. What is logged
+    with `self.log` goes to metrics.jsonl when Lightning's own loggers would get it.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._evaluation = ExitStack()
+        self._step = 0
+        self._in_time: Collection[str] = ()
+        self._late = dict[str, Any]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_evaluation": ExitStack()}
+
+    # ---- begin and end -----------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Install the hooks: before the optimizers are made, which take parameters that hooks add."""
+        self._in_time, self._late = (), {}
+        self.begin(pl_module, getattr(trainer.precision_plugin, "scaler", None), trains=stage == "fit")
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """The run is over."""
+        self.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The run ended with an exception, or by Ctrl-C."""
+        self._evaluation.close()
+        self.end(exception)
+
+    # ---- training ----------------------------------------------------------------------------------------------
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """The epoch is the Trainer's."""
+        self._log_late(trainer)
+        self.epoch(trainer.current_epoch)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Where the loop is, and whether more batches follow before the optimizer steps."""
+        if (hooks := self.following) is None:
+            return
+        if pl_module.automatic_optimization:
+            hooks.clock.place(trainer.global_step)
+            follow = (batch_idx + 1) % trainer.accumulate_grad_batches != 0
+            is_last = trainer.is_last_batch or batch_idx + 1 == trainer.num_training_batches
+            hooks.accumulating = follow and not is_last
+        self._step = hooks.clock.step
+        self.batch(batch, "train")
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log what Lightning logs at this step, then move on to the next."""
+        if (hooks := self.following) is None:
+            return
+        steps = trainer.log_every_n_steps
+        if not hooks.accumulating and steps and (self._step + 1) % steps == 0:
+            self.write("train", _logged(trainer), self._step)
+        if pl_module.automatic_optimization:
+            hooks.clock.place(trainer.global_step)
+        trainer.should_stop = trainer.should_stop or self.stops
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """The means of the epoch."""
+        self._in_time = _logged(trainer).keys()
+        self.write("train", _logged(trainer))
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """What the module logged at the end of the last epoch."""
+        self._log_late(trainer)
+
+    def _log_late(self, trainer: Any) -> None:
+        """What the module logs at the end of an epoch: Lightning calls it after the callbacks."""
+        metas = [result.meta for result in trainer.fit_loop._results.values()]
+        names = {meta.name for meta in metas if meta.logger and meta.fx == "on_train_epoch_end"} - set(
+            self._in_time
+        )
+        there = {name: value for name, value in trainer.logged_metrics.items() if name in names}
+        self.write(
+            "train", {name: value for name, value in there.items() if self._late.get(name) is not value}
+        )
+        self._late = there
+
+    # ---- evaluation --------------------------------------------------------------------------------------------
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """Nothing of it counts, and nothing is recorded."""
+        if self.following is not None:
+            self._evaluation.enter_context(self.following.muted())
+
+    def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
+        """Hooks count again."""
+        self._evaluation.close()
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """A step is a batch from here."""
+        self._evaluation.enter_context(self.evaluating())
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch begins."""
+        self.batch(batch, "val")
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch is over."""
+        self._evaluated(trainer, "val")
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """The results, at the step of the training."""
+        self._conclude(trainer, "val")
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """A step is a batch."""
+        self._evaluation.enter_context(self.evaluating())
+
+    def on_test_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch begins."""
+        self.batch(batch, None)
+
+    def on_test_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch is over."""
+        self._evaluated(trainer, "test")
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """The results."""
+        self._conclude(trainer, "test")
+
+    def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
+        """A step is a batch."""
+        self._evaluation.enter_context(self.evaluating())
+
+    def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
+        """The pass is over."""
+        self._evaluation.close()
+
+    def on_predict_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch begins."""
+        self.batch(batch, None)
+
+    def on_predict_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """A batch is over."""
+        self.evaluated_batch()
+
+    def _evaluated(self, trainer: Any, split: str) -> None:
+        if not trainer.sanity_checking:
+            self.write(split, _logged(trainer))
+        self.evaluated_batch()
+
+    def _conclude(self, trainer: Any, split: str) -> None:
+        if trainer.sanity_checking:
+            return  # on_sanity_check_end closes
+        self._evaluation.close()
+        by_loader = {name: value for name, value in trainer.logged_metrics.items() if _OF_A_LOADER in name}
+        self.write(split, {**_logged(trainer), **by_loader})
+
+
+def _logged(trainer: Any) -> dict[str, Any]:
+    """What was logged for loggers since the batch, or the epoch, began."""
+    # `trainer.logged_metrics` keeps what was logged before too, without saying which is which.
+    found: dict[str, Any] = trainer._logger_connector.metrics["log"]
+    return found

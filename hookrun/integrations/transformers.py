@@ -1,0 +1,152 @@
+"""The transformers callback: hooks, clock, run directory and report follow the Trainer.
+
+The Trainer has no event for an exception, nor for the beginning of `evaluate` and `predict`. So importing this module
+wraps `Trainer.train`, `Trainer.evaluate` and `Trainer.predict`; without this callback the wrappers only pass on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+try:
+    from transformers import Trainer, TrainerCallback
+except ModuleNotFoundError as error:
+    from hookrun.integrations.following import NotInstalled
+
+    if error.name is None or error.name.partition(".")[0] != "transformers":
+        raise
+    raise NotInstalled("transformers", "transformers") from error
+
+from hookrun.errors import HookrunError
+from hookrun.integrations.following import LoopFollower
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import RegisteredHook
+
+_METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
+"""What the Trainer does, and the split in metrics.jsonl."""
+
+
+class Callback(LoopFollower, TrainerCallback):
+    """``Trainer(callbacks=[Callback(spec, run_dir="outputs/mine")])``: each train, evaluate or predict is one run.
+
+    The hooks are installed on the Trainer's model, so that selectors are its names, before its optimizer is made. The
+    step is the Trainer's `global_step`, in an evaluation the batch; accumulation and the gradient scaler are
+    accelerate's. What the Trainer logs goes to metrics.jsonl.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._split = "train"
+
+    @contextmanager
+    def during(self, trainer: Any, split: str) -> Iterator[None]:
+        """A method of the Trainer on a split: a run, or within a run a pass in evaluation mode."""
+        before, self._split = self._split, split
+        try:
+            with (
+                self._run(trainer, trains=split == "train"),
+                self.evaluating() if split != "train" else ExitStack(),
+            ):
+                yield
+        finally:
+            self._split = before
+
+    @contextmanager
+    def _run(self, trainer: Any, *, trains: bool) -> Iterator[None]:
+        if self.following is not None:  # evaluate, called by train
+            yield
+            return
+        self.begin(trainer.model, getattr(trainer.accelerator, "scaler", None), trains=trains)
+        watcher = CallWatcher(self, trainer)
+        handle = trainer.model.register_forward_pre_hook(watcher.begins, prepend=True, with_kwargs=True)
+        try:
+            yield
+        except BaseException as error:
+            handle.remove()
+            self.end(error)
+            raise
+        handle.remove()
+        self.end()
+
+    # ---- events of the Trainer ---------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        """HookrunError where the Trainer trains another model than the one that it had: `model_init` makes one."""
+        if self.following is not None and model is not None and not self.following.is_on(model):
+            raise HookrunError(
+                "the Trainer made another model after the hooks were installed: give it `model=`, not `model_init=`"
+            )
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The epoch is the Trainer's, which counts in fractions."""
+        self.epoch(int((state.epoch or 0) + 1e-6))
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A step begins."""
+        self._placed(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
+        """A step is over."""
+        self._placed(state)
+        if self.stops:
+            control.should_training_stop = True
+        return control
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A batch of an evaluation is over."""
+        self.evaluated_batch()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """The Trainer logs."""
+        self.write(self._split, dict(logs or {}), state.global_step)
+
+    def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        """The Trainer does not log what `predict` measures."""
+        self.write(self._split, dict(metrics or {}), state.global_step)
+
+    def _placed(self, state: Any) -> None:
+        if self.following is not None:
+            self.following.clock.place(state.global_step)
+
+    def arrived(self, trainer: Any, batch: Any) -> None:
+        """A batch reaches the model."""
+        if (hooks := self.following) is None:
+            return
+        if hooks.mode == "train":
+            hooks.accumulating = not trainer.accelerator.sync_gradients
+        self.batch(batch, self._split if self._split in ("train", "val") else None)
+
+
+class CallWatcher(RegisteredHook):
+    """Tells the callback of each call of the model: that is where the Trainer's batches can be seen."""
+
+    def __init__(self, callback: Callback | None = None, trainer: Any = None) -> None:
+        super().__init__()
+        self._callback = callback
+        self._trainer = trainer
+
+    def begins(self, module: Any, args: Any, kwargs: Any) -> None:
+        """torch's forward pre-hook."""
+        if self._callback is not None and not tracing():
+            self._callback.arrived(self._trainer, (args, kwargs))
+
+
+def _followed(method: Callable[..., Any], split: str) -> Callable[..., Any]:
+    """The method of the Trainer, followed by the callbacks of this module that the Trainer has."""
+
+    @wraps(method)
+    def followed(self: Any, *args: Any, **options: Any) -> Any:
+        with ExitStack() as stack:
+            for callback in self.callback_handler.callbacks:
+                if isinstance(callback, Callback):
+                    stack.enter_context(callback.during(self, split))
+            return method(self, *args, **options)
+
+    return followed
+
+
+for _method, _split in _METHODS:
+    setattr(Trainer, _method.__name__, _followed(_method, _split))

@@ -1,0 +1,386 @@
+"""`record`: hooks in a loop of the user's own, with a run directory and a report at the end."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import datetime
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.actions.base import Keeper
+from hookrun.containers import tensors
+from hookrun.errors import HookrunError, listed
+from hookrun.proving import Plan
+from hookrun.report import write_report
+from hookrun.runtime import Installation
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooks.base import RegisteredHook
+from hookrun.runtime.site import PlacedHook
+from hookrun.store.files import StoreError
+from hookrun.store.format import LOCK, RECORDED
+from hookrun.store.lock import sole_writer
+from hookrun.store.reader import open_run
+from hookrun.store.records import MOST_COUNT, MOST_NAME
+from hookrun.store.run_dir import RunDir, environment, update_latest
+from hookrun.tasks.loop.facts import hook_facts, model_facts
+from hookrun.tasks.loop.run import ending, set_failed, told
+from hookrun.tasks.loop.sink import RunSink
+
+if TYPE_CHECKING:
+    from torch.amp import GradScaler
+
+OUTPUT = "HOOKRUN_OUTPUT"
+MOST_METRICS = 900
+"""In one line of metrics.jsonl, which is read back within bounds."""
+_SHOWN = 4
+
+
+class Recording(Installation):
+    """An installation that writes a run directory: captures, metrics, records, and a report at the end.
+
+    path:  the run directory
+    split: the part of the data that the batches are of, `train` or `val`, for captures; None: not known
+
+    Rows of captures are keyed by `samples`, where the loop sets them. Without them the rows are numbered in the order
+    in which the model is called with them, from 0: in one pass over data that is not shuffled that is
+    their place in it.
+
+    The run is `done` when the block is left, `stopped` where a check with policy `stop` asked for that, `failed` or
+    `interrupted` where an exception ended the block.
+
+    trains: the model is trained in it; else hooks that wait for a backward pass or for training are expected to do
+            nothing
+    latest: point the link `latest` beside the directory at it
+    """
+
+    _told_at = 4
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        path: Path,
+        *,
+        effects: bool = False,
+        scaler: GradScaler | None = None,
+        strict: bool = False,
+        restored: Collection[str] = (),
+        trains: bool = True,
+        latest: bool = False,
+    ) -> None:
+        self.path = path
+        self._latest = latest
+        self._trains = trains
+        self._run_dir = RunDir(path)
+        self._rows = RecordingSink(self._run_dir)
+        self._counter = RowCounter(self._rows)
+        self._is_open = False
+        self._lock = ExitStack()
+        super().__init__(
+            plan,
+            model,
+            sink=self._rows,
+            effects=effects,
+            scaler=scaler,
+            standalone=True,
+            strict=strict,
+            restored=restored,
+        )
+
+    def __enter__(self) -> Recording:
+        """Claim the directory and install. StoreError where the directory is not empty or another run writes it."""
+        self._lock.enter_context(sole_writer(self.path))
+        if found := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
+            self._lock.close()
+            there = listed(found, _SHOWN)
+            raise StoreError(f"{self.path} is not empty: it has {there}. Choose another directory (run_dir)")
+        self._is_open = True
+        if self._latest and (note := update_latest(self.path)):
+            print(note)
+        try:
+            run_dir = self._run_dir
+            run_dir.set_status("running")
+            run_dir.write_plan(self.plan.to_dict())
+            run_dir.write_env({**environment(device=_device(self._model)), RECORDED: True})
+            run_dir.write_model(model_facts(self._model))
+            super().__enter__()
+            self._counter.watch(self._model)
+        except BaseException as error:
+            self._counter.forget()
+            self._finish(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the hooks off, write what is left, the status and the report."""
+        self._counter.forget()
+        try:
+            super().__exit__(kind, error, trace)
+        except BaseException as idle:  # under `strict`: hooks that did nothing
+            self._finish(idle)
+            raise
+        self._finish(error)
+
+    def log(
+        self, *, step: int | None = None, epoch: int | None = None, split: str | None = None, **values: Any
+    ) -> None:
+        """Append a line to metrics.jsonl: ``hooks.log(loss=loss, accuracy=0.9)``.
+
+        values: numbers, or tensors of no dimensions; NaN and infinities too
+        step, epoch: those of the hooks' clock, unless given
+        split: `train` or `val`, as the model is in training mode or not, unless given
+
+        HookrunError for anything else, naming the key.
+        """
+        self._require_open("log")
+        at = {
+            "split": ("train" if self.clock.mode == "train" else "val") if split is None else _text(split),
+            "epoch": self.clock.epoch if epoch is None else _counted("epoch", epoch),
+            "step": self.clock.step if step is None else _counted("step", step),
+        }
+        if not values or len(values) > MOST_METRICS:
+            raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
+        self._run_dir.log_metrics(**at, **{name: number(name, value) for name, value in values.items()})
+        self.sink.settle()
+
+    @property
+    def captures(self) -> Mapping[str, Mapping[str, Any]]:
+        """Hook -> module -> a StoredCapture, read from the disk: what is captured by now is written first."""
+        if self._is_open and self._rows.captured:
+            self._run_dir.captures.flush()
+        return open_run(self.path).captures
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """What print, stats and check emitted, in order, read from the disk."""
+        if self._is_open:
+            self.sink.settle()
+        return open_run(self.path).stats
+
+    @property
+    def split(self) -> str | None:
+        """The part of the data that the batches are of."""
+        return self._rows.split
+
+    @split.setter
+    def split(self, part: str | None) -> None:
+        if part not in (None, "train", "val"):
+            raise HookrunError(f"split: found {part!r}, expected 'train', 'val' or None")
+        self._rows.split = part  # type: ignore[assignment]
+
+    def is_on(self, model: nn.Module) -> bool:
+        """Whether the hooks are on this model, or on one that it wraps."""
+        return any(each is self._model for each in model.modules())
+
+    def number_rows(self, count: int) -> None:
+        """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
+        self._counter.is_off = True  # and not taken off: it may be called during a forward
+        self._rows.number(count)
+
+    @property
+    def numbered(self) -> int:
+        """How many rows were numbered; set it to 0 where a pass over the data begins."""
+        return self._rows.numbered
+
+    @numbered.setter
+    def numbered(self, count: int) -> None:
+        self._rows.numbered = count
+
+    def begin_forward(self) -> None:
+        """A forward begins: the calls of each module are counted anew. Calling the model itself says so too."""
+        self.clock.forward.number += 1
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Within it hooks act and record nothing, and nothing counts."""
+        before, self._rows.muted = self._rows.muted, True
+        step, epoch = self.clock.step, self.clock.epoch
+        try:
+            with self.uncounted():
+                yield
+        finally:
+            self._rows.muted = before
+            self.clock.step, self.clock.epoch = step, epoch
+
+    def _told_inactive(self) -> list[tuple[str, str, str]]:
+        if self._trains:
+            return self.inactive
+        specs = {hook.spec.name: hook.spec for hook in self.plan.hooks}
+        waits = {
+            name
+            for name, spec in specs.items()
+            if spec.hook_type.needs_backward
+            or spec.hook_type.phase == "step"
+            or spec.keys.when.mode == "train"
+        }
+        return [each for each in self.inactive if each[0] not in waits]
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Write what is left, the manifest and the status. A failure of the block is told as such, and not raised."""
+        run_dir = self._run_dir
+        try:
+            if error is not None:
+                for last in (self.sink.settle, self._write_hooks, run_dir.close):
+                    told(last)
+                told(partial(set_failed, run_dir, error))
+                return
+            with ending(run_dir.close), ending(self._write_hooks), ending(self.sink.settle):
+                pass
+            run_dir.write_manifest()
+            run_dir.set_status("stopped" if self.sink.stop else "done", self.sink.stop or "")
+        except BaseException as failure:
+            told(partial(set_failed, run_dir, failure if error is None else error))
+            raise
+        finally:
+            self._is_open = False
+            self._lock.close()
+            self._write_report()
+
+    def _write_hooks(self) -> None:
+        self._run_dir.write_hooks(hook_facts(self))
+
+    def _write_report(self) -> None:
+        """The report of the run; if that fails, the run is not affected."""
+        try:
+            write_report(self.path)
+        except Exception as error:  # the run is over, whatever fails in its report
+            what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+            again = f"python -m hookrun.report {self.path}"
+            print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
+
+    def _require_open(self, what: str) -> None:
+        if not self._is_open:
+            raise HookrunError(
+                f"{what}: the run in {self.path} is not under way: call it inside the `with` block"
+            )
+
+
+class RecordingSink(RunSink):
+    """Streams into the run directory; says nothing while it is muted.
+
+    numbered: how many rows were numbered, where the loop sets no samples
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        super().__init__(run_dir, print)
+        self.muted = False
+        self.captured = False
+        self.numbered = 0
+
+    def number(self, count: int) -> None:
+        """A batch of so many rows begins."""
+        if not self.muted:
+            self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
+            self.numbered += count
+
+    def keeper(self, site: PlacedHook) -> Keeper:
+        """Write each value at once, unless muted."""
+        keep = super().keeper(site)
+
+        def unless_muted(value: Any, rows: Tensor | None = None) -> None:
+            if not self.muted:
+                self.captured = True
+                keep(value, rows)
+
+        return unless_muted
+
+    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Take a record, unless muted."""
+        if not self.muted:
+            super().emit(record, show=show)
+
+
+class RowCounter(RegisteredHook):
+    """Numbers the rows that the model is called with: along the first dimension of its first tensor.
+
+    is_off: the loop says how many rows there are
+    """
+
+    def __init__(self, sink: RecordingSink | None = None) -> None:
+        super().__init__()
+        self.is_off = sink is None
+        self._sink = sink
+        self._handle: Any = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Count from now on."""
+        self._handle = model.register_forward_pre_hook(self.count, prepend=True, with_kwargs=True)
+
+    def count(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """torch's forward pre-hook."""
+        if self._sink is None or self.is_off or tracing():
+            return
+        if (size := batch_size((args, kwargs))) is not None:
+            self._sink.number(size)
+
+    def forget(self) -> None:
+        """Count no longer."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+
+def batch_size(batch: Any) -> int | None:
+    """The first dimension of the first tensor in it that has one."""
+    return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), None)
+
+
+def run_folder(path: str | os.PathLike[str] | None) -> Path:
+    """The directory of a new run: as given, or named by the time as those of the command line are."""
+    if path is not None:
+        return Path(path).expanduser().absolute()
+    outputs = Path(os.environ.get(OUTPUT) or ".") / "outputs"
+    return outputs.expanduser().absolute() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
+
+
+def number(name: str, value: Any) -> int | float:
+    """The value of a metric as a Python number. HookrunError, with its name, for what is not one number."""
+    if len(name) > MOST_NAME:
+        raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
+    found = value
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        try:
+            found = value.item()
+        except RuntimeError as error:  # a meta tensor
+            raise HookrunError(f"log: {name}: its value cannot be read: {error}") from error
+    if not isinstance(found, int | float):
+        shape = getattr(value, "shape", None)
+        what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
+        hint = "log one number, for one its mean" if shape is not None else "log numbers only"
+        raise HookrunError(
+            f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
+        )
+    if isinstance(found, int) and abs(found) > MOST_COUNT:
+        raise HookrunError(f"log: {name}: a whole number beyond 2**53 is not kept exactly: log it as a float")
+    return found
+
+
+def _counted(name: str, value: Any) -> int:
+    found = number(name, value)
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise HookrunError(f"log: {name}: found {value!r}, expected a whole number from 0")
+    return found
+
+
+def _text(split: Any) -> str:
+    if not isinstance(split, str) or len(split) > MOST_NAME:
+        raise HookrunError(
+            f"log: split: found {split!r:.100}, expected a short text such as 'train' or 'val'"
+        )
+    return split
+
+
+def _device(model: nn.Module) -> str:
+    found = next(chain(model.parameters(), model.buffers()), None)
+    return str(found.device) if found is not None else "cpu"

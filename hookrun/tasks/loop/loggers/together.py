@@ -1,0 +1,82 @@
+"""All loggers of a run as one. What fails in one of them costs the run nothing but that logger."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hookrun.errors import reason
+from hookrun.tasks.loop.loggers import loggers
+from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
+
+if TYPE_CHECKING:
+    from hookrun.runtime.site import PlacedHook
+    from hookrun.store.records import Of
+
+
+class Loggers:
+    """The loggers that still work; each call goes to all of them."""
+
+    def __init__(self) -> None:
+        self._working = list[RunLogger]()
+
+    @contextmanager
+    def open(self, names: Sequence[str], run: LoggedRun) -> Iterator[None]:
+        """Open these, and close them after the block however that ends."""
+        failed = True
+        try:
+            for name in dict.fromkeys(names):
+                self._tried(name, partial(self._add, name, run))
+            yield
+            failed = False
+        finally:
+            for logger in self._working:
+                self._tried(logger.logger_name, partial(logger.close, failed=failed))
+            self._working = []
+
+    def _add(self, name: str, run: LoggedRun) -> None:
+        self._working.append(loggers()[name](run))
+
+    def __bool__(self) -> bool:
+        return bool(self._working)
+
+    def reach(self, step: int) -> None:
+        """An evaluation begins at this step of the training."""
+        for logger in self._working:
+            logger.reached = step
+
+    def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
+        """A line of metrics.jsonl."""
+        self._each(lambda logger: logger.metrics(split, values, step, of))
+
+    def record(self, record: dict[str, Any]) -> None:
+        """A line of stats.jsonl."""
+        self._each(lambda logger: logger.record(record))
+
+    def value(self, site: PlacedHook, value: Any) -> None:
+        """A captured value."""
+        self._each(lambda logger: logger.value(site, value))
+
+    def _each(self, call: Callable[[RunLogger], None]) -> None:
+        for logger in tuple(self._working):
+            if not self._tried(logger.logger_name, partial(call, logger)):
+                self._working.remove(logger)
+                self._tried(logger.logger_name, partial(logger.close, failed=True), told=False)
+
+    def _tried(self, name: str, call: Callable[[], None], *, told: bool = True) -> bool:
+        """Whether it worked. A failure is told once: the logger gets nothing more."""
+        try:
+            call()
+        except Exception as error:  # whatever a library raises; the run's own files are what counts
+            if told:
+                what = f"the logger {name} failed and gets nothing more: {reason(error)}"
+                print(
+                    f"WARNING: {what}\n  the run goes on: metrics.jsonl has every line",
+                    file=sys.stderr,
+                    flush=True,
+                )
+            return False
+        return True

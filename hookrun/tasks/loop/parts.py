@@ -1,0 +1,42 @@
+"""The model and the data of an experiment, for a loop of the user's own."""
+
+from __future__ import annotations
+
+import warnings
+
+from torch import nn
+
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed
+from hookrun.spec import Experiment
+from hookrun.tasks.base import task_of
+from hookrun.tasks.loop.built import build
+from hookrun.tasks.loop.splits import ExperimentData
+from hookrun.tasks.under_hooks import TaskUnderHooks
+from hookrun.trust import read_once
+
+
+def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, ExperimentData]:
+    """The model with its weights, on its device, and the data. Reads no data.
+
+    trust: packages that a user's own code may come from
+
+    Raises SpecError with every mistake; also where the weights hold parameters that only hooks would add.
+    """
+    settings, task = experiment.settings, task_of(experiment)
+    split = task.split_seen() if isinstance(task, TaskUnderHooks) else "train"
+    with read_once(trust):
+        built = build(settings, split, trust)
+    if built.leftover:
+        names = listed(sorted(built.leftover), 8)
+        text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
+        hint = (
+            "parameters that hooks added are loaded in a run only; use weights that were saved without them"
+        )
+        raise SpecError([Problem("model.weights", text, hint)])
+    again = [hook.name for hook in experiment.hooks.hooks if hook.identity in built.applied]
+    if again:
+        text = f"{listed(again, 8)} had changed the model before its weights were saved"
+        warnings.warn(
+            f"model.weights: {text}: installed again, they change it again", HookrunWarning, stacklevel=3
+        )
+    return built.model.to(built.device), ExperimentData(settings, built.data, built.device)

@@ -1,0 +1,84 @@
+"""The data of an experiment for a loop of the user's own: each split as a run reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch.utils.data import Dataset
+
+from hookrun import data
+from hookrun.data import DataInfo, Split
+from hookrun.data.info import SPLITS
+from hookrun.errors import nearest
+from hookrun.lookup import NoSuchKey
+from hookrun.spec import Settings
+from hookrun.tasks.loop.batches import Batch, Batches
+
+
+@dataclass(frozen=True)
+class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
+    """The splits of an experiment's data: ``data["train"]`` is a data set of (inputs, target), transforms applied.
+
+    settings: of the experiment: data, seed, batch size, limits
+    info:     shapes, dtypes, number of classes, samples in each split
+    device:   where batches are put: that of the model
+    """
+
+    settings: Settings
+    info: DataInfo
+    device: torch.device
+
+    def __getitem__(self, split: str) -> Dataset[tuple[Any, torch.Tensor]]:
+        """Read a split. KeyError where the data has no such split, or no samples in it."""
+        return data.load(self.settings.data, self._known(split), seed=self.settings.seed)
+
+    def __iter__(self) -> Iterator[str]:
+        return (split for split in SPLITS if self.info.sizes[split] != 0)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def loader(self, split: str, *, shuffle: bool | None = None) -> SplitLoader:
+        """The batches of a split: order, batch size, sample ids and limits as in a run.
+
+        shuffle: None: `train.shuffle` for the training samples, never for those of the validation
+        """
+        known = self._known(split)
+        shuffled = (known == "train" and self.settings.train.shuffle) if shuffle is None else shuffle
+        return SplitLoader(Batches(self, known, shuffle=shuffled))
+
+    def _known(self, split: str) -> Split:
+        if split not in tuple(self):
+            raise NoSuchKey(f"no split {split!r} in the data {self.info.name!r}: {nearest(str(split), self)}")
+        return cast(Split, split)
+
+
+class SplitLoader:
+    """Batches of a split; each ``for batch in loader`` is one epoch, the first of them epoch 0.
+
+    A batch has `ids`, `inputs`, `target`, `population` and `split`: set ``hooks.samples = batch.ids``.
+    """
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Batch]:
+        # A generator: the epoch begins with its first batch, however often it is only asked for an iterator.
+        number, self._epoch = self._epoch, self._epoch + 1
+        yield from self._batches.epoch(number)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """The batches of the epoch with this number, whichever was read before."""
+        return self._batches.epoch(number)
+
+    @property
+    def samples(self) -> int:
+        """How many samples the split has."""
+        return self._batches.samples

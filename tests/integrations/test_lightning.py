@@ -1,0 +1,206 @@
+"""The Lightning callback, compared with a loop by hand."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hookrun
+from hookrun.store.verify import verify
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    pl = pytest.importorskip("lightning.pytorch", reason="hookrun[lightning] is not installed")
+
+Callback = hookrun.integrations.lightning.Callback
+
+
+ACCUMULATE, EPOCHS, RATE = 2, 2, 0.5
+
+
+class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+    def _loss(self, batch: Any) -> Any:
+        inputs, target = (
+            (batch.inputs.flatten(1)[:, :4], batch.target % 3) if hasattr(batch, "ids") else batch
+        )
+        return nn.functional.cross_entropy(self.net(inputs), target)
+
+    def training_step(self, batch: Any, number: int) -> Any:
+        loss = self._loss(batch)
+        self.log("loss", loss, on_step=True, on_epoch=True, batch_size=4)
+        return loss
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        self.log("val_loss", self._loss(batch), batch_size=len(batch[0]) if isinstance(batch, list) else 4)
+
+    test_step = validation_step
+
+    def on_train_epoch_end(self) -> None:
+        self.log("late", float(self.current_epoch) + 0.5)
+
+    def predict_step(self, batch: Any, number: int) -> Any:
+        return self.net(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=RATE)
+
+
+@pytest.fixture(autouse=True)
+def _quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("error", hookrun.HookrunWarning)
+        yield
+
+
+def trainer(*callbacks: Any, **options: Any) -> Any:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    base = {
+        "max_epochs": EPOCHS,
+        "accelerator": "cpu",
+        "accumulate_grad_batches": ACCUMULATE,
+        "log_every_n_steps": 1,
+    }
+    return pl.Trainer(callbacks=list(callbacks), logger=False, **{**quiet, **base, **options})
+
+
+@pytest.fixture
+def loader(samples) -> Any:
+    return DataLoader(TensorDataset(*samples), batch_size=4)
+
+
+def test_fit_then_test_and_predict(tmp_path: Path, samples, loader, plain, spec) -> None:
+    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    expected = plain.by_hand(module.net, samples)
+    made = trainer(callback)
+    made.fit(module, loader, loader)
+    assert plain.same(module.net, expected) and plain.unhooked(module)
+    run = hookrun.open_run(tmp_path / "mine")
+    plain.check_a_fit(run)
+    lines = [(line["split"], line["epoch"], line["step"], *list(line)[3:]) for line in run.metrics]
+    of_epoch = [
+        [
+            *(("train", epoch, 3 * epoch + step, "loss_step") for step in range(3)),
+            ("val", epoch, 3 * epoch + 3, "val_loss"),
+            ("train", epoch, 3 * epoch + 3, "loss_epoch"),
+            ("train", epoch, 3 * epoch + 3, "late"),
+        ]
+        for epoch in range(EPOCHS)
+    ]
+    assert lines == [line for epoch in of_epoch for line in epoch]
+    inputs, target = samples
+    last = run.metrics[-3]["val_loss"]
+    assert last == pytest.approx(
+        float(nn.functional.cross_entropy(expected(inputs), target).detach()), rel=1e-5
+    )
+    assert [line["late"] for line in run.metrics if "late" in line] == [0.5, 1.5]
+    assert verify(run.path).bad == [] and (run.path / "report.html").exists()
+
+    made.test(module, loader, verbose=False)
+    made.predict(module, loader)
+    assert [path.name for path in callback.run_dirs] == ["mine", "mine-2", "mine-3"]
+    tested, predicted = (hookrun.open_run(path) for path in callback.run_dirs[1:])
+    assert tested.status["status"] == predicted.status["status"] == "done" and plain.unhooked(module)
+    assert [(line["split"], line["val_loss"]) for line in tested.metrics] == [("test", pytest.approx(last))]
+    assert predicted.captures["seen"]["net.0"].sample_ids.tolist() == [*range(22)]
+    assert set(predicted.captures["seen"]["net.0"].splits.tolist()) == {-1}
+
+
+def test_an_exception_ends_the_run(tmp_path: Path, loader, plain, spec) -> None:
+    for number, error in enumerate((ValueError("boom"), KeyboardInterrupt())):
+
+        class Broken(Module):
+            def training_step(self, batch: Any, at: int, error: BaseException = error) -> Any:
+                if at == 3:
+                    raise error
+                return super().training_step(batch, at)
+
+        module, callback = Broken(), Callback(spec, run_dir=tmp_path / f"{number}")
+        with pytest.raises((ValueError, SystemExit)):
+            trainer(callback).fit(module, loader, loader)
+        status = hookrun.open_run(tmp_path / f"{number}").status
+        assert status["status"] == ("interrupted" if number else "failed") and plain.unhooked(module)
+        assert callback.following is None
+    module, callback = (
+        Module(),
+        Callback({**spec, "wrong": {**spec["seen"], "select": "nothing"}}, run_dir=tmp_path / "c"),
+    )
+    with pytest.raises(hookrun.CompileError):
+        trainer(callback).fit(module, loader)
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_hooks_add_is_trained_and_not_filled_again(tmp_path: Path, loader) -> None:
+    spec = {
+        "bias": {"select": "net.0", "hook": "forward", "action": "add_bias", "value": 0.0, "trainable": True},
+        "fill": {"select": "net.2", "hook": "apply", "action": "fill", "value": 0.25},
+    }
+    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    made = trainer(callback)
+    made.fit(module, loader)
+    (bias,) = callback.hooks.parameters()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    assert bias.abs().max() > 0 and not torch.equal(module.net[2].weight, torch.full((3, 8), 0.25))
+    made.test(module, loader, verbose=False)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+
+
+def test_samples_of_experiments_and_by_a_function(tmp_path: Path, loader) -> None:
+    _, data = hookrun.build(overrides=["compute.device=cpu", "train.limit_batches=2", "data.batch_size=4"])
+    spec = {"seen": {"select": "net.0", "hook": "forward", "action": "capture"}}
+    for name, given, batches, samples in (
+        ("own", None, data.loader("train"), [batch.ids for batch in data.loader("train").epoch(0)]),
+        ("function", lambda batch: range(50, 50 + len(batch[0])), loader, [torch.arange(50, 54)] * 2),
+    ):
+        callback = Callback(spec, run_dir=tmp_path / name, samples=given)
+        trainer(callback, max_epochs=1, limit_train_batches=2).fit(Module(), batches)
+        rows = hookrun.open_run(tmp_path / name).captures["seen"]["net.0"]
+        assert sorted(rows.sample_ids.tolist()) == sorted(torch.cat(samples).tolist())
+
+
+def test_gradients_are_seen_unscaled(tmp_path: Path, samples, loader, plain, spec) -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    class Scaled(MixedPrecision):  # on a CPU fp16 is slow and not offered, its scaler is
+        def autocast_context_manager(self) -> Any:
+            return torch.autocast("cpu", enabled=False)
+
+    module, callback = Module(), Callback(spec, run_dir=tmp_path / "mine")
+    expected = plain.by_hand(module.net, samples)
+    plugin = Scaled("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+    trainer(callback, plugins=[plugin]).fit(module, loader, loader)
+    assert all(
+        torch.allclose(a, b, atol=1e-6)
+        for a, b in zip(module.net.parameters(), expected.parameters(), strict=True)
+    )
+    plain.check_a_fit(hookrun.open_run(tmp_path / "mine"))
+
+
+def test_a_check_stops_the_trainer(tmp_path: Path, loader) -> None:
+    spec = {"small": {"select": "net.2", "hook": "forward", "action": "check", "max": -9.0, "policy": "stop"}}
+    callback = Callback(spec, run_dir=tmp_path / "mine")
+    made = trainer(callback, min_epochs=0)
+    made.fit(Module(), loader)
+    assert made.global_step < 3 and hookrun.open_run(tmp_path / "mine").status["status"] == "stopped"
+
+
+def test_without_lightning_it_is_said_what_to_install(without) -> None:
+    without("lightning")
+    with pytest.raises(ImportError, match=r"pip install 'hookrun\[lightning\]'") as caught:
+        hookrun.integrations.lightning  # noqa: B018
+    assert isinstance(caught.value, hookrun.HookrunError)

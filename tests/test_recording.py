@@ -1,0 +1,223 @@
+"""`hookrun.record`: hooks in a loop of one's own leave a run directory, with the guarantees of the command line."""
+
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import hookrun
+from hookrun.store.run_dir import cut_off
+from hookrun.store.verify import verify
+
+SPEC: dict[str, Any] = {
+    "clip": {"select": "2", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01},
+    "features": {"select": "0", "hook": "forward", "action": "capture"},
+    "norms": {"select": "2", "hook": "grad", "action": "stats", "of": ["norm"]},
+}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def train(model: nn.Module, hooks: Any = None, steps: int = 3) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        loss = model(torch.randn(5, 4, generator=generator)).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if hooks is not None:
+            hooks.log(loss=loss)
+        optimizer.step()
+
+
+def test_it_is_hooked_with_a_run_directory(tmp_path: Path) -> None:
+    recorded, hooked = network(), network()
+    before = copy.deepcopy([module._forward_hooks for module in recorded.modules()])
+    with hookrun.record(recorded, SPEC, run_dir=tmp_path / "mine") as hooks:
+        train(recorded, hooks)
+        assert len(hooks.captures["features"]["0"]) == 15 and len(hooks.records) == 6
+        train(recorded, steps=1)
+    with hookrun.hooked(hooked, SPEC) as memory:
+        train(hooked)
+        train(hooked, steps=1)
+    assert all(map(torch.equal, recorded.parameters(), hooked.parameters()))
+    assert [module._forward_hooks for module in recorded.modules()] == before
+    run = hookrun.open_run(tmp_path / "mine")
+    assert (run.status["status"], run.status["exit_code"]) == ("done", 0)
+    assert torch.equal(run.captures["features"]["0"][:], torch.cat(memory.captures["features"]["0"]))
+    assert torch.equal(hooks.captures["features"]["0"][:], run.captures["features"]["0"][:])
+    assert run.captures["features"]["0"].sample_ids.tolist() == list(range(20)), "rows are numbered"
+    assert [line["norm"] for line in run.stats] == [line["norm"] for line in memory.records] and hooks.fired
+    assert [(line["step"], line["split"]) for line in run.metrics] == [
+        (0, "train"),
+        (1, "train"),
+        (2, "train"),
+    ]
+    assert run.plan["hash"] == hooks.plan.to_dict()["hash"] and run.model["class"] == "Sequential"
+    assert {site["fired"] for site in run.hooks["sites"]} == {4} and run.env["torch"] == torch.__version__
+    found = verify(run.path)
+    assert found.bad == found.notes == [] and not (run.path / ".lock").exists()
+    page = (run.path / "report.html").read_text(encoding="utf-8")
+    assert "features" in page and "Run it again" not in page
+    (run.path / "plan.json").write_text("{}")
+    assert "plan.json" in verify(run.path).bad[0]
+
+
+def test_samples_name_the_rows_and_the_split(tmp_path: Path) -> None:
+    model = network()
+    with hookrun.record(model, {"features": SPEC["features"]}, run_dir=tmp_path / "mine") as hooks:
+        for ids in ([7, 3], [9, 1]):
+            hooks.samples, hooks.split = ids, "val"
+            model(torch.tensor(ids, dtype=torch.float32).unsqueeze(1).expand(2, 4))
+        with pytest.raises(hookrun.HookrunError, match="split: found 'test'"):
+            hooks.split = "test"
+    rows = hookrun.open_run(tmp_path / "mine").captures["features"]["0"]
+    assert rows.sample_ids.tolist() == [1, 3, 7, 9] and set(rows.splits.tolist()) == {1}
+    assert torch.equal(rows[0], model[0](torch.ones(4)).detach())
+
+
+def test_metrics_are_numbers(tmp_path: Path) -> None:
+    with hookrun.record(network(), {}, run_dir=tmp_path / "mine") as hooks:
+        hooks.log(
+            a=1, b=np.float32(0.5), c=torch.tensor(2.0, requires_grad=True), d=math.nan, e=-math.inf, f=True
+        )
+        hooks.log(a=1, step=0)
+        hooks.log(a=1, step=0)  # a loop may say the same twice
+        hooks.log(step=7, epoch=2, split="test", **{"val/loss": torch.tensor(3)})
+        wrong: list[Any] = [
+            "x",
+            None,
+            [1.0],
+            {"a": 1},
+            1j,
+            torch.ones(2),
+            torch.ones(1),
+            np.ones(3),
+            2**70,
+            object(),
+        ]
+        for value in wrong:
+            with pytest.raises(hookrun.HookrunError, match="log: loss: "):
+                hooks.log(loss=value)
+        for place in ({"step": -1}, {"step": 0.5}, {"epoch": True}, {"split": 3}, {"step": "1"}):
+            with pytest.raises(hookrun.HookrunError, match=f"log: {next(iter(place))}"):
+                hooks.log(**place, loss=1.0)
+        with pytest.raises(hookrun.HookrunError, match="found 0 metrics"):
+            hooks.log()
+        with pytest.raises(hookrun.HookrunError, match="cannot be read"):
+            hooks.log(loss=torch.ones((), device="meta"))
+    with pytest.raises(hookrun.HookrunError, match="not under way"):
+        hooks.log(loss=1.0)
+    first, second, third, last = hookrun.open_run(tmp_path / "mine").metrics
+    assert (first["a"], first["b"], first["c"], first["e"], first["f"]) == (1, 0.5, 2.0, -math.inf, True)
+    assert math.isnan(first["d"]) and second == third and verify(tmp_path / "mine").bad == []
+    assert last == {"split": "test", "epoch": 2, "step": 7, "val/loss": 3}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (ValueError("boom"), "failed", "ValueError: boom"),
+        (KeyboardInterrupt(), "interrupted", "interrupted from the keyboard"),
+        (SystemExit(0), "failed", "SystemExit: 0"),
+    ],
+)
+def test_how_it_ended_is_in_the_status(
+    tmp_path: Path, error: BaseException, status: str, reason: str
+) -> None:
+    model = network()
+    with (
+        pytest.raises(type(error)) as caught,
+        hookrun.record(model, SPEC, run_dir=tmp_path / "mine") as hooks,
+    ):
+        train(model, hooks)
+        running = hookrun.open_run(tmp_path / "mine").status
+        assert (
+            running["status"] == "running" and not cut_off(running) and cut_off({**running, "pid": 2**31 - 1})
+        )
+        raise error
+    assert caught.value is error and not any(module._forward_hooks for module in model.modules())
+    run = hookrun.open_run(tmp_path / "mine")
+    assert (run.status["status"], run.status["reason"]) == (status, reason)
+    assert len(run.captures["features"]["0"]) == 15 and len(run.metrics) == 3 and len(run.stats) == 6
+    assert run.hooks["sites"] and (run.path / "report.html").exists() and not (run.path / ".lock").exists()
+
+
+def test_checks_stop_and_fail_a_run(tmp_path: Path) -> None:
+    spec = {"small": {"select": "2", "hook": "forward", "action": "check", "max": 0.0, "policy": "stop"}}
+    model = network()
+    with hookrun.record(model, spec, run_dir=tmp_path / "stopped") as hooks:
+        model(torch.ones(2, 4))
+        assert hooks.stopped
+    assert hookrun.open_run(tmp_path / "stopped").status["status"] == "stopped"
+    spec["small"]["policy"] = "error"
+    with pytest.raises(hookrun.CheckFailed), hookrun.record(model, spec, run_dir=tmp_path / "failed"):
+        model(torch.ones(2, 4))
+    assert hookrun.open_run(tmp_path / "failed").status["exit_code"] == 3
+
+
+def test_a_directory_has_one_run(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/notes.txt").write_text("mine")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    model = network()
+    with hookrun.record(model, {}, run_dir=tmp_path / "empty") as hooks:
+        for name, said in (
+            ("full", "it has notes.txt"),
+            ("empty", "already holds a run"),
+            ("file", "cannot make"),
+        ):
+            with (
+                pytest.raises(hookrun.HookrunError, match=said),
+                hookrun.record(model, {}, run_dir=tmp_path / name),
+            ):
+                raise AssertionError("it was entered")
+        hooks.log(a=1)
+    for again in (hookrun.record(model, {}, run_dir=tmp_path / "empty"), hooks):
+        with pytest.raises(hookrun.HookrunError, match="is not empty"), again:
+            raise AssertionError("it was entered")
+    assert hookrun.open_run(tmp_path / "empty").status["status"] == "done"
+    assert [path.name for path in (tmp_path / "full").iterdir()] == ["notes.txt"]
+
+
+def test_what_is_refused_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(hookrun.CompileError):
+        hookrun.record(network(), {"a": {**SPEC["features"], "select": "9"}}, run_dir=tmp_path / "mine")
+    hookrun.record(network(), SPEC, run_dir=tmp_path / "mine")
+    assert not list(tmp_path.iterdir())
+    model = network()
+    plan = hookrun.record(model, SPEC, run_dir=tmp_path / "mine")
+    model[2] = nn.Identity()  # it fits no longer when it is entered
+    with pytest.raises(hookrun.CompileError), plan:
+        raise AssertionError("it was entered")
+    assert hookrun.open_run(tmp_path / "mine").status["status"] == "failed"
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    monkeypatch.chdir(tmp_path)
+    with hookrun.record(model, {}) as hooks:
+        pass
+    assert hooks.path.parent == tmp_path / "outputs" and (tmp_path / "outputs/latest").resolve() == hooks.path
+
+
+def test_hooks_that_did_nothing_are_told(tmp_path: Path) -> None:
+    model = network()
+    with (
+        pytest.warns(hookrun.HookrunWarning, match="clip never fired on 2.weight") as told,
+        hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "told"),
+    ):
+        model(torch.ones(1, 4))
+    assert told[0].filename == __file__ and hookrun.open_run(tmp_path / "told").status["status"] == "done"
+    strict = hookrun.record(model, {"clip": SPEC["clip"]}, run_dir=tmp_path / "strict", strict=True)
+    with pytest.raises(hookrun.HookrunError, match="strict"), strict:
+        model(torch.ones(1, 4))
+    assert hookrun.open_run(tmp_path / "strict").status["status"] == "failed"
