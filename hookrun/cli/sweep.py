@@ -58,12 +58,20 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     experiments, refused, shows = _validated(app, cfg, jobs)
     if not shows:
         refuse_ranks()
+    if refused and not _compile_differently(app, cfg):
+        experiments = {}  # told at once, before torch is imported
     said = check(experiments, typed, refused, trust)
     if shows:
         return _show(list(experiments.values()), list(map(" ".join, typed)), trust)
     print(said, flush=True)
     del experiments
     return _launch(app, cfg, sweep_dir, SweepJob(trust))
+
+
+def _compile_differently(app: App, cfg: DictConfig) -> bool:
+    """Whether what is swept may make a difference for the hooks' names and shapes."""
+    swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
+    return not swept.isdisjoint(_COMPILED)
 
 
 def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str]) -> int:
@@ -74,12 +82,11 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str])
     refuse_ranks()
     goal = required_goal(experiment)
     said = tell_sweeper(cfg, goal)
-    swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
-    if swept.isdisjoint(_COMPILED):  # else the jobs' own values decide whether they compile
+    if not _compile_differently(app, cfg):  # else the jobs' own values decide whether they compile
         for error in check_jobs({0: experiment}, SECONDS, trust=trust).refused.values():
             raise error
     print(said, flush=True)
-    return _launch(app, cfg, sweep_dir, SweepJob(trust, goal))
+    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=True, goal=goal))
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
