@@ -67,12 +67,19 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
+<<<<<<< HEAD
     trust: the packages that were trusted when the command was entered, whatever the environment says by now
     goal:  the sweeper wants its value from each job, and an exception from a failed one; None: it wants exit codes
     runs:  the run of each need, and that before the sweep
+=======
+    trust:      the packages that were trusted when the command was entered, whatever the environment says by now
+    optimizing: the sweeper wants the objective of each job, and an exception from a failed one
+    goal:       the objective that every job must have; None: whichever it has
+>>>>>>> results
     """
 
     trust: frozenset[str]
+    optimizing: bool = False
     goal: Goal | None = None
     runs: KnownRuns = field(default_factory=KnownRuns)
 
@@ -84,7 +91,7 @@ class SweepJob:
                 code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
         finally:
             release_memory()
-        if self.goal is None:
+        if not self.optimizing:
             return code
         if code != DONE:
             raise JobFailed(str(run_dir), code)

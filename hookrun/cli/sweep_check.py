@@ -33,7 +33,7 @@ def check(
 
     Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
     """
-    checked = tasks.check_jobs(experiments, SECONDS, trust=trust)
+    checked = tasks.check_jobs(experiments, SECONDS, trust=trust) if experiments else tasks.Checked({}, 0, 0)
     release_memory()
     if all_refused := dict(sorted({**refused, **checked.refused}.items())):
         is_spec = any(isinstance(error, SpecError) for error in all_refused.values())
