@@ -67,15 +67,10 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-<<<<<<< HEAD
-    trust: the packages that were trusted when the command was entered, whatever the environment says by now
-    goal:  the sweeper wants its value from each job, and an exception from a failed one; None: it wants exit codes
-    runs:  the run of each need, and that before the sweep
-=======
     trust:      the packages that were trusted when the command was entered, whatever the environment says by now
     optimizing: the sweeper wants the objective of each job, and an exception from a failed one
     goal:       the objective that every job must have; None: whichever it has
->>>>>>> results
+    runs:       the run of each need, and that before the sweep
     """
 
     trust: frozenset[str]

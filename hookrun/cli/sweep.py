@@ -61,17 +61,14 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     experiments, refused, shows = _validated(app, cfg, jobs)
     if not shows:
         refuse_ranks()
-<<<<<<< HEAD
+    if refused and not _compile_differently(app, cfg):
+        experiments = {}  # told at once, before torch is imported
     for experiment in experiments.values():
         needs.find(experiment)
     needs.prepare(shows=shows)
     previous = previous_run(experiments.values(), outputs_folder())
     runs = needs.known(previous)
     experiments = {number: runs.of(experiment) for number, experiment in experiments.items()}
-=======
-    if refused and not _compile_differently(app, cfg):
-        experiments = {}  # told at once, before torch is imported
->>>>>>> results
     said = check(experiments, typed, refused, trust)
     if shows:
         return _show(list(experiments.values()), list(map(" ".join, typed)), trust)
@@ -82,17 +79,13 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         return _launch(app, cfg, sweep_dir, SweepJob(trust, runs=needs.known(previous)))
 
 
-<<<<<<< HEAD
-def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str], needs: NeededRuns) -> int:
-=======
 def _compile_differently(app: App, cfg: DictConfig) -> bool:
     """Whether what is swept may make a difference for the hooks' names and shapes."""
     swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
     return not swept.isdisjoint(_COMPILED)
 
 
-def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str]) -> int:
->>>>>>> results
+def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str], needs: NeededRuns) -> int:
     """A sweep whose jobs are chosen by their objective. Each is checked before it runs; here, what they share."""
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
     shows = task_of(experiment).shows
@@ -110,13 +103,10 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str])
         for error in check_jobs({0: experiment}, SECONDS, trust=trust).refused.values():
             raise error
     print(said, flush=True)
-<<<<<<< HEAD
     with claimed(sweep_dir, "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, sweep_dir, SweepJob(trust, goal, needs.known(previous)))
-=======
-    return _launch(app, cfg, sweep_dir, SweepJob(trust, optimizing=True, goal=goal))
->>>>>>> results
+        job = SweepJob(trust, optimizing=True, goal=goal, runs=needs.known(previous))
+        return _launch(app, cfg, sweep_dir, job)
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
