@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
-from threading import local
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -15,14 +14,12 @@ from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.check import verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
-from hookrun.actions.own_code import on_tensor
-from hookrun.actions.tensors import check_broadcast, holds_data
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
-from hookrun.run_values import NotYetRun, Rows
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.kept_samples import KeptSamples
+from hookrun.runtime.outside_values import Firing, OutsideValues
 from hookrun.runtime.part import Part
 from hookrun.runtime.rng import Draws, derived_seed
 from hookrun.snapshot import copied
@@ -59,16 +56,6 @@ class Sink(Protocol):
 
     def settle(self) -> None:
         """Read what is pending."""
-
-
-class _Firing(local):
-    """What belongs to the firing under way in one thread; see `PlacedHook`."""
-
-    within = ""
-    at = ""
-    of_call: int | None = None
-    args: tuple[Any, ...] = ()
-    whole: Tensor | None = None
 
 
 class PlacedHook:
@@ -114,8 +101,11 @@ class PlacedHook:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
-        self._firing = _Firing()
+        self._firing = Firing()
         self._draws = Draws(self.seed)
+        self._outside = OutsideValues(
+            self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values
+        )
 
     @property
     def within(self) -> str:
@@ -177,101 +167,8 @@ class PlacedHook:
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """The value of `field` in the dtype and on the device of the argument; its part, where it has `at: same`."""
-        given, part = getattr(self.spec.action, field), self.part
-        constant = self._whole_constant(field, given)
-        if part is None or not isinstance(given, OutsideValue) or given.at is None:
-            return constant
-
-        def constant_part(like: Tensor) -> Tensor:
-            whole = like if self.whole is None else self.whole
-            value = constant(whole)
-            check_broadcast(value, whole)
-            return part.of(value.expand(whole.shape))
-
-        return constant_part
-
-    def _whole_constant(self, field: str, given: Any) -> Callable[[Tensor], Tensor]:
-        """The value in the dtype and on the device of the argument, made once for each pair; or rows by sample."""
-        value = self._values.get(field)
-        if isinstance(value, GivenFunction):
-            return self._computed(value)
-        if isinstance(value, NotYetRun):
-            return self._unknown(value)
-        if value is not None and not isinstance(value, Tensor):
-            return self._rows(value)
-        source = value if value is not None else torch.tensor(given, dtype=torch.float64)
-        made = dict[tuple[torch.dtype, torch.device], Tensor]()
-
-        def constant(like: Tensor) -> Tensor:
-            if torch.compiler.is_dynamo_compiling():  # what a graph makes is not for keeping
-                return source.to(device=like.device, dtype=like.dtype)
-            key = (like.dtype, like.device)
-            if (found := made.get(key)) is None:
-                found = source.to(device=like.device, dtype=like.dtype)
-                if holds_data(found) or not self.sink.has_values:  # what a trace makes is of no use after it
-                    made[key] = found
-            return found
-
-        return constant
-
-    def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
-        """Of the shape of the argument, whatever that is: a shape check alone goes on without the value."""
-
-        def unknown(like: Tensor) -> Tensor:
-            if self.sink.has_values:
-                raise HookError(
-                    f"{self.where}: the run {source.name!r} that its value comes from was not made"
-                )
-            return like.new_empty(like.shape)
-
-        return unknown
-
-    def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
-        """A row for each sample of the batch under way."""
-
-        def rows(like: Tensor) -> Tensor:
-            if like is not self.whole and not self._keeps_samples():
-                raise HookError(
-                    f"{self.where}: `index` picks of the batch, and the value has a row for each sample of it: "
-                    "add at: same to the value"
-                )
-            if not self.sink.has_values:  # the samples of a shape check are not real
-                return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
-            samples = self.clock.samples
-            if samples is None:
-                raise HookError(
-                    f"{self.where}: it takes a value for each sample, and does not know which samples these are: "
-                    "set hooks.samples before each batch"
-                )
-            if not like.dim() or like.shape[0] != len(samples):
-                shape = list(like.shape)
-                raise HookError(
-                    f"{self.where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
-                )
-            draw = self._draws.generator(torch.device("cpu"))
-            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
-
-        return rows
-
-    def _keeps_samples(self) -> bool:
-        """Whether the part under way has a row for each sample, as the whole tensor has."""
-        return self.part is None or self.whole is None or self.part.keeps_samples(self.whole.dim())
-
-    def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
-        """What a function gives for the tensor at hand: a constant, through which no gradient flows."""
-
-        call = on_tensor(self.hook_name, function.code, function.target)
-
-        def computed(like: Tensor) -> Tensor:
-            with torch.no_grad():
-                found = call(like.detach())
-            if not isinstance(found, Tensor | int | float):
-                raise HookError(
-                    f"{self.where}: '{function}' returned a {type(found).__name__}, expected a tensor or a number"
-                )
-            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
-
-        return computed
+        given = getattr(self.spec.action, field)
+        return self._outside.constant(given, self._values.get(field))
 
     def function(self, field: str) -> Trusted | GivenFunction:
         """The user's own function that the field names."""
