@@ -145,14 +145,6 @@ def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
     return Problem(join(where, str(key)), "unknown key", hint)
 
 
-def key_path(where: str, key: Sequence[int | str]) -> str:
-    """A key path below `where`: ``each[1].rate``."""
-    path = where
-    for part in key:
-        path = f"{path}[{part}]" if isinstance(part, int) else join(path, part)
-    return path
-
-
 def join(*parts: str) -> str:
     """A key path; empty parts are left out."""
     return ".".join(part for part in parts if part)
@@ -204,9 +196,9 @@ def _problem(
     """The problem of one key, from every error that pydantic has for it."""
     first = min(details, key=lambda detail: len(detail["loc"]))
     kind = first["type"] if len(first["loc"]) == len(key) else "in a union"
-    path = key_path(where, key)
+    path = join(where, *map(str, key))
     if kind == "extra_forbidden":
-        return unknown_key(key_path(where, key[:-1]), key[-1], _keys(model, key[:-1]))
+        return unknown_key(join(where, *map(str, key[:-1])), key[-1], _keys(model, key[:-1]))
     if kind == "missing":
         return Problem(path, "is missing", f"add `{key[-1]}:`" if isinstance(key[-1], str) else "")
     if kind == "value_error":

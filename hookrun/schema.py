@@ -38,7 +38,8 @@ def experiment_schema() -> Schema:
     """
     settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
     definitions: Schema = settings.pop("$defs", {})
-    definitions[TaskKeys.__name__] = _task_schema()
+    definitions[TaskKeys.__name__], of_tasks = _task_schema()
+    definitions |= of_tasks
     for definition in definitions.values():
         definition.pop("required", None)
     for name in actions():
@@ -80,19 +81,26 @@ def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
     return _open({"type": "object", "properties": properties, "allOf": [*cases, change]})
 
 
-def _task_schema() -> Schema:
-    """The section `task`: the keys of every task, since those of another one are noted and not refused."""
+def _task_schema() -> tuple[Schema, Schema]:
+    """The section `task`, and the definitions that it refers to.
+
+    It has the keys of every task, since those of another one are noted and not refused.
+    """
     keys: dict[str, list[Schema]] = {}
+    definitions: Schema = {}
     for task in tasks().values():
-        for key, schema in task.model_json_schema().get("properties", {}).items():
+        of_task = task.model_json_schema(ref_template="#/$defs/{model}")
+        definitions |= of_task.pop("$defs", {})
+        for key, schema in of_task.get("properties", {}).items():
             if schema not in keys.setdefault(key, []):
                 keys[key].append(schema)
     properties = {key: found[0] if len(found) == 1 else {"anyOf": found} for key, found in keys.items()}
-    return {
+    section = {
         "type": "object",
         "properties": {"name": {"enum": list(tasks())}, **properties},
         "additionalProperties": False,
     }
+    return section, definitions
 
 
 def _hook_schema(name: str) -> Schema:

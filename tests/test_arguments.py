@@ -115,7 +115,7 @@ class Outer(Args):
     [
         ({"one": {"rate": -1}}, "x.one.rate"),
         ({"maybe": {"rate": -1}}, "x.maybe.rate"),
-        ({"each": [{}, {"rate": -1}]}, "x.each[1].rate"),
+        ({"each": [{}, {"rate": -1}]}, "x.each.1.rate"),
         ({"named": {"a": None, "b": {"rate": -1}}}, "x.named.b.rate"),
         ({"either": {"rate": -1}}, "x.either"),
     ],

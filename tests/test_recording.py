@@ -175,7 +175,7 @@ def test_a_directory_has_one_run(tmp_path: Path) -> None:
     with hookrun.record(model, {}, run_dir=tmp_path / "empty") as hooks:
         for name, said in (
             ("full", "it has notes.txt"),
-            ("empty", "already holds a run"),
+            ("empty", "is being written by process"),
             ("file", "cannot make"),
         ):
             with (

@@ -19,6 +19,7 @@ from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import resolved
 from hookrun.spec import Experiment
+from hookrun.store.files import StoreError
 from hookrun.store.format import STATUS
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.tasks import parse_experiment, task_of, tasks
@@ -104,6 +105,8 @@ def claimed(run_dir: Path, where: str) -> Iterator[None]:
             stack.enter_context(sole_writer(run_dir))
         except LockedError as error:
             raise SpecError([Problem(where, str(error), "give another directory, or wait")]) from error
+        except StoreError as error:
+            raise SpecError([Problem(where, str(error), "give another directory")]) from error
         _refuse_run_in(run_dir, where)  # of a process that came to its end just now
         yield
 

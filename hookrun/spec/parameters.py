@@ -45,7 +45,7 @@ class Choice:
     def placed(self, where: str) -> Iterator[tuple[str, Selector | AddedBy]]:
         """Each member with its key path; `where` is that of the whole."""
         for number, member in enumerate(self.members):
-            yield (f"{where}[{number}]" if self.is_list else where), member
+            yield (f"{where}.{number}" if self.is_list else where), member
 
 
 def parse_choice(raw: Any) -> Choice:

@@ -26,8 +26,8 @@ def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def lines(run: Any) -> list[tuple[str, int, float]]:
-    return [(line["split"], line["step"], line["loss"]) for line in run.metrics]
+def lines(run: Any) -> list[tuple[str, int, float, str]]:
+    return [(line["split"], line["step"], line["loss"], line["of"]) for line in run.metrics]
 
 
 def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(tmp_path: Path, capsys) -> None:
@@ -42,7 +42,13 @@ def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(tmp_pat
         losses = [
             (split, e.step, e.value) for split in ("train", "val") for e in found.Scalars(f"{split}/loss")
         ]
-        assert losses == [(split, step, pytest.approx(loss)) for split, step, loss in lines(run)]
+        means = [("train", e.step, e.value) for e in found.Scalars("train/loss/epoch")]
+        assert [*losses, *means] == [
+            (split, step, pytest.approx(loss))
+            for of in ("batch", "val", "epoch")
+            for split, step, loss, kind in lines(run)
+            if of == ("val" if split == "val" else kind)
+        ]
         (config,) = found.Tensors("config/text_summary")
         assert f"train.optimizer.lr: {rate}" in config.tensor_proto.string_val[0].decode()
         assert verify(run.path).bad == []

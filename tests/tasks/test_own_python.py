@@ -126,7 +126,7 @@ def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(
         "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:Smooth', enabled: false}",
     )  # fmt: skip
     found = run(*wanted)
-    first, second, val = found.metrics
+    first, second, _, val = found.metrics
     assert list(first)[3:] == ["loss", "right", "accuracy", "top5_accuracy", "margin", "lr"]
     assert first["right"] == first["accuracy"] and val["right"] == pytest.approx(val["accuracy"])
     assert (first["lr"], second["lr"]) == (0.5, 0.25)
@@ -176,7 +176,7 @@ def test_trust_that_is_typed_holds_for_everything(
         "train.loss=ownpkg:Smooth", "train.optimizer.name=ownpkg:Mine", "task.metrics=['ownpkg:right']",
         "+hooks.h={select: fc, hook: forward, action: python, function: 'ownpkg:halve'}",
     )  # fmt: skip
-    assert [line["split"] for line in found.metrics] == ["train", "val"]
+    assert [line["split"] for line in found.metrics] == ["train", "train", "val"]
 
 
 def test_a_file_cannot_grant_trust(
@@ -325,11 +325,11 @@ def test_classes_that_are_none_of_torchs_kind_are_refused(refused: Callable[...,
 def test_data_of_the_users_own(run: Callable[..., Run], refused: Callable[..., str]) -> None:
     own = ("data=python", "model=mlp", "train.epochs=1", "train.log_every=1")
     found = run(*own, "data.factory=ownpkg:Data", "+data.args.length=6")
-    assert [line["split"] for line in found.metrics] == ["train", "val"]
+    assert [line["split"] for line in found.metrics] == ["train", "train", "val"]
     assert found.labels(torch.tensor([4, 5]), "train").tolist() == [1, 2]
     assert plan_of(found)["code"]["data.factory"]["function"] == "ownpkg:Data"
     only = run(*own, "data.factory=ownpkg:train_only")
-    assert [line["split"] for line in only.metrics] == ["train"]
+    assert [line["split"] for line in only.metrics] == ["train", "train"]
     for factory, says in (
         ("ownpkg:no_pairs", "sample 0 of 'ownpkg:no_pairs' is a int, expected (input, target)"),
         ("ownpkg:no_data", "returned a int for the split"),

@@ -194,5 +194,5 @@ def test_the_jobs_of_a_sweep_leave_no_model_behind(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(models, "build", remember)
     assert main(["-m", "experiment=clip_fc", *QUICK, "compute.threads=1", "hooks.clip_fc.max=0.1,1"]) == 0
     gc.collect()
-    assert len(alive) == 2
-    assert [reference() for reference in alive] == [None, None]
+    assert len(alive) == 3, "one to check both jobs with, and one for each"
+    assert [reference() for reference in alive] == [None, None, None]

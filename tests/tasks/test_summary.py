@@ -9,9 +9,10 @@ QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 def test_metrics_and_the_run_directory(run, capsys) -> None:
     found = run(*QUICK)
-    *_, train, val, where, page = capsys.readouterr().out.splitlines()
+    *_, train, val, kept, where, page = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"epoch 1/1  train loss \d\.\d+ +accuracy \d+\.\d %", train)
     assert val.startswith(" " * 11 + "val ") and f"{found.metrics[-1]['accuracy'] * 100:.1f} %" in val
+    assert kept == "checkpoints: best.safetensors, last.safetensors"
     assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
 
 

@@ -37,21 +37,19 @@ def sequence(*parts: dict[str, Any], **keys: Any) -> dict[str, Any]:
 
 def test_groups() -> None:
     overlap = refusal(**groups({"select": "conv*"}, {"select": ["fc", "conv1.bias"], "lr": 1}))
-    assert (
-        "train.optimizer.groups[1].select: '[fc, conv1.bias]' and 'conv*' of groups[0] both name" in overlap
-    )
+    assert "train.optimizer.groups.1.select: '[fc, conv1.bias]' and 'conv*' of groups.0 both name" in overlap
     assert "conv1.bias" in overlap and "fc.bias" not in overlap
     assert (
-        "train.optimizer.groups[0].select: 'cnv1' matches no parameter of CNN\n      did you mean 'conv1'"
+        "train.optimizer.groups.0.select: 'cnv1' matches no parameter of CNN\n      did you mean 'conv1'"
         in (refusal(**groups({"select": "cnv1"})))
     )
-    assert "train.optimizer.groups[0].betas: 'SGD' takes no argument 'betas'" in (
+    assert "train.optimizer.groups.0.betas: 'SGD' takes no argument 'betas'" in (
         refusal(**groups({"select": "fc", "betas": [0, 1]}))
     )
-    assert "train.optimizer.groups[1]: SGD refuses its arguments: Invalid learning rate: -1" in (
+    assert "train.optimizer.groups.1: SGD refuses its arguments: Invalid learning rate: -1" in (
         refusal(**groups({"select": "fc"}, {"select": "conv1", "lr": -1}))
     )
-    assert "train.optimizer.groups[0].select: is missing" in refusal(**groups({"lr": 1}))
+    assert "train.optimizer.groups.0.select: is missing" in refusal(**groups({"lr": 1}))
     assert "takes no argument 'params'" in refusal(**groups({"select": "fc", "params": []}))
     assert "names only parameters that are not trained: conv1.weight, conv1.bias" in (
         refusal(parameters="fc", **groups({"select": "conv1"}))
@@ -92,9 +90,9 @@ def test_schedules_of_schedules() -> None:
     wrong = refusal(
         **sequence({"name": "LinearLRR"}, {"name": "StepLR", "interval": "step"}, milestones=[3, 4])
     )
-    assert "train.scheduler.schedulers[0].name: found 'LinearLRR'" in wrong
-    assert "train.scheduler.schedulers[1].interval: 'StepLR' takes no argument 'interval'" in wrong
-    assert "train.scheduler.schedulers[1].step_size: is missing" in wrong
+    assert "train.scheduler.schedulers.0.name: found 'LinearLRR'" in wrong
+    assert "train.scheduler.schedulers.1.interval: 'StepLR' takes no argument 'interval'" in wrong
+    assert "train.scheduler.schedulers.1.step_size: is missing" in wrong
     assert "train.scheduler.milestones: found 2 for 2 schedules, expected one between each two: 1" in wrong
     for milestones in (4, [0], [True], ["4"], [10**13]):
         found = refusal(**sequence(CONSTANT, CONSTANT, milestones=milestones))
@@ -104,20 +102,20 @@ def test_schedules_of_schedules() -> None:
     assert "train.scheduler.milestones: is missing" in refusal(**sequence(CONSTANT, CONSTANT))
     assert "train.scheduler.schedulers: is missing" in refusal(**sequence(milestones=[]))
     assert "takes no argument 'schedulers'" in refusal(scheduler={**CONSTANT, "schedulers": [CONSTANT]})
-    assert "train.scheduler.schedulers[1].name: ReduceLROnPlateau watches the validation loss" in (
+    assert "train.scheduler.schedulers.1.name: ReduceLROnPlateau watches the validation loss" in (
         refusal(**sequence(CONSTANT, {"name": "ReduceLROnPlateau"}, milestones=[1]))
     )
     inner = sequence(CONSTANT, CONSTANT, milestones=[1])["scheduler"]
     assert "torch's SequentialLR cannot hold a SequentialLR" in refusal(
         **sequence(CONSTANT, inner, milestones=[9])
     )
-    assert "train.scheduler.schedulers[0]: ConstantLR refuses its arguments" in (
+    assert "train.scheduler.schedulers.0: ConstantLR refuses its arguments" in (
         refusal(**sequence({"name": "ConstantLR", "factor": 7}, CONSTANT, milestones=[9]))
     )
     cycle = prepared(
         **sequence({"name": "OneCycleLR", "max_lr": 1, "cycle_momentum": False}, CONSTANT, milestones=[4])
     )
-    assert "schedulers[0]: torch's OneCycleLR sets the learning rate that all schedules" in "".join(
+    assert "schedulers.0: torch's OneCycleLR sets the learning rate that all schedules" in "".join(
         cycle.notes
     )
 

@@ -26,7 +26,7 @@ GIVEN = frozenset({"optimizer", "schedulers"})
 
 def place(where: str, number: int) -> str:
     """The key path of one of the schedules of a composed one."""
-    return f"{where}.schedulers[{number}]"
+    return f"{where}.schedulers.{number}"
 
 
 def problems(named: Schedule, cls: type, inner: Sequence[type | None], where: str) -> Iterator[Problem]:

@@ -63,7 +63,7 @@ def check_optimizer(named: Named) -> list[Problem]:
         return problems
     own = list(parameters(cls) or {})[1:]
     for number, group in enumerate(named.groups):
-        problems += unknown_arguments(group.args, own, f"{OPTIMIZER}.groups[{number}]", cls.__name__)
+        problems += unknown_arguments(group.args, own, f"{OPTIMIZER}.groups.{number}", cls.__name__)
     return problems
 
 

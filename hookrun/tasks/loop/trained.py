@@ -113,7 +113,7 @@ def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> It
     """The groups that the optimizer is given, and a problem for each parameter that two of them name."""
     owner = dict[str, tuple[int, Choice]]()
     for number, group in enumerate(optimizer.groups):
-        where = f"{GROUPS}[{number}]"
+        where = f"{GROUPS}.{number}"
         found = choosing.members(group.select, f"{where}.select", set(trained))
         names = [name for name in trained if any(name in each for each in found)]
         shared: dict[tuple[int, Choice], list[str]] = {}
@@ -123,7 +123,7 @@ def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> It
             owner.setdefault(name, (number, group.select))
         for (other, select), both in shared.items():
             text = (
-                f"'{group.select}' and '{select}' of groups[{other}] both name {listed(both, _SHOWN)}; "
+                f"'{group.select}' and '{select}' of groups.{other} both name {listed(both, _SHOWN)}; "
                 "a parameter is in one group"
             )
             hint = "narrow one of the two, for example by `select: {path: ..., exclude: ...}`"

@@ -1,0 +1,157 @@
+"""The values that an action takes: numbers of the configuration, tensors of files and of other runs, rows by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import local
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.actions.given import GivenFunction
+from hookrun.actions.own_code import on_tensor
+from hookrun.actions.tensors import check_broadcast, holds_data
+from hookrun.actions.values import OutsideValue
+from hookrun.errors import HookError
+from hookrun.run_values import NotYetRun, Rows, Source
+from hookrun.runtime.clock import Clock
+from hookrun.runtime.part import Part
+from hookrun.runtime.rng import Draws
+
+
+class Firing(local):
+    """What belongs to the firing under way in one thread; see `PlacedHook`."""
+
+    within = ""
+    at = ""
+    of_call: int | None = None
+    args: tuple[Any, ...] = ()
+    whole: Tensor | None = None
+
+
+class OutsideValues:
+    """Makes of a value a function of the tensor at hand: the value in its dtype and on its device.
+
+    where:    the hook and its module, for messages
+    part:     the part of a tensor that the action acts on; None: all of it
+    draws:    of the hook, for rows of other samples
+    has_data: tensors hold real values; False in a shape check
+    """
+
+    def __init__(
+        self,
+        hook: str,
+        where: str,
+        part: Part | None,
+        firing: Firing,
+        clock: Clock,
+        draws: Draws,
+        has_data: bool,
+    ) -> None:
+        self._hook, self._where = hook, where
+        self._part, self._firing = part, firing
+        self._clock, self._draws, self._has_data = clock, draws, has_data
+
+    def constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
+        """The value; its part, where it has `at: same`.
+
+        given: as the configuration has it
+        value: what was read of a file or another run; None: `given` itself
+        """
+        constant, part = self._whole_constant(given, value), self._part
+        if part is None or not isinstance(given, OutsideValue) or given.at is None:
+            return constant
+
+        def constant_part(like: Tensor) -> Tensor:
+            whole = like if self._firing.whole is None else self._firing.whole
+            value = constant(whole)
+            check_broadcast(value, whole)
+            return part.of(value.expand(whole.shape))
+
+        return constant_part
+
+    def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
+        """Made once for each dtype and device; or rows by sample."""
+        if isinstance(value, GivenFunction):
+            return self._computed(value)
+        if isinstance(value, NotYetRun):
+            return self._unknown(value)
+        if value is not None and not isinstance(value, Tensor):
+            return self._rows(value)
+        source = value if value is not None else torch.tensor(given, dtype=torch.float64)
+        made = dict[tuple[torch.dtype, torch.device], Tensor]()
+
+        def constant(like: Tensor) -> Tensor:
+            if torch.compiler.is_dynamo_compiling():  # what a graph makes is not for keeping
+                return source.to(device=like.device, dtype=like.dtype)
+            key = (like.dtype, like.device)
+            if (found := made.get(key)) is None:
+                found = source.to(device=like.device, dtype=like.dtype)
+                if holds_data(found) or not self._has_data:  # what a trace makes is of no use after it
+                    made[key] = found
+            return found
+
+        return constant
+
+    def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
+        """Of the shape of the argument, whatever that is: a shape check alone goes on without the value."""
+
+        def unknown(like: Tensor) -> Tensor:
+            if self._has_data:
+                raise HookError(
+                    f"{self._where}: the run {source.name!r} that its value comes from was not made"
+                )
+            return like.new_empty(like.shape)
+
+        return unknown
+
+    def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
+        """A row for each sample of the batch under way."""
+
+        def rows(like: Tensor) -> Tensor:
+            if like is not self._firing.whole and not self._keeps_samples():
+                raise HookError(
+                    f"{self._where}: `index` picks of the batch, and the value has a row for each sample of it: "
+                    "add at: same to the value"
+                )
+            if not self._has_data:  # the samples of a shape check are not real
+                return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
+            samples = self._clock.samples
+            if samples is None:
+                raise HookError(
+                    f"{self._where}: it takes a value for each sample, and does not know which samples these are: "
+                    "set hooks.samples before each batch"
+                )
+            if not like.dim() or like.shape[0] != len(samples):
+                shape = list(like.shape)
+                raise HookError(
+                    f"{self._where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
+                )
+            draw = self._draws.generator(torch.device("cpu"))
+            return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
+
+        return rows
+
+    def _keeps_samples(self) -> bool:
+        """Whether the part under way has a row for each sample, as the whole tensor has."""
+        return (
+            self._part is None
+            or self._firing.whole is None
+            or self._part.keeps_samples(self._firing.whole.dim())
+        )
+
+    def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
+        """What a function gives for the tensor at hand: a constant, through which no gradient flows."""
+        call = on_tensor(self._hook, function.code, function.target)
+
+        def computed(like: Tensor) -> Tensor:
+            with torch.no_grad():
+                found = call(like.detach())
+            if not isinstance(found, Tensor | int | float):
+                raise HookError(
+                    f"{self._where}: '{function}' returned a {type(found).__name__}, expected a tensor or a number"
+                )
+            return torch.as_tensor(found).detach().to(device=like.device, dtype=like.dtype)
+
+        return computed
