@@ -20,7 +20,7 @@ from hookrun.runtime.part import Part
 from hookrun.runtime.rng import Draws
 
 
-class Firing(local):
+class FiringState(local):
     """What belongs to the firing under way in one thread; see `PlacedHook`."""
 
     within = ""
@@ -44,7 +44,7 @@ class OutsideValues:
         hook: str,
         where: str,
         part: Part | None,
-        firing: Firing,
+        firing: FiringState,
         clock: Clock,
         draws: Draws,
         has_data: bool,

@@ -19,7 +19,7 @@ from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.kept_samples import KeptSamples
-from hookrun.runtime.outside_values import Firing, OutsideValues
+from hookrun.runtime.outside_values import FiringState, OutsideValues
 from hookrun.runtime.part import Part
 from hookrun.runtime.rng import Draws, derived_seed
 from hookrun.snapshot import copied
@@ -101,7 +101,7 @@ class PlacedHook:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
-        self._firing = Firing()
+        self._firing = FiringState()
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
             self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import hookrun
 
 WIDTH = 3
-MODELS = 1000
+MODELS = 400
 
 
 # ---- random models ---------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def failures(seeds: range) -> Iterator[str]:
             yield f"seed {seed}: {what}\n  {spec_of(seed, model_of(seed))}"
 
 
-def test_a_thousand_models_give_what_hooks_by_hand_give() -> None:
+def test_hundreds_of_models_give_what_hooks_by_hand_give() -> None:
     assert list(failures(range(MODELS))) == []
 
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 import hookrun
 
 STEPS = 100
+IMAGE_STEPS = 30
 
 
 class Residual(nn.Module):
@@ -163,7 +164,7 @@ def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]
     torch.manual_seed(1)
     seen = list[Tensor]()
     with hookrun.hooked(model, hooks_of or {}) as hooks:
-        for _ in range(STEPS):
+        for _ in range(IMAGE_STEPS if images else STEPS):
             x = batch.clone().requires_grad_()
             optimizer.zero_grad()
             output = model(x)

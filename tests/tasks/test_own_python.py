@@ -127,7 +127,7 @@ def test_a_run_with_its_own_loss_metrics_optimizer_schedule_and_hook(
     )  # fmt: skip
     found = run(*wanted)
     first, second, _, val = found.metrics
-    assert list(first)[3:] == ["loss", "right", "accuracy", "top5_accuracy", "margin", "lr"]
+    assert list(first)[4:] == ["loss", "right", "accuracy", "top5_accuracy", "margin", "lr"]
     assert first["right"] == first["accuracy"] and val["right"] == pytest.approx(val["accuracy"])
     assert (first["lr"], second["lr"]) == (0.5, 0.25)
     code = plan_of(found)["code"]

@@ -65,7 +65,7 @@ def test_which_parameters_are_trained() -> None:
     assert prepared(hooks, parameters={"path": "**", "exclude": "conv*"}).trained.names == [
         "fc.weight", "fc.bias", "relu1.shift_bias"
     ]  # fmt: skip
-    assert "train.parameters[1]: 'hook:shft': there is no hook 'shft' that adds parameters" in (
+    assert "train.parameters.1: 'hook:shft': there is no hook 'shft' that adds parameters" in (
         refusal(hooks, parameters=["fc", "hook:shft"])
     )
     assert "did you mean 'shift'?" in refusal(hooks, parameters="hook:shft")
