@@ -50,8 +50,9 @@ class Refusal(HookrunError):
         self.notes = tuple(notes)
         if not self.errors:
             raise ValueError(f"a {type(self).__name__} needs at least one problem")
-        # Given to Exception as the arguments that rebuild it: a failed job crosses processes by pickle.
-        super().__init__(self.errors, self.notes)
+        super().__init__(self.errors)  # the notes not: a second base may take other arguments after the first
+        # Rebuilt from these: a failed job crosses processes by pickle.
+        self.args = (self.errors, self.notes)
 
     def __str__(self) -> str:
         count = len(self.errors)

@@ -45,6 +45,9 @@ ACTIONS = Kind("mypkg.hooks:soften", "name a function or class that takes the va
 OPTIMIZERS = Kind("mypkg.optim:Mine", "name a subclass of torch.optim.Optimizer", None)
 SCHEDULERS = Kind("mypkg.optim:Mine", "name a subclass of torch.optim.lr_scheduler.LRScheduler", None)
 
+EXAMPLES = "hookrun.examples"
+"""The one module of hookrun whose functions a file may name; they need no trust."""
+
 _GROUPS = tuple(kind.group for kind in (MODELS, DATA, LOSSES, METRICS, ACTIONS))
 _FORM = re.compile(r"(?P<package>[^\W\d]\w*)(\.[^\W\d]\w*)*:(?P<name>[^\W\d]\w*)")
 _SHORT = re.compile(r"[^\W\d][\w.-]*")
@@ -100,12 +103,13 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
         raise SpecError([Problem(where, what, f"write it as {kind.example}")])
     package, name = match["package"], match["name"]
     _refuse_reserved(package, name, where)
-    by_hand = package in trust | of_environment() and not by_name
-    if not by_hand and package not in _installed_packages(kind):
-        raise SpecError([_untrusted(package, kind, where)])
     module = full.partition(":")[0]
+    by_hand = package in trust | of_environment() and not by_name
+    if module != EXAMPLES and not by_hand and package not in _installed_packages(kind):
+        raise SpecError([_untrusted(package, kind, where)])
+    owner = EXAMPLES if module == EXAMPLES else package
     with _current_directory(by_hand):
-        target = _function(_imported(module, where), name, package, kind, where)
+        target = _function(_imported(module, where), name, owner, kind, where)
     return Trusted(full, target, code_of_name(target, full), by_hand)
 
 
@@ -222,11 +226,14 @@ def _failed(module: str, where: str, error: BaseException) -> SpecError:
     return SpecError([Problem(where, what, f"see that `import {module}` works")])
 
 
-def _function(module: ModuleType, name: str, package: str, kind: Kind, where: str) -> Callable[..., Any]:
-    """The function, which must be defined in the trusted package: a module's namespace also holds what it imports."""
+def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str) -> Callable[..., Any]:
+    """The function, which must be defined in what is trusted: a module's namespace also holds what it imports.
+
+    owner: the trusted package, or the one module of it that is trusted
+    """
 
     def ours(value: object) -> bool:
-        return callable(value) and _origin(value).split(".")[0] == package
+        return callable(value) and f"{_origin(value)}.".startswith(f"{owner}.")
 
     value: Any = getattr(module, name, None)
     if ours(value):
@@ -239,8 +246,8 @@ def _function(module: ModuleType, name: str, package: str, kind: Kind, where: st
     if not callable(value):
         what = f"'{module.__name__}:{name}' is {_kind_of(value)}, neither a function nor a class"
         raise SpecError([Problem(where, what, kind.returns)])
-    what = f"'{module.__name__}:{name}' comes from '{_origin(value)}', and only '{package}' is trusted"
-    raise SpecError([Problem(where, what, f"wrap it in a function of '{package}'")])
+    what = f"'{module.__name__}:{name}' comes from '{_origin(value)}', and only '{owner}' is trusted"
+    raise SpecError([Problem(where, what, f"wrap it in a function of {_of_whom(owner)}")])
 
 
 def _origin(value: object) -> str:
@@ -249,6 +256,10 @@ def _origin(value: object) -> str:
     if own is None and (bound := getattr(value, "__self__", None)) is not None:
         own = getattr(bound, "__module__", None)
     return str(own if own is not None else type(value).__module__)
+
+
+def _of_whom(owner: str) -> str:
+    return "a package of your own" if owner == EXAMPLES else f"'{owner}'"
 
 
 def _kind_of(value: object) -> str:

@@ -30,6 +30,7 @@ from hookrun.cli import main as hookrun_main
 from hookrun.errors import HookrunError
 from hookrun.report import write_report
 from hookrun.run_values import read_value
+from hookrun.run_values.other_run import UsedBy
 from hookrun.store.captures import Leaf, StoredCapture
 from hookrun.store.reader import Run, open_run
 from hookrun.store.run_dir import RunDir
@@ -205,7 +206,7 @@ def read_everything(folder: Path) -> Outcome:
         "captures": lambda run: [_read_leaf(m) for hook in run.captures.values() for m in hook.values()],
         "predictions": lambda run: run.predictions is None or _read_leaf(run.predictions),
         "labels": lambda run: [run.labels_of(m) for m in run.captures["seen"].values() if isinstance(m, StoredCapture)],
-        "value": lambda run: read_value(RunValue(run=str(run.path), capture="seen", module="fc", sample="mean")),
+        "value": _read_mean,
         "export": lambda run: run.export(folder.with_name("exported.safetensors")),
         "repr": repr,
     }  # fmt: skip
@@ -218,6 +219,11 @@ def read_everything(folder: Path) -> Outcome:
 
 
 _ATTRIBUTES = ("status", "plan", "config", "env", "model", "hooks", "metrics", "stats", "notes", "cut_off")
+
+
+def _read_mean(run: Run) -> object:
+    value = RunValue(run=str(run.path), capture="seen", module="fc", sample="mean")
+    return read_value(value, {"fc": ("fc",)}, UsedBy())
 
 
 def _attribute(name: str) -> Callable[[Run], object]:

@@ -25,7 +25,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("arguments", "lookup", "yaml_files", "interpolations", "index"),
     ("trusted",),
     ("actions",),
-    ("spec",),
+    ("spec", "examples"),
     ("tensor_copies",),
     ("containers",),
     ("snapshot",),

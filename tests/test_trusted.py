@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from hookrun import examples
 from hookrun.errors import Problem, SpecError
+from hookrun.store.files import read_json
 from hookrun.trust import read_once
 from hookrun.trusted import ACTIONS, LOSSES, METRICS, OPTIMIZERS, Kind, load, load_class
 
@@ -120,6 +122,30 @@ def test_the_refusal_holds_the_line_that_would_allow_it(folder: Path) -> None:
         hint = problem("mine.hooks:soften", kind).hint
         assert all(way in hint for way in ("HOOKRUN_TRUST=mine", "+trust=[mine]", group))
     assert "entry point" not in problem("mine.hooks:soften", OPTIMIZERS).hint
+
+
+def test_of_hookrun_itself_only_the_examples_need_no_trust(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HOOKRUN_TRUST")
+    assert load("hookrun.examples:soften", ACTIONS, "").target is examples.soften
+    for text in (
+        "hookrun.store.files:write_json", "hookrun.trusted:load", "hookrun.api:build", "hookrun:compile",
+        "hookrun.examples.inner:soften", "hookrun.examples2:soften", "hookrun_examples:soften",
+    ):  # fmt: skip
+        assert "is not trusted" in problem(text).what, text
+    monkeypatch.setattr(examples, "read_json", read_json, raising=False)
+    for name, origin in (("Tensor", "torch"), ("read_json", "hookrun.store.files")):
+        found = problem(f"hookrun.examples:{name}")
+        assert f"comes from '{origin}', and only 'hookrun.examples' is trusted" in found.what
+    assert "did you mean 'soften'?" in problem("hookrun.examples:softn").what
+
+
+def test_the_examples_are_the_package_s_own_wherever_one_starts(folder: Path) -> None:
+    (folder / "hookrun").mkdir()
+    (folder / "hookrun/__init__.py").write_text("")
+    (folder / "hookrun/examples.py").write_text("def soften(x):\n    return 'another'\n")
+    assert load("hookrun.examples:soften", ACTIONS, "").target is examples.soften
 
 
 def test_an_installed_entry_point_is_trust_in_its_group_and_gives_a_short_name(

@@ -18,6 +18,7 @@ from hookrun.actions.values import RunValue
 from hookrun.errors import HookrunError, SpecError
 from hookrun.report import write_report
 from hookrun.run_values import read_value
+from hookrun.run_values.other_run import UsedBy
 from hookrun.store.files import StoreError, read_json, read_lines
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import open_run
@@ -125,7 +126,8 @@ def test_the_path_that_the_user_gives_may_be_a_link(folder: Path) -> None:
     assert latest.is_symlink()
     assert open_run(latest).status["status"] == "done" and verify(latest).bad == []
     assert write_report(latest) == folder / "report.html"
-    assert read_value(RunValue(run=str(latest), capture="seen", module="fc", sample="mean")).shape == (10,)
+    value = RunValue(run=str(latest), capture="seen", module="fc", sample="mean")
+    assert read_value(value, {"fc": ("fc",)}, UsedBy())["fc"].shape == (10,)
 
 
 def test_the_page_is_not_written_through_a_link(folder: Path, secret: Path) -> None:
@@ -354,7 +356,8 @@ def test_a_path_that_cannot_be_is_an_error(path: str) -> None:
     with pytest.raises(StoreError):
         open_run(path)
     with pytest.raises(HookrunError):
-        read_value(RunValue(run=path, capture="seen", module="fc", sample="mean"))
+        value = RunValue(run=path, capture="seen", module="fc", sample="mean")
+        read_value(value, {"fc": ("fc",)}, UsedBy())
 
 
 def test_a_page_is_made_of_records_that_say_almost_nothing(tmp_path: Path) -> None:

@@ -20,7 +20,14 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "add_parameter": {"name": "extra", "shape": [3]},
     "offload": {"to": "cpu"},
     "cast": {"dtype": "bfloat16"},
+    "python": {"function": "hookrun.examples:soften"},
 }
+ON_MODULES: dict[str, dict[str, Any]] = {"python": {"function": "hookrun.examples:shrink"}}
+
+
+def parameters(action: str, hook: str) -> dict[str, Any]:
+    on_modules = ON_MODULES if HOOK_TYPES[hook].phase == "installation" else {}
+    return on_modules.get(action, PARAMETERS.get(action, {}))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -34,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ]
         metafunc.parametrize(
             "alone",
-            [{"hook": hook, "action": name, **PARAMETERS.get(name, {})} for name, hook in pairs],
+            [{"hook": hook, "action": name, **parameters(name, hook)} for name, hook in pairs],
             ids=[f"{name}-{hook}" for name, hook in pairs],
         )
 
