@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +13,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from hydra.errors import OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
@@ -206,12 +207,18 @@ def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition
     if problems := lost_keys(cfg):
         return {each.where: each for each in problems}
     is_swept = any(each.is_sweep_override() and _is_choice(each, asked) for each in others)
-    wrong = {id(each): _wrong_key(each, cfg, asked, is_swept) for each in keys}
+    dropped = asked.app.dropped_hooks(asked.config_name, texts)
+    wrong = {id(each): _wrong_key(each, cfg, asked, is_swept, dropped) for each in keys}
     return {key: each for key, each in wrong.items() if each is not None}
 
 
-def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept: bool) -> Problem | None:
-    """What is wrong with the override of a key; if nothing is, it is applied to `cfg`, as Hydra would."""
+def _wrong_key(
+    override: Override, cfg: DictConfig, asked: Composition, is_swept: bool, dropped: DictConfig
+) -> Problem | None:
+    """What is wrong with the override of a key; if nothing is, it is applied to `cfg`, as Hydra would.
+
+    dropped: the hooks that ``hooks=none`` has left out
+    """
     key, value = override.key_or_group, override.value()
     if override.package is not None:  # of a config group that is not there, which Hydra says
         return None
@@ -220,8 +227,11 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept
         return Problem(key, "there is no such config group", hint)
     try:
         if override.is_delete():
-            is_known = OmegaConf.select(cfg, key) is not None
-            return None if is_known else Problem(f"~{key}", "there is no such key", _near(key, cfg))
+            is_known = OmegaConf.select(cfg, key) is not None or key in [
+                f"hooks.{name!s}" for name in dropped
+            ]
+            hint = _near(key, _with_hooks(cfg, dropped) if key.startswith("hooks.") else cfg)
+            return None if is_known else Problem(f"~{key}", "there is no such key", hint)
         is_value = not isinstance(value, dict | list)
         if override.is_add() and is_value and OmegaConf.select(cfg, key) is not None:
             return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
@@ -242,6 +252,14 @@ def _wrong_key(override: Override, cfg: DictConfig, asked: Composition, is_swept
             return Problem(key, "found a list, expected a mapping", hint)
         return Problem(str(error.full_key or key), str(error.msg or error).splitlines()[0])
     return None
+
+
+def _with_hooks(cfg: DictConfig, dropped: DictConfig) -> DictConfig:
+    """The configuration as it is before ``hooks=none`` leaves hooks out."""
+    whole = copy.deepcopy(cfg)
+    with open_dict(whole):
+        whole.hooks = {**dropped, **(whole.get("hooks") or {})}
+    return whole
 
 
 def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) -> Problem:

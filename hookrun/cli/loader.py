@@ -25,6 +25,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.cli import hydra_section
@@ -201,7 +202,25 @@ class Loader(ConfigLoaderImpl):
         _limit_loads(repo)
         repo.typed_groups = {each.key_or_group for each in parsed}  # type: ignore[attr-defined]
         repo.without_hooks = _without_hooks(parsed)  # type: ignore[attr-defined]
+        if deleted := [each.key_or_group.partition(".")[2] for each in parsed if _deletes_a_hook(each)]:
+            dropped = self.dropped_hooks(config_name, overrides)
+            repo.deleted_hooks = OmegaConf.masked_copy(dropped, deleted)  # type: ignore[attr-defined]
         return parsed, repo
+
+    def dropped_hooks(self, config_name: str | None, overrides: list[str]) -> DictConfig:
+        """The hooks of the files that the overrides leave out, by ``hooks=none``; empty where they leave none out."""
+        parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
+        if not _without_hooks(parsed):
+            return OmegaConf.create()
+        choices = [
+            str(each.input_line)
+            for each in parsed
+            if each.key_or_group == _SEARCH_PATH
+            or (each.key_or_group != "hooks" and repo.group_exists(each.key_or_group))
+            if not each.is_sweep_override()
+        ]
+        hooks = self.load_configuration(config_name, choices, RunMode.RUN).get("hooks")
+        return hooks if isinstance(hooks, DictConfig) else OmegaConf.create()
 
     def _process_config_searchpath(
         self, config_name: str | None, parsed_overrides: list[Override], repo: CachingConfigRepository
@@ -228,7 +247,8 @@ class Loader(ConfigLoaderImpl):
         cfg = super()._compose_config_from_defaults_list(defaults, repo)
         if getattr(repo, "without_hooks", False):
             with open_dict(cfg):
-                cfg.hooks = {}  # typed ones are added to it later
+                # Typed ones are added to it later, and those that are typed to be deleted, deleted.
+                cfg.hooks = getattr(repo, "deleted_hooks", {})
         return cfg
 
     def _load_single_config(self, default: ResultDefault, repo: IConfigRepository) -> ConfigResult:
@@ -248,6 +268,7 @@ class Loader(ConfigLoaderImpl):
         return loaded
 
 
+_SEARCH_PATH = "hydra.searchpath"
 _LOGGING = ("job_logging", "hydra_logging")
 _NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
@@ -264,6 +285,12 @@ def _without_hooks(overrides: list[Override]) -> bool:
     return chosen[-1].is_delete() or all(
         name == "none" for name in (names if isinstance(names, list) else [names])
     )
+
+
+def _deletes_a_hook(override: Override) -> bool:
+    """Whether it is ``~hooks.NAME``: of a hook that ``hooks=none`` has dropped, this is done already."""
+    above, _, name = override.key_or_group.partition(".")
+    return override.is_delete() and above == "hooks" and bool(name) and "." not in name
 
 
 def _limit_loads(repo: CachingConfigRepository) -> None:

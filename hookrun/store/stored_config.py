@@ -75,6 +75,21 @@ def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
     if split not in SPLITS or not isinstance(seed, int) or isinstance(seed, bool):
         raise StoreError(f"{path} does not say which data was used: it needs task, task.split and seed")
     try:
-        return DataUsed(Data.model_validate(config.get("data")), split, seed)
+        return DataUsed(Data.model_validate(_resolved_data(config, path)), split, seed)
     except ValidationError as error:
         raise SpecError(problems_of(error, "data", Data)) from error
+
+
+def _resolved_data(config: Mapping[str, Any], path: Path) -> Any:
+    """The section `data`, its interpolations resolved within the bounds of an experiment's; StoreError where one fails."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from hookrun.interpolations import resolved
+
+    if not isinstance(config.get("data"), Mapping) or "${" not in str(config["data"]):
+        return config.get("data")
+    try:
+        return resolved(OmegaConf.create(dict(config)).data)
+    except (OmegaConfBaseException, ValueError) as error:
+        raise StoreError(f"{path}: data cannot be resolved: {str(error)[:300]}") from error

@@ -43,7 +43,7 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
             ["experiment=clip_fx"],
             [
                 "experiment: there is no 'clip_fx'; did you mean 'clip_fc'?",
-                "there are: add_bias, ",
+                "there are: activation_patching, add_bias, ",
                 "clip_fc, ",
             ],
         ),
@@ -61,8 +61,14 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
             ["train.epochs: `+` adds a key, and this one is there already", "leave the `+` out"],
         ),
         (["train=3"], ["train: found '3', expected a name", "there are: default"]),
-        (["experiment=nan"], ["experiment: found 'nan', expected a name", "there are: add_bias, "]),
-        (["experiment={a: b}"], ["experiment: found '{a: b}', expected a name", "there are: add_bias, "]),
+        (
+            ["experiment=nan"],
+            ["experiment: found 'nan', expected a name", "there are: activation_patching, add_bias, "],
+        ),
+        (
+            ["experiment={a: b}"],
+            ["experiment: found '{a: b}', expected a name", "there are: activation_patching, add_bias, "],
+        ),
         (["experiment=[clip_fc,ad_bias]"], ["experiment: there is no 'ad_bias'; did you mean 'add_bias'?"]),
         (["experiment=clip_fx", "model=cn"], ["2 configuration errors", "'clip_fc'?", "'cnn'?"]),
         (["+model=cnn"], ["model: `+` adds a config group, and this one is there already", "leave the `+`"]),

@@ -80,5 +80,5 @@ def test_no_line_is_too_long_to_read(help_of) -> None:
 
 def test_another_help_template_of_hydras_still_works(help_of) -> None:
     text = help_of("hydra/help=default", "seed=7")
-    assert "experiment: add_bias, " in text
+    assert "experiment: activation_patching, add_bias, " in text
     assert "seed: 7" in text

@@ -28,6 +28,25 @@ def test_no_hooks_means_none_wherever_they_are_defined(conf: Conf) -> None:
         assert "a" in compose_dict([experiment, "hooks=capture"], folder)["hooks"]
 
 
+def test_a_hook_that_no_hooks_has_dropped_may_be_deleted(conf: Conf, notes, capsys) -> None:
+    hook = "{select: fc, hook: grad, action: print}"
+    text = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{print_a: {hook}, print_b: {hook}}}\n"
+    folder = conf(**{"experiment/mine": text})
+    for none in ("hooks=none", "~hooks"):
+        gone = [none, "~hooks.print_a", "~hooks.dim"]
+        assert compose_dict(["experiment=mine", *gone], folder)["hooks"] == {}
+        assert list(compose_dict([*gone, "experiment=mine", TYPED], folder)["hooks"]) == ["x"]
+    line = ["--config-dir", folder, "experiment=mine", "hooks=none", "~hooks.print_a"]
+    assert main([*line, "-m", "seed=5,6"]) == 0
+    assert [len(each.hooks.hooks) for each, _ in notes.prepared[-2:]] == [0, 0]
+    for more in (["~hooks.prnt_b"], ["-m", "seed=5,6", "~hooks.prnt_b"], ["~hooks.prnt_b", "train.epoch=3"]):
+        capsys.readouterr()
+        assert main([*line, *more]) == 2
+        said = capsys.readouterr().err
+        assert "~hooks.prnt_b: there is no such key" in said and "did you mean 'hooks.print_b'" in said
+        assert "~hooks.print_a:" not in said
+
+
 def test_a_job_of_a_sweep_without_hooks(notes) -> None:
     assert main(["-m", "experiment=clip_fc", "hooks=none,scale", "task=plan"]) == 0
     names = [[hook.name for hook in shown.hooks.hooks] for shown in notes.shown]

@@ -138,7 +138,9 @@ def test_a_sweep_runs_it_once_before_its_jobs(call: Call, cwd: Path) -> None:
     for job in jobs:
         assert_close(job.predictions[:], hookrun.open_run(made(cwd)[0]).predictions[:])
     code, said = call("-m", "experiment=patch", "seed=1,2", "hooks.patch.select=layers.9")
-    assert code == 2 and len(made(cwd)) == 3, "each seed has its clean run"
+    assert code == 2 and len(made(cwd)) == 1, "refused before anything runs"
+    code, said = call("-m", "experiment=patch", "seed=1,2")
+    assert code == 0 and len(made(cwd)) == 3, "each seed has its clean run"
 
 
 def test_what_fails_first_is_said(call: Call, cwd: Path, conf: Callable[..., str]) -> None:

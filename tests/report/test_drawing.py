@@ -275,7 +275,8 @@ def test_the_map_of_a_deep_net_shows_every_layer_zeros_apart_and_names_the_outli
     assert "NaN from step 1, 1 layer: layers.4" in said and "infinite from step 0, 1 layer: layers.5" in said
     many = {f"m{n}": ([0.0, 1.0], [1.0, float(n == 998)]) for n in range(999)}
     [figure] = over_steps("gradient norm", many, "step", "norm", by_layer=True)
-    assert "a row is the largest of 3 layers" in figure.note and "m996 … m998" in figure.picture
+    assert "a row is the largest of 3 layers" in figure.note and "--rows:333;" in figure.picture
+    assert "m0 … m2" in figure.picture and "m990 … m992" in figure.picture, "names where there is room"
 
 
 def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def test_rows_are_called_by_file_and_class(run: Any, folder: Path) -> None:
     found = run(
         "model=mlp", "task=predict", "data=image_folder", f"data.root={folder}", "task.split=all",
-        "data.transforms.resize.size=8", "data.transforms.center_crop.size=8", SEEN,
+        "data.transforms.resize.size=8", SEEN,
     )  # fmt: skip
     capture = found.captures["seen"]["fc"]
     assert capture.splits.tolist() == [0] * 6 + [1] * 5
