@@ -81,7 +81,7 @@ def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
 
 
 def _resolved_data(config: Mapping[str, Any], path: Path) -> Any:
-    """The section `data`, its interpolations resolved within the bounds of an experiment's; StoreError where one fails."""
+    """The section `data` with its interpolations resolved, within the bounds of an experiment; else StoreError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

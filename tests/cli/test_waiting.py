@@ -67,7 +67,7 @@ def test_files_dumb_terminals_and_completion_see_nothing(
 ) -> None:
     terminal = watch()
     monkeypatch.setenv("COMP_LINE", "hookrun experiment=clip")
-    assert main(["-sc", "query=bash"]) == 0
+    assert main(["-sc", "query=bash"]) == 0, terminal.getvalue()
     monkeypatch.setenv("TERM", "dumb")
     assert main(["--cfg", "job"]) == 0
     assert terminal.getvalue() == ""
