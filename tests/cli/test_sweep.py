@@ -166,11 +166,11 @@ class TestOptimizingSweeper:
     @pytest.fixture(autouse=True)
     def climber(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Install the sweeper as the package `hydra_plugins.climber`."""
+        plugins = Plugins.instance()  # which looks for plugins the first time, and must find the real ones
         package, module = ModuleType("hydra_plugins"), ModuleType("hydra_plugins.climber")
         package.climber, module.Climber = module, Climber  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "hydra_plugins", package)
         monkeypatch.setitem(sys.modules, "hydra_plugins.climber", module)
-        plugins = Plugins.instance()
         plugins.register(Climber)
         Climber.objectives = []
         yield
