@@ -89,13 +89,18 @@ class TestExperiment:
         assert header == "# @package _global_"
         assert comment.startswith("# ") and len(comment) < 100
 
-    def test_its_plan_is_shown(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(tmp_path)
-        assert main([f"experiment={name}", "task=plan", "compute=cpu"]) == 0
-        assert list(tmp_path.iterdir()) == []
-
     def test_its_task_can_be_changed_on_the_command_line(self, name: str) -> None:
         assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
+
+
+# Those of the tutorials run, with their figures, in tests of their own.
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if not name.startswith("tutorial/")])
+def test_the_plan_of_an_experiment_is_shown(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([f"experiment={name}", "task=plan", "compute=cpu"]) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "conf" / "data"
 
 
 def content(name: str) -> dict[str, Any]:
-    loaded = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+    loaded = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"), resolve=True)
     assert isinstance(loaded, dict)
     return {str(key): value for key, value in loaded.items()}
 
