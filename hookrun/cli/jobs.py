@@ -58,7 +58,7 @@ class SingleRun:
         run_dir = _run_dir()
         if self.latest and (note := update_latest(run_dir)):
             print(note)
-        keep_found_runs(run_dir, cfg, self.prepared.runs)
+        keep_found_runs(run_dir, cfg, self.prepared)
         with unguarded():
             return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
 
@@ -102,7 +102,7 @@ class SweepJob:
             if self.goal is not None:
                 require_goal(experiment, self.goal)
             prepared = tasks.prepare(experiment, trust=self.trust)
-            keep_found_runs(run_dir, cfg, prepared.runs)
+            keep_found_runs(run_dir, cfg, prepared)
         except (Exception, SystemExit) as error:
             from hookrun.store.run_dir import RunDir
 

@@ -19,6 +19,7 @@ from hookrun.store.format import CONFIG
 
 if TYPE_CHECKING:
     from hookrun.run_values import UsedRun
+    from hookrun.tasks import Ready
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,16 @@ class KnownRuns:
         return replace(experiment, runs=runs)
 
 
-def keep_found_runs(run_dir: Path, cfg: DictConfig, runs: Sequence[UsedRun]) -> None:
+def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
     """Write the stored configuration once more, with the directories that `outputs/latest` and the like meant.
 
     cfg: the configuration of the run
     """
+    runs: Sequence[UsedRun] = prepared.runs
     places = {run.where: run.path for run in runs if not run.need and os.path.abspath(run.run) != run.path}
+    weights, found = prepared.settings.model.weights, getattr(prepared, "weights", "")
+    if weights is not None and os.path.isabs(found) and os.path.abspath(Path(weights).expanduser()) != found:
+        places["model.weights"] = found
     stored = run_dir / CONFIG
     if not places or not stored.is_file():
         return

@@ -38,6 +38,16 @@ def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, c
     assert f"<dt>weights</dt><dd>{path}</dd>" in _joined(other.path)
 
 
+def test_weights_by_a_link_are_recorded_as_the_file_that_it_meant(run: Any, tmp_path: Path) -> None:
+    trained = run(*SMALL[2:], "model=mlp")
+    Path("newest").symlink_to(trained.path.name)
+    typed = "model.weights=newest/checkpoints/last.safetensors"
+    other = run(*SMALL[2:], "model=mlp", "task=evaluate", typed)
+    meant = trained.path / "checkpoints/last.safetensors"
+    assert load(other.path / ".hydra/config.yaml")["model"]["weights"] == str(meant)
+    assert f"model.weights={meant}" in _joined(other.path) and typed not in _joined(other.path)
+
+
 def _joined(run: Path) -> str:
     page = (run / "report.html").read_text(encoding="utf-8")
     return "".join(line.strip() for line in page.splitlines())

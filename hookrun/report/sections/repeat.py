@@ -18,6 +18,7 @@ from hookrun.store.format import RECORDED
 from hookrun.store.records import HydraRecord, checked
 
 _SHIPPED = "conf"
+WEIGHTS = "model.weights"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,17 @@ def _of_a_run(facts: Facts) -> RunAgain | None:
     if facts.env.get(RECORDED) is True:
         return None
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
-    again = _again(hydra, facts.env.get("argv", []), is_job=True, runs=facts.runs)
+    runs = [*facts.runs, *_weights(facts)]
+    again = _again(hydra, facts.env.get("argv", []), is_job=True, runs=runs)
     return replace(again, composed=facts.composed)
+
+
+def _weights(facts: Facts) -> list[Mapping[str, Any]]:
+    """The file that the model's weights came from, in the form of a run that values come from."""
+    found = facts.model.get("weights")
+    if not isinstance(found, str) or not os.path.isabs(found):
+        return []
+    return [{"where": WEIGHTS, "run": "", "path": found}]
 
 
 def _of_a_sweep(facts: SweepFacts) -> RunAgain:
@@ -63,7 +73,7 @@ def _again(
     """From what Hydra kept in the directory.
 
     argv: the command line that the run was started with; of it only `trust=` is not kept by Hydra
-    runs: the runs that it took values from: `outputs/latest` may be another one by now
+    runs: what it took values from: `outputs/latest` may be another one by now
     """
     if hydra is None:
         return RunAgain()
@@ -109,7 +119,7 @@ def _value(path: str) -> str:
     return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-_NAMES_A_RUN = re.compile(r"(task|hooks(\.[\w-]+)+)\.run")
+_NAMES_A_RUN = re.compile(r"(task|hooks(\.[\w-]+)+)\.run|model\.weights")
 
 OF_A_RUN = ReportSection("repeat", "Run it again", _of_a_run, "repeat.html")
 OF_A_SWEEP = ReportSection("repeat", "Run it again", _of_a_sweep, "repeat.html")
