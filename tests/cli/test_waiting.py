@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -62,12 +64,24 @@ def test_anything_printed_takes_its_place_and_nothing_is_shown_after_the_wait(
     assert capsys.readouterr().out == "text\n"
 
 
-def test_files_dumb_terminals_and_completion_see_nothing(
-    watch: Callable[[], Terminal], monkeypatch, capsys
-) -> None:
+def test_completion_writes_nothing_to_the_terminal() -> None:
+    """In a process of its own, on a real terminal."""
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "hookrun", "-sc", "query=bash"],
+        env={**os.environ, "COMP_LINE": "hookrun experiment=clip", "TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+    )
+    os.set_blocking(ours, False)
+    with os.fdopen(ours, "rb", buffering=0) as terminal, os.fdopen(theirs, "rb"):
+        assert terminal.read() is None, "nothing was written"
+    assert done.returncode == 0 and "experiment=clip_fc" in done.stdout.split()
+
+
+def test_files_and_dumb_terminals_see_nothing(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
     terminal = watch()
-    monkeypatch.setenv("COMP_LINE", "hookrun experiment=clip")
-    assert main(["-sc", "query=bash"]) == 0, terminal.getvalue()
     monkeypatch.setenv("TERM", "dumb")
     assert main(["--cfg", "job"]) == 0
     assert terminal.getvalue() == ""

@@ -1,4 +1,4 @@
-"""A run of the command line, killed with SIGKILL at twenty random moments: what its indexes name is whole and right."""
+"""A run of the command line, killed with SIGKILL at twelve random moments: what its indexes name is whole and right."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
 from hookrun.store.verify import verify
 
-KILLS = 20
+KILLS = 12
 
 # One process makes a whole run, so that everything is imported, and then forks a child for each run; it draws the
 # moments from the time that a child needs for a whole run.

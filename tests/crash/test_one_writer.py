@@ -64,7 +64,7 @@ def program(text: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", head + text, *map(str, arguments)]
 
 
-@pytest.mark.parametrize(("kind", "starts", "more"), [("run", 12, []), ("sweep", 3, ["-m"])])
+@pytest.mark.parametrize(("kind", "starts", "more"), [("run", 8, []), ("sweep", 3, ["-m"])])
 def test_one_of_many_starts_writes_and_the_others_touch_nothing(
     kind: str, starts: int, more: list[str], tmp_path: Path
 ) -> None:
