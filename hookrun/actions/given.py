@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Given:
+class Given(ABC):
     """Base of what was given as an object: shown by name or shape, compared and hashed by content."""
 
     per_sample: ClassVar[bool] = False
     draws: ClassVar[bool] = False
 
+    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
         """Plain data that identifies it."""
-        raise NotImplementedError
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.to_dict() == other.to_dict()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -24,7 +25,7 @@ _MINUS = {
 }
 
 
-class OutsideValue(BaseModel):
+class OutsideValue(BaseModel, ABC):
     """What values from files and from other runs have in common: ``factor * (value[index] - minus)``.
 
     index:  which part of the value, in NumPy's notation; of values by sample that of one sample's row
@@ -86,9 +87,9 @@ class OutsideValue(BaseModel):
         return self.minus is not None and self.minus.draws
 
     @property
+    @abstractmethod
     def source(self) -> str:
         """The file or the capture, for the plan."""
-        raise NotImplementedError
 
     def __str__(self) -> str:
         return self._text() if self.at is None else f"{self._text()} at the same place"

@@ -315,7 +315,7 @@ def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str])
 
 
 def _content(value: Any) -> tuple[str, str] | None:
-    """A path, and what lies there now; None for what is no path."""
+    """A path, and what lies there now; None for what is not a path."""
     if not isinstance(value, str) or not 0 < len(value) <= _MOST_PATH:
         return None
     with suppress(OSError, ValueError):

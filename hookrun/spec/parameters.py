@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+from pydantic import PlainValidator, WithJsonSchema
 
 from hookrun.spec.selector import Selector, forms, select_schema
 from hookrun.spec.selector.base import Parser
@@ -71,20 +70,10 @@ def _member(raw: Any, parser: Parser) -> Selector | AddedBy:
     return AddedBy(name)
 
 
-class _Chosen:
-    """Lets pydantic validate a field with `parse_choice`."""
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(parse_choice)
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        one = select_schema()
-        return {"description": f"{one['description']}, hook:NAME, hook:*", "anyOf": one["anyOf"]}
+def _schema() -> dict[str, Any]:
+    one = select_schema()
+    return {"description": f"{one['description']}, hook:NAME, hook:*", "anyOf": one["anyOf"]}
 
 
-AnyChoice = Annotated[Choice, _Chosen]
+AnyChoice = Annotated[Choice, PlainValidator(parse_choice), WithJsonSchema(_schema())]
 """The type of a pydantic field that holds a choice of parameters."""

@@ -87,6 +87,12 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
     ]
 
 
+def metrics_of(task: TaskKeys) -> tuple[str, ...] | None:
+    """`task.metrics`; None where it is not given, or the task has no such key."""
+    found: tuple[str, ...] | None = getattr(task, "metrics", None)
+    return found
+
+
 @dataclass(frozen=True)
 class Ready:
     """An experiment that was checked and can be run or shown. Each kind of task adds what it starts from."""

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, field_validator
 from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import CompileError, Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
-from hookrun.tasks.base import Task, changed
+from hookrun.tasks.base import Task, changed, metrics_of
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class TaskUnderHooks(Task):
         if self.trains:
             problems += check_optimizer(train.optimizer)
             problems += check_scheduler(train.scheduler) if train.scheduler is not None else []
-        listed = getattr(self, "metrics", None) or ()
+        listed = metrics_of(self) or ()
         untargeted = info is not None and info.target is None
         for name in [each for each in listed if untargeted and each in METRICS and each != LOSS]:
             text = f"{name!r} needs targets, and the data {info.name if info else ''!r} has none"
@@ -254,7 +254,7 @@ class TaskOfOneSplit(TaskUnderHooks):
 
     def unused(self, experiment: Experiment) -> list[str]:
         """What is about training; `train.limit_batches` and `train.log_every` hold here too."""
-        wants_loss = self.scores_with_loss() or "loss" in (getattr(self, "metrics", None) or ())
+        wants_loss = self.scores_with_loss() or "loss" in (metrics_of(self) or ())
         used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
         return changed("train", experiment.settings.train, but=used)
 

@@ -19,6 +19,7 @@ from hookrun.proving import Score as OutputScore
 from hookrun.run_values import FoundRuns, UsedBy
 from hookrun.spec import ROOT_KEYS, Experiment, Settings, Spec
 from hookrun.spec.remains import beyond
+from hookrun.tasks.base import metrics_of
 from hookrun.tasks.loop.metrics import Metric, load_metrics
 from hookrun.tasks.loop.own_losses import TrainLoss, load_loss
 from hookrun.tasks.loop.session import device_named, session
@@ -172,7 +173,7 @@ def attempt(
     device = collected(problems, lambda: device_named(settings.compute.device))
     info = collected(problems, lambda: data.describe(settings.data, split))
     loss = collected(problems, lambda: load_loss(settings.train.loss))
-    metrics = collected(problems, lambda: load_metrics(getattr(settings.task, "metrics", None)))
+    metrics = collected(problems, lambda: load_metrics(metrics_of(settings.task)))
     problems += more(info)
     made = collected(problems, lambda: maker.model(settings, info, trust))
     problems += made.problems if made is not None else ()

@@ -16,7 +16,7 @@ from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Plan, compile_plan
 from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences
 from hookrun.spec import Experiment, Spec
-from hookrun.tasks.base import Ready
+from hookrun.tasks.base import Ready, metrics_of, task_of
 from hookrun.tasks.loop.built import EXAMPLE_BATCH, Built, Maker, Score, as_call, model_for
 from hookrun.tasks.loop.metrics import load_metrics
 from hookrun.tasks.loop.own_code import own_code
@@ -71,8 +71,9 @@ def compiled(
     used_by = UsedBy(settings, split, runs)
     whole = None if score is None else lambda output: score(output, target)
     plan = maker.plan(hooks, built.model, used_by=used_by, example=example, training=training, score=whole)
-    trains = bool(getattr(settings.task, "trains", False))
-    plan = replace(plan, code=own_code(settings, built.loss, built.metrics, trains=trains))
+    plan = replace(
+        plan, code=own_code(settings, built.loss, built.metrics, trains=task_of(experiment).trains)
+    )
     notes = (*experiment.notes, *notes, *differences(hooks, settings, runs))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 
@@ -99,7 +100,7 @@ def compiled_without_data(
     device = device_named(settings.compute.device)
     origin, applied = models.origin(settings.model), models.applied_hooks(settings.model)
     loss = load_loss(settings.train.loss)
-    metrics = load_metrics(getattr(settings.task, "metrics", None))
+    metrics = load_metrics(metrics_of(settings.task))
     built = Built(nothing, model, device, origin, leftover, applied, loss, metrics, trust)
     plan = compile_plan(hooks, model, used_by=UsedBy(settings, split, FoundRuns(experiment.runs)))
     why = "; ".join(f"{each.where}: {each.what}" for each in error.errors)

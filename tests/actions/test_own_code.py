@@ -1,0 +1,70 @@
+"""Calls of a user's own code: what it raises is told with its place, and what changes the rest of a run is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hookrun.actions.own_code import OwnCodeError, called, on_tensor, only_without_data
+from hookrun.callables import code_of_given
+from hookrun.errors import CheckFailed
+
+
+def broken(x: Tensor) -> Tensor:
+    raise KeyError("nothing of that name")
+
+
+def in_place(x: Tensor) -> Tensor:
+    return x.mul_(2)
+
+
+def drawing(x: Tensor) -> Tensor:
+    return x + torch.randn_like(x)
+
+
+def reading(x: Tensor) -> Tensor:
+    return x * x.max().item()
+
+
+def guarded(function: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
+    return on_tensor("h", code_of_given(function), function)
+
+
+def test_what_it_raises_names_the_function_and_the_line() -> None:
+    with pytest.raises(OwnCodeError, match=r"broken' failed: KeyError.*test_own_code\.py") as caught:
+        guarded(broken)(torch.ones(2))
+    assert caught.value.hook == "h" and isinstance(caught.value.__cause__, KeyError)
+
+
+def test_an_error_that_is_meant_for_the_run_passes() -> None:
+    def checked(x: Tensor) -> Tensor:
+        raise CheckFailed("too large")
+
+    with pytest.raises(CheckFailed):
+        called("h", code_of_given(checked), torch.ones(1), checked)
+
+
+@pytest.mark.parametrize(("function", "why"), [(in_place, "in place"), (drawing, "global generator")])
+def test_what_would_change_the_rest_of_a_run_is_refused(function: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        guarded(function)(torch.ones(2))
+
+
+def test_a_function_that_keeps_to_the_rules_is_called_as_it_is() -> None:
+    x = torch.ones(2, requires_grad=True)
+    guarded(torch.exp)(x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(2).exp())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("function", "runs_with_data"), [(reading, True), (broken, False)])
+def test_a_failure_for_want_of_data_is_told_from_a_fault(function: Any, runs_with_data: bool) -> None:
+    state = torch.get_rng_state()
+    with FakeTensorMode(), pytest.raises(OwnCodeError) as caught:
+        guarded(function)(torch.empty(2, 3))
+    assert (only_without_data(caught.value) is not None) is runs_with_data
+    assert torch.equal(torch.get_rng_state(), state)
