@@ -32,11 +32,14 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
+from hookrun.cli.resume import Resume, composed_again, state_of_run, take_resume
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
+from hookrun.store.format import State
 from hookrun.trust import of_environment, read_once
 
 CONFIG_NAME = "config"
+DONE_STATE: State = "done"
 
 
 def execute(arguments: Sequence[str]) -> int:
@@ -47,6 +50,7 @@ def execute(arguments: Sequence[str]) -> int:
     args = read_flags(arguments)
     _refuse_flags(args)
     typed, overrides = take_trust(args.overrides)
+    resume, overrides = take_resume(overrides)
     trust = typed | of_environment()
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
     name = args.config_name or CONFIG_NAME
@@ -58,6 +62,8 @@ def execute(arguments: Sequence[str]) -> int:
         with read_once(
             trust
         ):  # what was typed counts as what the environment says, to the end of the command
+            if resume is not None:
+                return _resume(asked, trust, resume)
             return _run(asked, trust, _typed_mode(args))
 
 
@@ -138,6 +144,21 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
         return sweep(app, cfg, trust)
 
 
+def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
+    """Go on with a run that did not come to its end."""
+    if _is_done(resume):
+        return DONE
+    with composed_again(asked, resume) as (again, cfg):
+        return _run_once(again, cfg, trust, resume)
+
+
+def _is_done(resume: Resume) -> bool:
+    is_done = state_of_run(resume.folder) == DONE_STATE
+    if is_done:
+        print(f"{resume.folder} is done: there is nothing to resume")
+    return is_done
+
+
 def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> None:
     """Raise the error with what is wrong in what the right overrides compose, where they compose."""
     try:
@@ -165,7 +186,9 @@ def _is_all(asked: Composition) -> bool:
     return len(typed) < 2 and "{" not in "".join(typed) and asked.app.folders() == [conf_dir()]
 
 
-def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int:
+def _run_once(
+    asked: Composition, cfg: DictConfig, trust: frozenset[str], resume: Resume | None = None
+) -> int:
     config = plain_run(cfg)
     with origins_told(cfg):
         try:
@@ -177,8 +200,12 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
             waiting_for("looking for other mistakes")
             raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
+    if shows and resume is not None:
+        what = f"task={tasks.task_of(experiment).name} leaves nothing behind that could go on"
+        raise SpecError([Problem("resume", what, "leave one of them out")])
     if not shows:
         tasks.refuse_ranks()
+    if not shows and resume is None:
         unused_run_dir(cfg, "hydra.run.dir")
 
     def composed(overrides: list[str]) -> dict[str, Any]:
@@ -205,12 +232,15 @@ def _run_once(asked: Composition, cfg: DictConfig, trust: frozenset[str]) -> int
     if shows:
         tasks.show(prepared)
         return DONE
-    with claimed(Path(cfg.hydra.runtime.output_dir), "hydra.run.dir"):
+    where = "hydra.run.dir" if resume is None else "resume"
+    with claimed(Path(cfg.hydra.runtime.output_dir), where, go_on=resume is not None):
+        if resume is not None and _is_done(resume):  # another process has just finished it
+            return DONE
         if experiment.settings.needs:
             is_new = needs.missing
             needs.make()
             if is_new:  # now that there is what its values come from
                 prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
         with explained(asked):
-            returned = asked.app.run_checked(cfg, SingleRun(prepared))
+            returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume))
     return int(returned.return_value)

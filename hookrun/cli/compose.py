@@ -93,10 +93,11 @@ def _refuse_run_in(run_dir: Path, where: str) -> None:
 
 
 @contextmanager
-def claimed(run_dir: Path, where: str) -> Iterator[None]:
+def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]:
     """Be the only process to write into the directory of a run or sweep.
 
     where: the key that chose it
+    go_on: it holds a run, which is to go on
 
     Raises SpecError where another process is writing there: nothing is changed for it.
     """
@@ -107,7 +108,8 @@ def claimed(run_dir: Path, where: str) -> Iterator[None]:
             raise SpecError([Problem(where, str(error), "give another directory, or wait")]) from error
         except StoreError as error:
             raise SpecError([Problem(where, str(error), "give another directory")]) from error
-        _refuse_run_in(run_dir, where)  # of a process that came to its end just now
+        if not go_on:
+            _refuse_run_in(run_dir, where)  # of a process that came to its end just now
         yield
 
 

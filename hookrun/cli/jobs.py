@@ -25,6 +25,7 @@ from hookrun.store.format import STATUS
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
+    from hookrun.cli.resume import Resume
     from hookrun.tasks import Ready
 
 DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
@@ -46,10 +47,12 @@ class SingleRun:
     """A single run: everything was checked and built before its directory was made.
 
     latest: `outputs/latest` is to point to it
+    resume: it goes on in its directory; None: it is new
     """
 
     prepared: Ready
     latest: bool = True
+    resume: Resume | None = None
 
     def __call__(self, cfg: DictConfig) -> int:
         from hookrun import tasks
@@ -58,9 +61,13 @@ class SingleRun:
         run_dir = _run_dir()
         if self.latest and (note := update_latest(run_dir)):
             print(note)
-        keep_found_runs(run_dir, cfg, self.prepared)
+        go_on, anyway = self.resume is not None, self.resume is not None and self.resume.anyway
+        if not go_on:
+            keep_found_runs(run_dir, cfg, self.prepared)
         with unguarded():
-            return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir))
+            return _attempt(
+                run_dir, lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway), go_on
+            )
 
 
 @dataclass(frozen=True)
@@ -125,9 +132,12 @@ def _run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
-    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on."""
-    is_new = not (run_dir / STATUS).exists()
+def _attempt(run_dir: Path, run: Callable[[], int], go_on: bool = False) -> int:
+    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on.
+
+    go_on: the directory holds a run, which goes on
+    """
+    is_new = go_on or not (run_dir / STATUS).exists()
     try:
         return run()
     except KeyboardInterrupt:

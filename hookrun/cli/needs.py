@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, SpecError, neare
 from hookrun.spec import Experiment
 from hookrun.spec.needs import PREVIOUS, Need
 from hookrun.store.format import STATUS
+from hookrun.store.named_files import named_files
 from hookrun.store.outputs import newest_finished, newest_unchanged, outputs_folder
 from hookrun.version import __version__
 
@@ -41,9 +41,6 @@ MOST_DEEP = 8
 """Needs of needs."""
 MOST_NEEDED = 64
 """Different needs of one command."""
-MOST_HASHED = 2**26
-"""Bytes: of a larger file that a configuration names, size and time stand for its content."""
-_MOST_PATH = 4_096
 
 
 class NeedFailed(HookrunError):
@@ -252,22 +249,6 @@ def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
             yield from ((f"{where}.run", value.run) for where, value in hook.run_values())
 
 
-def _members(node: Any) -> Iterator[tuple[Any, Any]]:
-    pending = [node]
-    while pending:
-        found = pending.pop()
-        pairs = (
-            found.items()
-            if isinstance(found, Mapping)
-            else enumerate(found)
-            if isinstance(found, list)
-            else ()
-        )
-        for key, value in pairs:
-            yield key, value
-            pending.append(value)
-
-
 def _chosen(experiment: str) -> str:
     text = f"experiment={experiment}"
     return text if parse_override(text).value() == experiment else f"experiment='{experiment}'"
@@ -307,27 +288,8 @@ def _why(needed: Needed, run_dir: Path, code: int) -> str:
 
 def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:
     """What identifies the run of a configuration: what it says, and what the files are that it names."""
-    files = dict(found for _, value in _members(config) if (found := _content(value)) is not None)
+    files = named_files(config)
     previous = previous_run([experiment], outputs_folder())
     what = {"hookrun": __version__, "config": config, "needs": needs, "files": files, "previous": previous}
     text = json.dumps(what, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _content(value: Any) -> tuple[str, str] | None:
-    """A path, and what lies there now; None for what is not a path."""
-    if not isinstance(value, str) or not 0 < len(value) <= _MOST_PATH:
-        return None
-    with suppress(OSError, ValueError):
-        path = Path(value).expanduser()
-        found = path.stat()
-        if stat.S_ISDIR(found.st_mode):
-            place = path.resolve()
-            status = place / STATUS
-            return value, f"{place} {status.read_text(encoding='utf-8') if status.is_file() else ''}"
-        if stat.S_ISREG(found.st_mode) and found.st_size <= MOST_HASHED:
-            with path.open("rb") as file:
-                return value, hashlib.file_digest(file, "sha256").hexdigest()
-        if stat.S_ISREG(found.st_mode):
-            return value, f"{found.st_size} {found.st_mtime_ns}"
-    return None

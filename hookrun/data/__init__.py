@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from hookrun.data.info import DataInfo, Split, TensorInfo
-from hookrun.data.registry import describe, load, names
+from hookrun.data.registry import PYTHON, describe, load, names, transforms_draw
 
-__all__ = ["DataInfo", "Split", "TensorInfo", "describe", "load", "names"]
+__all__ = ["PYTHON", "DataInfo", "Split", "TensorInfo", "describe", "load", "names", "transforms_draw"]

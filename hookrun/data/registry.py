@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hookrun.arguments import Args, parse
 from hookrun.data.info import DataInfo, InputsInfo, Split
 from hookrun.data.pipeline import Pipeline, parse_transforms
+from hookrun.data.transforms import RANDOM
 from hookrun.errors import Problem, SpecError, nearest
 from hookrun.spec.experiment import Data
 
@@ -75,6 +76,12 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     from hookrun.data.samples import Transformed
 
     return Transformed(samples, steps)
+
+
+def transforms_draw(config: Data, split: Split) -> bool:
+    """Whether the transforms of the split change a sample at random each time."""
+    own = config.train_transforms if split == "train" else None
+    return not RANDOM.isdisjoint(config.transforms if own is None else own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ _TORCHVISION = {
     "to_dtype": "ToDtype",
 }
 NAMES = (*_TORCHVISION, "flatten")
+RANDOM = frozenset({name for name in NAMES if name.startswith("random_")} | {"color_jitter"})
+"""Those that draw each time that they are applied."""
 
 # `inplace` would change the data set itself; `expand` gives each sample another size.
 _LEFT_OUT = {"inplace", "expand"}

@@ -149,6 +149,14 @@ def _is_hook(body: Any) -> bool:
 
 ROOT_KEYS = (*Settings.model_fields, "hooks")
 
+TYPED_ONLY = {
+    "trust": "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment",
+    "resume": "type it: resume=latest, or resume=DIR",
+    "resume_anyway": "type it: resume_anyway=true",
+    "fail_fast": "type it: fail_fast=true",
+}
+"""Root keys that no file may set -> the next step."""
+
 
 def _unknown_root(key: Any) -> Problem:
     if key == "experiment":
@@ -158,7 +166,6 @@ def _unknown_root(key: Any) -> Problem:
         return Problem(
             "defaults", "is Hydra's: only composed files know it", "use load_spec(experiment=NAME)"
         )
-    if key == "trust":
-        hint = "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment"
-        return Problem("trust", "is taken from the command line only, never from a file", hint)
+    if key in TYPED_ONLY:
+        return Problem(str(key), "is taken from the command line only, never from a file", TYPED_ONLY[key])
     return Problem(str(key), "unknown key", nearest(str(key), ROOT_KEYS))

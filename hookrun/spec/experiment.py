@@ -23,6 +23,9 @@ MOST_BUFFER = 2**20
 MOST_PARTS = 100
 """Groups of an optimizer, or schedules that one is composed of."""
 
+MOST_MINUTES = 10**6
+MOST_STATES = 10**6
+
 Count = Field(default=None, ge=1, le=MOST)
 
 
@@ -146,10 +149,27 @@ class Ema(Section):
     decay: float = Field(default=0.999, ge=0, lt=1, allow_inf_nan=False)
 
 
+class Every(Section):
+    """How often a resumable state is saved, whichever is due first; all of them null: only where a signal comes."""
+
+    epochs: int | None = Count
+    steps: int | None = Count
+    minutes: float | None = Field(default=None, gt=0, le=MOST_MINUTES, allow_inf_nan=False)
+
+
 class Checkpoint(Section):
-    """Which weights a run keeps; `save: null` is `best` for a job of a sweep and `both` for another run."""
+    """Which weights a run keeps, and how often it saves a state that it can be resumed from.
+
+    save:      `null` is `best` for a job of a sweep and `both` for another run
+    every:     how often a resumable state is saved
+    keep:      how many of these states are kept while the run goes on
+    keep_done: they stay when the run is done
+    """
 
     save: Literal["both", "best", "last", "none"] | None = None
+    every: Every = Every(epochs=1)
+    keep: int = Field(default=2, ge=2, le=MOST_STATES)
+    keep_done: bool = False
 
     def keeps(self, which: Literal["best", "last"]) -> bool:
         """Whether the run writes this checkpoint."""

@@ -1,8 +1,8 @@
 """The manifest: every file of a run as it was when the run came to its end, which `verify` judges by.
 
 `manifest.json` is ``{"files": {path: {"bytes": n, "sha256": hex}}}``, paths from the run directory with ``/``. It
-leaves out itself, status.json, the lock and report.html. The status of a run that came to its end holds its SHA-256
-under ``manifest``.
+leaves out itself, status.json, the lock, report.html and resumable states, which hold check sums of their own. The
+status of a run that came to its end holds its SHA-256 under ``manifest``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
-from hookrun.store.format import CAPTURES, INDEX, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS
+from hookrun.store.format import CAPTURES, INDEX, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 
 BLOCK = 1 << 20
@@ -104,7 +104,7 @@ def hashed(path: Path, root: Path | None = None) -> tuple[int, str]:
 def _judged_files(folder: Path) -> Iterator[tuple[str, os.stat_result]]:
     try:
         for path, found in listed_inside(folder):
-            if path not in NOT_IN_MANIFEST:
+            if path not in NOT_IN_MANIFEST and not path.startswith(STATES):
                 yield path, found
     except OSError as error:
         raise StoreError(f"cannot list {error.filename or folder}: {os_reason(error)}") from error

@@ -45,6 +45,7 @@ from hookrun.store.manifest import write_manifest
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
+    from hookrun.store.states import SavedState
     from hookrun.store.writer import CaptureWriter
 
 MOST_REASON = 200_000
@@ -60,12 +61,14 @@ class RunDir:
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
     buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
+    resumed:     the state that the run goes on from; None: it begins
     """
 
     def __init__(self, path: Path, buffer: int | None = None) -> None:
         self.path = path
         self.buffer = buffer
         self.checkpoints = path / CHECKPOINTS
+        self.resumed: SavedState | None = None
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -55,10 +56,38 @@ _EARLY = 1 << 20
 _BEHIND = 1 << 26
 
 
+class Digest(Protocol):
+    """Of bytes as they are written, in the way of hashlib."""
+
+    def update(self, data: memoryview, /) -> None:
+        """More of them."""
+
+    def hexdigest(self) -> str:
+        """Of all of them."""
+
+
+class Crc32:
+    """A check sum that finds what a disk has damaged, in half the time of a SHA-256."""
+
+    def __init__(self) -> None:
+        self._value = 0
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """More of the bytes."""
+        self._value = zlib.crc32(data, self._value)
+
+    def hexdigest(self) -> str:
+        """Of all of them, in eight characters."""
+        return f"{self._value:08x}"
+
+
 def write_tensors(
-    file: BinaryIO, tensors: Mapping[str, Sequence[Tensor]], metadata: Mapping[str, str] | None = None
+    file: BinaryIO,
+    tensors: Mapping[str, Sequence[Tensor]],
+    metadata: Mapping[str, str] | None = None,
+    digest: Digest | None = None,
 ) -> tuple[str, int]:
-    """Write a safetensors file and return its SHA-256 and its size in bytes.
+    """Write a safetensors file and return its SHA-256, or another digest, and its size in bytes.
 
     Each tensor is given in chunks of one dtype and row shape, to be laid end to end along the first
     dimension; a tensor of no dimensions is a single chunk. Chunks on other devices or not contiguous are
@@ -78,7 +107,7 @@ def write_tensors(
     head = json.dumps(header, separators=(",", ":")).encode("ascii")
     head += b" " * (-len(head) % 8)
 
-    digest = hashlib.sha256()
+    digest = hashlib.sha256() if digest is None else digest
     size = 0
     blocks = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
     behind = 0

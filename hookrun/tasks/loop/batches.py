@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
 
 from hookrun import data
 from hookrun.data import Split
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
+from hookrun.spec.experiment import Data
+from hookrun.tasks.loop.generators import all_seeded, seeded
 from hookrun.tasks.loop.prepared import Prepared
 
 
@@ -58,18 +61,56 @@ class BatchSource(Protocol):
         """Where batches are put."""
 
 
-class _Numbered(Dataset[tuple[int, Any, Tensor]]):
-    """Samples with their ids."""
+Seeded = Callable[[int], AbstractContextManager[None]]
 
-    def __init__(self, samples: Dataset[tuple[Any, Tensor]]) -> None:
+
+def _seeded(config: Data, split: Split) -> Seeded | None:
+    """How to seed what is drawn for a sample; None where nothing is drawn."""
+    if config.name == data.PYTHON:
+        return all_seeded
+    return seeded if data.transforms_draw(config, split) else None
+
+
+class _Numbered(Dataset[tuple[int, Any, Tensor]]):
+    """Samples with their ids. What is drawn for one follows from the seed, the epoch and the sample alone.
+
+    So it is the same in whichever process it is loaded, and wherever in the epoch a run begins.
+
+    seed:   of the run
+    seeded: a block in which draws follow from a seed; None: nothing is drawn
+    epoch:  the one under way
+    """
+
+    def __init__(self, samples: Dataset[tuple[Any, Tensor]], seed: int, seeded: Seeded | None) -> None:
         self._samples = samples
+        self._seed = seed
+        self._seeded = seeded
+        self.epoch = 0
 
     def __len__(self) -> int:
         return len(self._samples)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
-        inputs, target = self._samples[index]
+        if self._seeded is None:
+            inputs, target = self._samples[index]
+        else:
+            with self._seeded(derived_seed(self._seed, self.epoch, index)):
+                inputs, target = self._samples[index]
         return index, inputs, target
+
+
+class _From(Sampler[int]):
+    """The order of another sampler without its first `skipped` samples, which are not loaded."""
+
+    def __init__(self, order: Sampler[int]) -> None:
+        self._order = order
+        self.skipped = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return islice(iter(self._order), self.skipped, None)
+
+    def __len__(self) -> int:
+        return len(self._order)  # type: ignore[arg-type]
 
 
 class Batches:
@@ -85,14 +126,18 @@ class Batches:
         self._device = prepared.device
         self._split = split
         self._seed = settings.seed
+        self._batch_size = settings.data.batch_size
         self._generator = torch.Generator()
         samples = data.load(settings.data, split, seed=settings.seed)
         self.data = samples
         self.samples = len(samples)
+        self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
+        order = RandomSampler(samples, generator=self._generator) if shuffle else SequentialSampler(samples)
+        self._order = _From(order)
         self._loader: DataLoader[Any] = DataLoader(
-            _Numbered(samples),
+            self._numbered,
             batch_size=settings.data.batch_size,
-            shuffle=shuffle,
+            sampler=self._order,
             num_workers=settings.data.workers,
             generator=self._generator,
             pin_memory=prepared.device.type == "cuda",
@@ -105,10 +150,12 @@ class Batches:
     def __len__(self) -> int:
         return self._length
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one pass."""
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, without its first `start`."""
         self._generator.manual_seed(derived_seed(self._seed, number))
-        for ids, inputs, target in islice(self._loader, self._length):
+        self._numbered.epoch = number
+        self._order.skipped = start * self._batch_size
+        for ids, inputs, target in islice(self._loader, self._length - start):
             yield Batch(ids, self._placed(inputs), self._placed(target), self._population, self._split)
 
     def _placed(self, value: Any) -> Any:
@@ -129,6 +176,10 @@ class BatchesOfSplits:
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one pass."""
-        return chain.from_iterable(part.epoch(number) for part in self.parts.values())
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, without its first `start`."""
+        for part in self.parts.values():
+            skipped = min(start, len(part))
+            start -= skipped
+            if skipped < len(part):
+                yield from part.epoch(number, skipped)

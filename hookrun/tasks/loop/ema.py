@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
 
@@ -24,6 +24,7 @@ class WeightAverage:
         self._model = model
         self._update = get_ema_multi_avg_fn(decay)
         self._averages = dict[str, Tensor]()
+        self._own_weights = dict[str, Tensor]()  # while the averages are in their place
 
     @torch.no_grad()
     def update(self) -> None:
@@ -39,16 +40,36 @@ class WeightAverage:
             averages, weights = map(list, zip(*pairs, strict=True))
             self._update(averages, weights, 0)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averages by name."""
+        return dict(self._averages)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from averages that were saved."""
+        there = dict(self._own())
+        self._averages = {name: average.to(there[name].device) for name, average in state.items()}
+
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The model has the averages; its weights are put back however the block ends. Before a step, they stay."""
-        there = [(own, self._averages[name]) for name, own in self._own() if name in self._averages]
-        kept = [own.detach().clone() for own, _ in there]
+        there = [(name, own) for name, own in self._own() if name in self._averages]
+        self._own_weights = {name: own.detach().clone() for name, own in there}
         try:
-            _write((own, average) for own, average in there)
+            _write((own, self._averages[name]) for name, own in there)
             yield
         finally:
-            _write((own, value) for (own, _), value in zip(there, kept, strict=True))
+            _write((own, self._own_weights[name]) for name, own in there)
+            self._own_weights = {}
+
+    @contextmanager
+    def swapped_out(self) -> Iterator[None]:
+        """The model has its own weights, also inside of `swapped_in`."""
+        there = [(name, own) for name, own in self._own() if name in self._own_weights]
+        _write((own, self._own_weights[name]) for name, own in there)
+        try:
+            yield
+        finally:
+            _write((own, self._averages[name]) for name, own in there)
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
         """What is averaged, by name: a module may put another tensor in a buffer's place at any time."""

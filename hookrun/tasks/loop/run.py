@@ -13,19 +13,27 @@ from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
+from hookrun.store.states import newest_state, remove_states
 from hookrun.tasks.base import Ready
 from hookrun.tasks.goals import goal_of
+from hookrun.tasks.loop.resuming import require_same
 
 STOPPED = 3
 
 
-def run_in(ready: Ready, path: Path) -> int:
+def run_in(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False) -> int:
     """Run the task in the directory `path`.
 
-    Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
+    go_on:  the directory is that of a run which did not come to its end: go on from its newest state that is whole;
+            where there is none, what it recorded is cleared away and it begins anew
+    anyway: go on also where the state is of another configuration, model, data or version
+
+    Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before, but for
+    a state that is of another run: that is a SpecError, and nothing was touched.
     """
     goal = goal_of(ready.experiment)
-    run_dir = RunDir.create(path, ready.settings.compute.capture_buffer * 2**20)
+    buffer = ready.settings.compute.capture_buffer * 2**20
+    run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
     run_dir.set_status("running")
     try:
         with ending(run_dir.close):
@@ -40,7 +48,21 @@ def run_in(ready: Ready, path: Path) -> int:
         print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
     run_dir.set_status("done", objective=found)
+    if not ready.settings.train.checkpoint.keep_done:
+        told(partial(remove_states, path))
     return 0
+
+
+def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
+    """The directory of a run that did not come to its end, as it was at its newest state that is whole."""
+    saved, damaged = newest_state(path)
+    for line in damaged:
+        print(f"{line}; it is left out", file=sys.stderr, flush=True)
+    if saved is not None and not anyway:
+        require_same(saved, ready)
+    run_dir = RunDir.reopen(path, None if saved is None else saved.tree["files"], buffer)
+    run_dir.resumed = saved
+    return run_dir
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink
 
@@ -33,7 +34,8 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 class Running:
     """What the tasks share.
 
-    scaler: of the gradients; it does nothing but under `compute.precision: fp16`
+    scaler:   of the gradients; it does nothing but under `compute.precision: fp16`
+    resuming: the states that the run can go on from
     """
 
     prepared: Prepared
@@ -42,6 +44,7 @@ class Running:
     run_dir: RunDir
     screen: Screen
     scaler: GradScaler
+    resuming: Resuming
 
     @property
     def settings(self) -> Settings:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -26,6 +28,9 @@ BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 class Loop:
     """The state of training beside the model.
 
+    epoch:   the one under way, and how many of its batches are behind
+    means:   over the samples of this epoch
+    values:  the means of its training, once that is over: what is left is the validation and what follows
     best:    the highest score of an epoch so far: the accuracy, or the negative loss
     average: of the weights, which is what is validated; None: the weights themselves are
     """
@@ -35,20 +40,69 @@ class Loop:
     scheduler: LRScheduler | None
     train: Batches
     val: Batches | None
-    best: float | None = None
+    means: Average
     average: WeightAverage | None = None
+    epoch: int = 0
+    batches: int = 0
+    values: dict[str, float] | None = None
+    best: float | None = None
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside it the model has the average of its weights, where there is one."""
         return self.average.swapped_in() if self.average is not None else nullcontext()
 
+    def state_dict(self) -> dict[str, Any]:
+        """All that training goes on from, beside the model and its hooks."""
+        return {
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "means": self.means.state_dict(),
+            "values": self.values,
+            "best": self.best,
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": self.running.scaler.state_dict(),
+            "average": None if self.average is None else self.average.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state."""
+        self.epoch, self.batches = state["epoch"], state["batches"]
+        self.means.load_state_dict(state["means"])
+        self.values, self.best = state["values"], state["best"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if state["scaler"]:  # one that is off has none
+            self.running.scaler.load_state_dict(state["scaler"])
+        if self.average is not None:
+            self.average.load_state_dict(state["average"])
+
 
 def train(running: Running) -> None:
     """Train until the epochs or the steps are over, or a check asks to stop."""
+    loop, resuming = _made(running), running.resuming
+    if loop.average is not None:
+        resuming.around = loop.average.swapped_out
+    with resuming.hold("train", loop.state_dict):
+        resuming.take("train", loop.load_state_dict)
+        resuming.begin()
+        running.model.train()
+        while loop.epoch < running.settings.train.epochs:
+            running.hooks.clock.epoch = loop.epoch
+            if loop.values is None:
+                if _over(loop):
+                    break
+                loop.values = _train_epoch(loop)
+            _after_epoch(loop)
+    _save_last(loop)
+
+
+def _made(running: Running) -> Loop:
+    """The loop before its first step."""
     settings = running.settings.train
-    sizes = running.prepared.data.sizes
     batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
-    val = Batches(running.prepared, "val") if sizes["val"] != 0 else None
+    val = Batches(running.prepared, "val") if running.prepared.data.sizes["val"] != 0 else None
     trained = running.prepared.trained
     if trained is not None:
         trained.freeze_rest(running.model)  # what hooks added by now
@@ -65,20 +119,19 @@ def train(running: Running) -> None:
             [f"train.scheduler: the run ends after {unit} {intervals}, before milestone {last}"]
         )
     average = WeightAverage(running.model, settings.ema.decay) if settings.ema is not None else None
-    loop = Loop(running, optimizer, scheduler, batches, val, average=average)
-    running.model.train()
-    for epoch in range(settings.epochs):
-        running.hooks.clock.epoch = epoch
-        if _over(loop):
-            break
-        _after_epoch(loop, _train_epoch(loop, epoch))
-    if settings.checkpoint.keeps("last"):
+    return Loop(running, optimizer, scheduler, batches, val, running.average(), average)
+
+
+def _save_last(loop: Loop) -> None:
+    """The weights that the run ends with, and a line on all that it kept."""
+    running, checkpoint = loop.running, loop.running.settings.train.checkpoint
+    if checkpoint.keeps("last"):
         _save(running, LAST)
-        if average is not None:
-            with average.swapped_in():
+        if loop.average is not None:
+            with loop.average.swapped_in():
                 _save(running, AVERAGED)
     kept = [name for name in (BEST, LAST, AVERAGED) if (running.run_dir.checkpoints / name).exists()]
-    why = f"none, as train.checkpoint.save is {settings.checkpoint.save}"
+    why = f"none, as train.checkpoint.save is {checkpoint.save}"
     running.screen.say(f"checkpoints: {', '.join(kept) or why}")
 
 
@@ -92,23 +145,28 @@ def _over(loop: Loop) -> bool:
     return running.stopped or (limit is not None and running.hooks.clock.step >= limit)
 
 
-def _train_epoch(loop: Loop, epoch: int) -> dict[str, float]:
-    """One pass; returns the mean loss and accuracy over its samples."""
-    running, accumulate = loop.running, loop.running.settings.train.accumulate
-    total = len(loop.train)
-    average, shown = running.average(), dict[str, float]()
+def _train_epoch(loop: Loop) -> dict[str, float]:
+    """One pass, or what is left of it; returns the mean loss and accuracy over its samples."""
+    running, settings = loop.running, loop.running.settings.train
+    total, every = len(loop.train), settings.checkpoint.every
+    shown = dict[str, float]()
     group = list[Batch]()
-    label = f"epoch {epoch + 1}/{running.settings.train.epochs}"
-    with closing(running.screen.track(loop.train.epoch(epoch), total, label, shown)) as batches:
-        for number, batch in enumerate(batches):
+    label = f"epoch {loop.epoch + 1}/{settings.epochs}"
+    passed = loop.train.epoch(loop.epoch, loop.batches)
+    with closing(running.screen.track(passed, total, label, shown, loop.batches)) as batches:
+        for number, batch in enumerate(batches, loop.batches):
             group.append(batch)
-            if len(group) < accumulate and number + 1 < total:
+            if len(group) < settings.accumulate and number + 1 < total:
                 continue
-            _step(loop, group, average, shown)
+            _step(loop, group, loop.means, shown)
             group.clear()
+            loop.batches = number + 1
+            if running.stopped:
+                running.resuming.save()
             if _over(loop):
                 break
-    values = average.read()
+            running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
+    values = loop.means.read()
     if not running.stopped:  # half an epoch, ended by a check, is no result
         running.log("train", values, "epoch")
     running.screen.say(f"{label}  train {numbers(values)}")
@@ -149,12 +207,9 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     hooks.step()
 
 
-def _after_epoch(loop: Loop, values: dict[str, float]) -> None:
-    """Validate, keep the best weights, step the schedule.
-
-    values: mean loss and accuracy of the epoch's training
-    """
-    running = loop.running
+def _after_epoch(loop: Loop) -> None:
+    """Validate, keep the best weights, step the schedule: the epoch is over."""
+    running, values = loop.running, loop.values or {}
     with loop.averaged():
         if loop.val is not None and not running.stopped:
             values = running.evaluate(loop.val, "val", "validation")
@@ -171,3 +226,7 @@ def _after_epoch(loop: Loop, values: dict[str, float]) -> None:
             loop.scheduler.step(values["loss"])
         else:
             loop.scheduler.step()
+    loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
+    if not running.stopped:  # which has been saved where it stopped
+        every = running.settings.train.checkpoint.every.epochs
+        running.resuming.point(every is not None and loop.epoch % every == 0)

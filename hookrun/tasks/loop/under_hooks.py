@@ -8,6 +8,7 @@ from typing import Any
 from torch.amp import GradScaler
 
 from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.interruptions import listening
 from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.runtime import Installation
@@ -17,6 +18,7 @@ from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.session import session
@@ -65,9 +67,12 @@ def run_under_hooks(
         Installation(prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied) as hooks,
     ):
         _load_leftover(prepared, hooks)
-        running = Running(prepared, hooks, sink, run_dir, screen, scaler)
+        resuming = Resuming(prepared, run_dir, model, hooks, sink)
+        if run_dir.resumed is not None:
+            screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
+        running = Running(prepared, hooks, sink, run_dir, screen, scaler, resuming)
         # What was recorded before a failure is what explains it.
-        with ending(sink.settle, lambda: run_dir.write_hooks(hook_facts(hooks))):
+        with ending(sink.settle, lambda: run_dir.write_hooks(hook_facts(hooks))), listening():
             perform(running)
         stopped = hooks.stopped
         for line in summary(running):

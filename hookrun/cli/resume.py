@@ -1,0 +1,165 @@
+"""`resume=DIR`: a run that did not come to its end goes on in its own directory, under its stored configuration."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import DictConfig, open_dict, read_write
+
+from hookrun.cli.check import Composition
+from hookrun.cli.compose import plain_run
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import conf_dir, opened, parse_override
+from hookrun.errors import Problem, SpecError, nearest
+from hookrun.store.format import CONFIG, STATUS
+from hookrun.store.outputs import outputs_folder
+from hookrun.store.read_records import read_record
+from hookrun.store.records import Status
+
+RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
+SWEEP = "multirun.yaml"
+_TYPED = re.compile(rf"\+{{0,2}}({RESUME}|{ANYWAY})=")
+_HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+_FREE = ("tags", "objective", "needs", "train.checkpoint")
+"""Keys that may change between a run and its resumption."""
+_MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What was typed.
+
+    folder: of the run, or of a sweep
+    anyway: go on also where something has changed
+    """
+
+    folder: Path
+    anyway: bool = False
+
+
+def take_resume(overrides: Iterable[str]) -> tuple[Resume | None, list[str]]:
+    """What is to be resumed, if that was typed, and the other overrides. Raises SpecError."""
+    typed, others = dict[str, Any](), list[str]()
+    for text in overrides:
+        match = _TYPED.match(text)
+        if match is None:
+            others.append(text)
+        else:
+            typed[match[1]] = _value(text)
+    anyway = typed.get(ANYWAY, False)
+    if not isinstance(anyway, bool):
+        raise SpecError([Problem(ANYWAY, f"found {anyway!r}", f"write {ANYWAY}=true")])
+    if RESUME not in typed:
+        if anyway:
+            raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
+        return None, others
+    name = typed[RESUME]
+    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+        raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
+    return Resume(_folder(str(name)), anyway), others
+
+
+def _value(text: str) -> Any:
+    try:
+        override: Override = parse_override(text)
+        value = None if override.is_sweep_override() else override.value()
+    except HydraException:
+        value = text.partition("=")[2]  # a path may hold characters that mean something to Hydra
+    return str(value) if value is not None and not isinstance(value, bool | str | int) else value
+
+
+def _folder(name: str) -> Path:
+    if name != LATEST:
+        return Path(os.path.realpath(os.path.expanduser(name)))
+    link = outputs_folder() / LATEST
+    if not link.exists():
+        what = f"there is no {link}"
+        raise SpecError([Problem(RESUME, what, "name the directory of the run: resume=outputs/…")])
+    return Path(os.path.realpath(link))
+
+
+def state_of_run(folder: Path) -> str:
+    """The state that status.json of the run names. Raises SpecError for a directory that no run can go on in."""
+    if not folder.is_dir():
+        there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
+        raise SpecError([Problem(RESUME, f"there is no directory {folder}", nearest(folder.name, there))])
+    if not (folder / STATUS).exists():
+        hint = (
+            f"put -m first: hookrun -m resume={folder}"
+            if (folder / SWEEP).exists()
+            else "name the directory of a run"
+        )
+        what = (
+            "is the directory of a sweep"
+            if (folder / SWEEP).exists()
+            else f"has no {STATUS}: no run began there"
+        )
+        raise SpecError([Problem(RESUME, f"{folder} {what}", hint)])
+    if not (folder / CONFIG).exists():
+        what = f"{folder} has no {CONFIG}: it was recorded in a loop of somebody's own, and cannot be resumed from here"
+        raise SpecError([Problem(RESUME, what)])
+    found: str = read_record(folder / STATUS, Status)["status"]
+    return found
+
+
+@contextmanager
+def composed_again(asked: Composition, resume: Resume) -> Iterator[tuple[Composition, DictConfig]]:
+    """The stored configuration under the typed overrides, to be run in the directory that it is from.
+
+    Overrides that name a group (``experiment=clip_fc``) are composed as they were the first time, from the
+    configuration folders alone. Raises SpecError, with each difference that the overrides make.
+    """
+    folder = resume.folder
+    with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
+        stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
+        groups = set(asked.app.config_loader.list_groups(""))
+        from_folders = any(_key(text) in groups for text in asked.overrides)
+        again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
+        cfg = _composed(again, folder)
+        if asked.overrides and not resume.anyway:
+            before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
+            if lines := list(_differences(before, now)):
+                more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []
+                what = "\n".join(f"\n    {line}" for line in [*lines[:_MOST_SHOWN], *more])
+                hint = "leave it out, or type resume_anyway=true"
+                raise SpecError([Problem(RESUME, f"{folder} is of another configuration:{what}", hint)])
+        yield again, cfg
+
+
+def _composed(asked: Composition, folder: Path) -> DictConfig:
+    with explained(asked):
+        cfg = asked.app.compose_config(asked.config_name, asked.overrides, RunMode.RUN)
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.run.dir = str(folder).replace("${", "\\${")
+        cfg.hydra.mode = RunMode.RUN
+        cfg.hydra.output_subdir = None  # what is stored stays as it is
+    return cfg
+
+
+def _key(text: str) -> str:
+    return text.partition("=")[0].lstrip("+~").partition("@")[0]
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    flat_before, flat_now = dict(_flat(before)), dict(_flat(now))
+    for key in dict.fromkeys([*flat_before, *flat_now]):
+        old, new = flat_before.get(key), flat_now.get(key)
+        if old != new and not any(key == free or key.startswith(f"{free}.") for free in _FREE):
+            yield f"{key}: {old!r:.100} there, {new!r:.100} now"
+
+
+def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, node

@@ -1,0 +1,94 @@
+"""What lies in the files and folders that a configuration names, as short texts that differ where the content does."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hookrun.store.format import STATUS
+
+WHOLE = 2**26
+"""Bytes: of a larger file, blocks at even distances stand for its content, the first and the last among them."""
+
+BLOCK = 2**20
+BLOCKS = 64
+MOST_READ = 1_000
+"""Files of a folder whose content is read, at even distances; of the others the names count."""
+
+_OF_EACH = 2**16
+_MOST_PATH = 4_096
+
+
+def named_files(config: Mapping[str, Any]) -> dict[str, str]:
+    """Each text in a configuration that is the path of a file or a folder -> what is there now.
+
+    A run directory stands for its status. Of other folders only those of the section `data` are gone through.
+    """
+    data = set(_texts(config.get("data")))
+    found = ((text, _content(text, is_data=text in data)) for text in _texts(config))
+    return {text: content for text, content in found if content}
+
+
+def _texts(node: Any) -> Iterator[str]:
+    pending = [node]
+    while pending:
+        found = pending.pop()
+        if isinstance(found, str) and 0 < len(found) <= _MOST_PATH:
+            yield found
+        members = found.values() if isinstance(found, Mapping) else found if isinstance(found, list) else ()
+        pending.extend(members)
+
+
+def _content(text: str, *, is_data: bool) -> str:
+    """What is there; empty where nothing is, or nothing that counts."""
+    with suppress(OSError, ValueError):
+        path = Path(text).expanduser()
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            return _of_file(path, found.st_size)
+        if stat.S_ISDIR(found.st_mode):
+            if (status := path / STATUS).is_file():
+                return f"{path.resolve()} {status.read_text(encoding='utf-8')}"
+            return _of_folder(path) if is_data else str(path.resolve())
+    return ""
+
+
+def _of_file(path: Path, size: int) -> str:
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for number in range(BLOCKS):
+            file.seek((size - BLOCK) * number // (BLOCKS - 1))
+            digest.update(file.read(BLOCK))
+        return digest.hexdigest()
+
+
+def _of_folder(folder: Path) -> str:
+    names = sorted(
+        os.path.normpath(os.path.join(os.path.relpath(here, folder), name))
+        for here, _, files in os.walk(folder)
+        for name in files
+    )
+    digest = hashlib.sha256()
+    apart = max(1, -(-len(names) // MOST_READ))
+    for number, name in enumerate(names):
+        digest.update(name.encode("utf-8", "surrogateescape"))
+        if number % apart == 0:
+            digest.update(_beginning(folder / name))
+    return f"{len(names)} files {digest.hexdigest()}"
+
+
+def _beginning(path: Path) -> bytes:
+    """Size and first bytes of a file; nothing of a pipe or a device, which might never end."""
+    with suppress(OSError):
+        found = path.stat()
+        if stat.S_ISREG(found.st_mode):
+            with path.open("rb") as file:
+                return f"{found.st_size} ".encode() + file.read(_OF_EACH)
+    return b""

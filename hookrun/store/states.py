@@ -1,0 +1,179 @@
+"""Resumable states: what a run goes on from, each a folder `checkpoints/state_000001` of two files, and no pickle.
+
+`tensors.safetensors` holds the tensors, `state.json` everything else, with a check sum of the tensors' file and of its
+own content. A state is written aside and renamed, so that it is whole or not there; one that the disk has damaged since
+is found out when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hookrun.store.files import BYTES_AT_ONCE, StoreError, make_folder, os_reason, read_json, sync_folder
+from hookrun.store.format import CHECKPOINTS, encode
+from hookrun.store.inside import open_inside
+from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
+from hookrun.store.tree import flatten, unflatten
+
+TENSORS, STATE = "tensors.safetensors", "state.json"
+VERSION = 1
+LEAST_KEPT = 2
+"""States that are kept while a run goes on: the newest may be damaged."""
+
+_NAME = re.compile(r"state_(\d{6,12})")
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """A state as it was read.
+
+    path:  its folder
+    about: what it is of: a mapping of plain values
+    tree:  what was saved, tensors on the CPU
+    """
+
+    path: Path
+    about: Mapping[str, Any]
+    tree: Any
+
+
+def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = LEAST_KEPT) -> Path:
+    """Write one more state of the run in `run`, and remove all but the newest `keep`.
+
+    about: what a reader has to know before it restores anything; plain values
+
+    Returns its folder. Raises NotPlain for what a state cannot hold, StoreError if the disk refuses; the states that
+    were there are then as they were.
+    """
+    values, tensors = flatten(tree)
+    folder = run / CHECKPOINTS
+    there = sorted(_numbers(run))
+    path = folder / _named(max(there, default=0) + 1)
+    aside = folder / f".{path.name}.{os.getpid()}.tmp"
+    make_folder(folder)
+    try:
+        _remove(aside)
+        aside.mkdir()
+        with open(aside / TENSORS, "xb") as file:
+            each = {name: [tensor] for name, tensor in tensors.items()}
+            crc, size = write_tensors(file, each, digest=Crc32())
+            file.flush()
+            os.fsync(file.fileno())
+        content = {"version": VERSION, "about": dict(about), "tree": values, "crc32": crc, "bytes": size}
+        text = encode({"digest": _digest(content), **content})
+        with open(aside / STATE, "xb") as file:
+            file.write(text.encode("ascii"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(aside, path)
+    except BaseException as error:
+        with suppress(OSError):
+            _remove(aside)
+        if isinstance(error, OSError):
+            kept = f"{_named(there[-1])} before it is kept" if there else "there is none before it"
+            raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
+        raise
+    sync_folder(folder)
+    for number in [*there, max(there, default=0) + 1][: -max(keep, LEAST_KEPT)]:
+        with suppress(OSError):  # one too many does no harm
+            _remove(folder / _named(number))
+    return path
+
+
+def newest_state(run: Path) -> tuple[SavedState | None, list[str]]:
+    """The newest state that is whole, and a line for each damaged one after it; None where there is none.
+
+    A state is of the run's own making or a stranger's: nothing outside the directory is read and nothing is run.
+    """
+    damaged = list[str]()
+    for number in sorted(_numbers(run), reverse=True):
+        try:
+            return _read(run, run / CHECKPOINTS / _named(number)), damaged
+        except StoreError as error:
+            damaged.append(str(error))
+    return None, damaged
+
+
+def remove_states(run: Path) -> None:
+    """Remove every state: the run came to its end. StoreError where the file system refuses."""
+    for number in _numbers(run):
+        path = run / CHECKPOINTS / _named(number)
+        try:
+            _remove(path)
+        except OSError as error:
+            raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
+    with suppress(OSError):
+        (run / CHECKPOINTS).rmdir()  # where nothing else is kept
+
+
+def _read(run: Path, path: Path) -> SavedState:
+    try:
+        content = read_json(path / STATE, run)
+        if not isinstance(content, dict) or content.get("version") != VERSION:
+            raise ValueError(f"it is not of version {VERSION}")
+        if content.pop("digest", None) != _digest(content) or not isinstance(content.get("about"), dict):
+            raise ValueError(f"the content of {STATE} was changed")
+        file = path / TENSORS
+        if _checked(file, run) != (content.get("bytes"), content.get("crc32")):
+            raise ValueError(f"the content of {TENSORS} was changed")
+        with open_tensors(file, run) as tensors:
+            names = set(tensors.keys())
+
+            def read(name: str) -> Any:
+                if name not in names:
+                    raise ValueError(f"{TENSORS} has no tensor {name!r:.100}")
+                return read_tensor(tensors, name)
+
+            return SavedState(path, content["about"], unflatten(content["tree"], read))
+    except (ValueError, KeyError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
+    except StoreError as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
+
+
+def _checked(path: Path, run: Path) -> tuple[int, str]:
+    """Bytes and check sum of the file. StoreError if it cannot be read."""
+    crc, size = Crc32(), 0
+    try:
+        with open_inside(path, run) as file:
+            while block := file.read(BYTES_AT_ONCE):
+                crc.update(block)
+                size += len(block)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
+    return size, crc.hexdigest()
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    crc = Crc32()
+    crc.update(encode(content).encode("ascii"))
+    return crc.hexdigest()
+
+
+def _named(number: int) -> str:
+    return f"state_{number:06d}"
+
+
+def _numbers(run: Path) -> list[int]:
+    """Of the states in the run directory, in no order."""
+    try:
+        found = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return [
+        int(match[1]) for name in found if (match := _NAME.fullmatch(name)) and _named(int(match[1])) == name
+    ]
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)

@@ -1,0 +1,108 @@
+"""Plain values with tensors in them, as JSON beside a table of tensors: what a resumable state is made of.
+
+A tree is made of None, bool, int, float, str, list, tuple, dict, Counter and torch.Tensor, and nothing else: it is read
+back as it was, types of keys included, without running anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.store.tensor_file import unstorable
+
+_TENSOR, _TUPLE, _COUNTER, _ITEMS, _KEYS = "tensor", "tuple", "counter", "items", "keys"
+
+
+class NotPlain(HookrunError):
+    """A value that a tree cannot hold; the message says where it stands and what it is."""
+
+
+def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+    """The tree as JSON values, and its tensors by number; a tensor that stands in two places is one.
+
+    Raises NotPlain.
+    """
+    flattening = _Flattening()
+    return flattening.value(tree, ()), flattening.tensors
+
+
+def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
+    """The tree that `flatten` was given; tensors that were one are one again. Raises ValueError for anything else."""
+    found = dict[str, Tensor]()
+
+    def once(name: Any) -> Tensor:
+        if name not in found:
+            found[name] = tensor(str(name))
+        return found[name]
+
+    return _tree(value, once)
+
+
+class _Flattening:
+    def __init__(self) -> None:
+        self.tensors = dict[str, Tensor]()
+        self._names = dict[object, str]()
+
+    def value(self, value: Any, where: tuple[Any, ...]) -> Any:
+        if isinstance(value, Tensor):
+            return {_TENSOR: self._named(value, where)}
+        if value is None or isinstance(value, bool | str):
+            return value
+        if isinstance(value, int | float):  # of NumPy's numbers, float64 is a float
+            return int(value) if isinstance(value, int) else float(value)
+        if isinstance(value, Counter):
+            return {_COUNTER: self._items(value, where)}
+        if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
+            if all(type(key) is str for key in value):
+                return {_KEYS: {key: self.value(item, (*where, key)) for key, item in value.items()}}
+            return {_ITEMS: self._items(value, where)}
+        if type(value) is list:
+            return [self.value(item, (*where, number)) for number, item in enumerate(value)]
+        if type(value) is tuple:
+            return {_TUPLE: [self.value(item, (*where, number)) for number, item in enumerate(value)]}
+        raise NotPlain(f"{_place(where)} is a {type(value).__module__}.{type(value).__qualname__}")
+
+    def _items(self, value: Mapping[Any, Any], where: tuple[Any, ...]) -> list[Any]:
+        return [[self.value(key, where), self.value(item, (*where, key))] for key, item in value.items()]
+
+    def _named(self, tensor: Tensor, where: tuple[Any, ...]) -> str:
+        if problem := unstorable(tensor):
+            raise NotPlain(f"{_place(where)}: {problem}")
+        same = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        if not tensor.numel():
+            same = (*same, len(self.tensors))  # tensors without elements have no address
+        name = self._names.setdefault(same, str(len(self.tensors)))
+        self.tensors.setdefault(name, tensor.detach())
+        return name
+
+
+def _place(where: tuple[Any, ...]) -> str:
+    return ".".join(map(str, where)) or "the whole"
+
+
+def _tree(value: Any, tensor: Callable[[Any], Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_tree(item, tensor) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) != 1:
+        raise ValueError(f"a value with the keys {', '.join(map(str, value))[:100]}")
+    ((kind, inner),) = value.items()
+    if kind == _TENSOR:
+        return tensor(inner)
+    if kind == _KEYS and isinstance(inner, dict):
+        return {key: _tree(item, tensor) for key, item in inner.items()}
+    if kind == _TUPLE and isinstance(inner, list):
+        return tuple(_tree(item, tensor) for item in inner)
+    if kind in (_ITEMS, _COUNTER) and isinstance(inner, list):
+        try:
+            pairs = {_tree(key, tensor): _tree(item, tensor) for key, item in inner}
+        except TypeError as error:
+            raise ValueError(f"a mapping that cannot be read: {error}") from error
+        return Counter(pairs) if kind == _COUNTER else pairs
+    raise ValueError(f"a value of the kind {kind!r:.100}")

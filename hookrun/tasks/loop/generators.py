@@ -1,0 +1,69 @@
+"""The process's random generators: their state as plain values, and draws that leave them as they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def generator_states() -> dict[str, Any]:
+    """Where the generators of torch, NumPy and Python stand; those of accelerators where they are in use."""
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    states: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (
+            str(name),
+            torch.from_numpy(np.asarray(keys, dtype=np.int64)),
+            int(position),
+            int(has_gauss),
+            gauss,
+        ),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
+    return states
+
+
+def set_generators(states: Mapping[str, Any]) -> None:
+    """Let the generators go on from there. Of accelerators that this machine does not have nothing is set."""
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    random.setstate(states["python"])
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])
+    if "mps" in states and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(states["mps"])
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """torch's draws on the CPU follow from `seed` within the block, which changes nothing for those after it."""
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+@contextmanager
+def all_seeded(seed: int) -> Iterator[None]:
+    """The same for the draws of NumPy and Python as well, which takes five times as long."""
+    python, numpy = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        with seeded(seed):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,224 @@
+"""Resumable states of a run: what they hold, when one is saved, and how a run goes on from one.
+
+Each part of a run that changes as it goes on holds its own part of the state: the model, the hooks, the run directory,
+the generators, and what the task adds with `hold`. Whoever loops calls `point` where the run could go on from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.interruptions import pending
+from hookrun.runtime import Installation
+from hookrun.store.files import StoreError
+from hookrun.store.named_files import named_files
+from hookrun.store.run_dir import RunDir
+from hookrun.store.states import SavedState, write_state
+from hookrun.store.tree import NotPlain
+from hookrun.tasks.base import Ready
+from hookrun.tasks.loop.generators import generator_states, set_generators
+from hookrun.tasks.loop.sink import RunSink
+from hookrun.version import __version__
+
+_MOST_LINES = 20
+"""Differences that are shown."""
+
+_FREE = {"tags", "objective", "needs"}
+"""Sections of the settings that may change between a run and its resumption: nothing is computed from them."""
+
+
+class Resuming:
+    """The states of one run.
+
+    around: a context in which the model holds the weights that are to be saved
+    """
+
+    def __init__(
+        self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation, sink: RunSink
+    ) -> None:
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._ready, self._run_dir = ready, run_dir
+        self._model, self._hooks, self._sink = model, hooks, sink
+        self._held = dict[str, Callable[[], Any]]()
+        self._checkpoint = ready.settings.train.checkpoint
+        self._saved = time.monotonic()
+        tree = run_dir.resumed.tree if run_dir.resumed is not None else {}
+        self._waiting: dict[str, Any] = dict(tree.get("held", {}))
+        self._generators = tree.get("generators")
+        if run_dir.resumed is not None:
+            with _fitting(run_dir.resumed):
+                load_model(model, tree["model"])
+                hooks.load_state_dict(tree["hooks"])
+                sink.load_state_dict(tree["sink"])
+
+    @contextmanager
+    def hold(self, name: str, state: Callable[[], Any]) -> Iterator[None]:
+        """Within the block every state has a part `name`: what `state` returns then, plain values and tensors."""
+        self._held[name] = state
+        try:
+            yield
+        finally:
+            del self._held[name]
+
+    def take(self, name: str, load: Callable[[Any], object]) -> bool:
+        """Load the part `name` of the state that the run goes on from; False where there is none, or it was taken."""
+        if name not in self._waiting:
+            return False
+        assert self._run_dir.resumed is not None
+        with _fitting(self._run_dir.resumed):
+            load(self._waiting.pop(name))
+        return True
+
+    def begin(self) -> None:
+        """Everything is made that draws at random as it is made: the generators go on from where they stood."""
+        if self._generators is not None:
+            set_generators(self._generators)
+            self._generators = None
+
+    def point(self, due: bool = False) -> None:
+        """The run could go on from here: save a state where one is due, or where a signal ends the run.
+
+        Raises the Interrupted of the signal.
+        """
+        signal = pending()
+        minutes = self._checkpoint.every.minutes
+        if due or signal is not None or (minutes is not None and self.seconds >= 60 * minutes):
+            self.save()
+        if signal is not None:
+            raise signal
+
+    @property
+    def seconds(self) -> float:
+        """Since the last state, or since the run began."""
+        return time.monotonic() - self._saved
+
+    def save(self) -> None:
+        """Write a state. HookrunError where a part of it cannot be saved."""
+        try:
+            with self.around():
+                tree = {
+                    "held": {name: state() for name, state in self._held.items()},
+                    "model": model_state(self._model, trains=self._ready.task.trains),
+                    "generators": generator_states(),
+                    "hooks": self._hooks.state_dict(),
+                    "sink": self._sink.state_dict(),
+                    "files": self._run_dir.position(),
+                }
+                clock = self._hooks.clock
+                about = {**self._about, "at": {"epoch": clock.epoch, "step": clock.step}}
+                write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
+        except NotPlain as error:
+            raise HookrunError(
+                f"the run cannot be saved so that it could go on: {error}; train.checkpoint.every=null does without"
+            ) from error
+        self._saved = time.monotonic()
+
+    @cached_property
+    def _about(self) -> dict[str, Any]:
+        return about(self._ready)
+
+
+def about(ready: Ready) -> dict[str, Any]:
+    """What has to be the same for a run to go on."""
+    settings = ready.settings.model_dump(mode="json", serialize_as_any=True, exclude=_FREE)
+    settings["train"].pop("checkpoint")
+    settings["task"] = {"name": ready.task.name, **settings["task"]}
+    found: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
+    if (plan := getattr(ready, "plan", None)) is not None:
+        written = plan.to_dict()
+        found["hooks"] = {hook.pop("name"): hook for hook in written.pop("hooks")}
+        found["plan"] = {key: value for key, value in written.items() if key not in ("hash", "seed")}
+    if (model := getattr(ready, "model", None)) is not None:
+        found["parameters"] = {name: _shape(each) for name, each in model.named_parameters()}
+    found["files"] = named_files({**settings, "hooks": found.get("hooks")})
+    return found
+
+
+def require_same(saved: SavedState, ready: Ready) -> None:
+    """Raise SpecError with a line for each difference between what the state is of and what would go on from it."""
+    before, now = dict(_flat(saved.about)), dict(_flat(about(ready)))
+    keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith("at.")]
+    lines = [
+        _difference(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)
+    ]
+    if lines:
+        more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
+        what = f"{saved.path} is of another run:\n" + "\n".join(
+            f"    {line}" for line in [*lines[:_MOST_LINES], *more]
+        )
+        hint = "undo the change, or type resume_anyway=true: what comes then is not what the run would have come to"
+        raise SpecError([Problem("resume", what, hint)])
+
+
+def _flat(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, list(node) if isinstance(node, tuple) else node
+
+
+def _difference(key: str, before: Any, now: Any) -> str:
+    if key.startswith("files."):
+        return f"{key.removeprefix('files.')}: its content has changed"
+    return f"{key}: {_shown(before)} then, {_shown(now)} now"
+
+
+def _shown(value: Any) -> str:
+    text = "nothing" if value is None else str(value)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
+    """What a run changes of the model: weights and buffers where it trains, buffers alone where it does not."""
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    if not trains:
+        return {"buffers": buffers}
+    return {
+        "state": dict(model.state_dict()),
+        "buffers": buffers,
+        "trained": [name for name, each in model.named_parameters() if each.requires_grad],
+    }
+
+
+@torch.no_grad()
+def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Give the model what `model_state` returned."""
+    if "state" in state:
+        model.load_state_dict(state["state"])
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in state["trained"])
+    for name, saved in state["buffers"].items():
+        path, _, own = name.rpartition(".")
+        module = model.get_submodule(path)
+        there = module._buffers[own]
+        if there is not None and there.shape == saved.shape and there.dtype == saved.dtype:
+            there.copy_(saved)
+        else:  # a module may put another tensor in a buffer's place at any time
+            module._buffers[own] = saved.to(next((each.device for each in model.parameters()), saved.device))
+
+
+@contextmanager
+def _fitting(saved: SavedState) -> Iterator[None]:
+    """What a state holds fits the run; anything else is told with its place."""
+    try:
+        yield
+    except (HookrunError, KeyboardInterrupt):
+        raise
+    except (
+        Exception
+    ) as error:  # of torch, of an optimizer or a schedule of the user's own, of a stranger's file
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise StoreError(f"{saved.path} does not fit this run: {first[0]}") from error
