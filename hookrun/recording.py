@@ -295,6 +295,15 @@ class RecordingSink(RunSink):
 
         return unless_muted
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds between two steps, the numbers of the rows included."""
+        return {**super().state_dict(), "numbered": self.numbered, "captured": self.captured}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        super().load_state_dict(state)
+        self.numbered, self.captured = state["numbered"], state["captured"]
+
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Take a record, unless muted."""
         if not self.muted:

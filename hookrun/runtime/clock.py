@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from threading import local
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor
@@ -132,6 +132,22 @@ class Clock:
         """``train`` or ``eval``, as the model is."""
         return "train" if self.model.training else "eval"
 
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run is, between two steps; of the forwards those of this thread."""
+        return {
+            "step": self._step,
+            "epoch": self._epoch,
+            "by_hand": self._counted_by_hand,
+            "forward": self.forward.number,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._counted_by_hand = state["by_hand"]
+        self.forward.number = state["forward"]
+        self.epoch = state["epoch"]
+        self.step = state["step"]
+
     def loss_scale(self) -> Tensor | None:
         """The factor that the gradient scaler has put on the loss, on its device; None without one."""
         # get_scale() would wait for the device at each gradient
@@ -215,6 +231,17 @@ class Calls:
         for region in around.first:
             self._logs.setdefault(region, Log()).append(call)
         return call
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the calls are numbered, between two calls; within a forward those of this thread."""
+        total = next(self._totals)
+        self._totals = count(total)
+        return {"total": total, "number": self._here.number, "forward": self._here.forward}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on numbering from there."""
+        self._totals = count(state["total"])
+        self._here.number, self._here.forward = state["number"], state["forward"]
 
     def _next(self) -> Call:
         here, forward = self._here, self.clock.forward.number

@@ -154,6 +154,14 @@ class Tracing:
         traced = self._traced.get(id(site))
         return 0 if traced is None else int(traced.fired)
 
+    def recount(self, site: PlacedHook, fired: int) -> None:
+        """The site has fired so often inside graphs; where none can hold it now, that counts as any firing."""
+        traced = self._traced.get(id(site))
+        if traced is None:
+            site.fired += fired
+        else:
+            traced.fired.fill_(fired)
+
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
     """The value with `change` applied to every member that is not a container, in containers that are all new.

@@ -23,6 +23,7 @@ from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory
 from hookrun.runtime.site import PlacedHook, Sink
+from hookrun.runtime.state import require_same_plan
 from hookrun.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -154,6 +155,39 @@ class Installation:
     def _told_inactive(self) -> list[tuple[str, str, str]]:
         """What leaving the block tells: everything that did nothing."""
         return self.inactive
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the hooks hold between two steps, of plain values and by hook and module path.
+
+        That is the clock, what fired and acted how often, how far the hooks' own draws are, what budgets have left,
+        and what a check asks for. Records that wait to be read are read. Parameters that hooks added are the model's;
+        what was captured and recorded is where the sink keeps it: of a run in its files, else with this object.
+        """
+        sites = dict[str, dict[str, Any]]()
+        for site in self.sites:
+            in_graphs = self._wiring.tracing.fired(site)
+            sites.setdefault(site.hook_name, {})[site.path] = {**site.state_dict(), "in_graphs": in_graphs}
+        return {
+            "plan": self.plan.hash,
+            "clock": self.clock.state_dict(),
+            "sites": sites,
+            "sink": self.sink.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on from a state that `state_dict` gave, of hooks that are installed and have not run yet.
+
+        strict: HookrunError where the state is of another plan; False: what hooks and modules have in common is loaded
+        """
+        if strict:
+            require_same_plan(state, self.plan.hash, ((site.hook_name, site.path) for site in self.sites))
+        self.clock.load_state_dict(state["clock"])
+        for site in self.sites:
+            found = state["sites"].get(site.hook_name, {}).get(site.path)
+            if found is not None:
+                site.load_state_dict(found)
+                self._wiring.tracing.recount(site, found["in_graphs"])
+        self.sink.load_state_dict(state["sink"])
 
     @property
     def mode(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,20 @@ class RecordSink(ABC):
         self.store(plain)
         if plain.get("policy") == "stop" and self.stop is None:
             self.stop = f"{_place(plain)}: {verdict(plain)}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds between two steps, after reading what is pending: records are then where they are kept."""
+        self.settle()
+        budgets = {hook: {"used": each.used, "spent": each.spent} for hook, each in self._budgets.items()}
+        return {"stop": self.stop, "budgets": budgets}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there. What installing the hooks anew has left pending was recorded before."""
+        self._pending.clear()
+        self.stop = state["stop"]
+        for hook, before in state["budgets"].items():
+            if (budget := self._budgets.get(hook)) is not None:
+                budget.used, budget.spent = before["used"], before["spent"]
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action."""

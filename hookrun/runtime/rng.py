@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from threading import get_ident
 
 import torch
@@ -47,6 +48,14 @@ class Draws:
             self._chances += 1
             number = self._chances
         return derived_seed(seed, self.seed, number) / 2**63
+
+    def state_dict(self) -> dict[str, int]:
+        """How many draws were made that no call of the module numbers."""
+        return {"draws": self._count, "chances": self._chances}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on with the next draw."""
+        self._count, self._chances = state["draws"], state["chances"]
 
     def _next(self) -> tuple[int, ...]:
         """Which draw it is: the n-th of a call of the module, or the n-th of all."""

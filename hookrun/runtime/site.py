@@ -57,6 +57,12 @@ class Sink(Protocol):
     def settle(self) -> None:
         """Read what is pending."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds between two steps, as plain values."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
 
 class PlacedHook:
     """Implements `hookrun.actions.base.Site`; made anew at each installation.
@@ -162,6 +168,27 @@ class PlacedHook:
         self.calls = calls
         if self.hook_type.phase == "forward":
             self._draws.calls = calls
+
+    # ---- state between two steps -----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it counted and how far its draws are."""
+        return {
+            "fired": self.fired,
+            "idle": self.idle,
+            "changed": int(self.changed),
+            "total": self.total,
+            "draws": self._draws.state_dict(),
+            "calls": None if self.calls is None else self.calls.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.fired, self.idle = state["fired"], state["idle"]
+        self.changed, self.total = state["changed"], state["total"]
+        self._draws.load_state_dict(state["draws"])
+        if self.calls is not None and state["calls"] is not None:
+            self.calls.load_state_dict(state["calls"])
 
     # ---- values ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from hookrun.errors import HookrunError
 from hookrun.store.format import decode, encode
-from hookrun.store.inside import open_inside, read_inside
+from hookrun.store.inside import is_there, open_inside, read_inside
 
 MOST_JSON = 32 * 2**20
 """Bytes of a JSON file."""
@@ -142,6 +142,22 @@ class Lines:
             raise StoreError(f"cannot append to {self.path}: {os_reason(error)}; {kept}") from error
         self.count += 1
 
+    def reach(self) -> int:
+        """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
+        try:
+            if self._file is None and not is_there(self.path):
+                return 0
+            file = self._open()
+            os.fsync(file)
+            found = os.fstat(file)
+        except OSError as error:
+            raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
+        if not found.st_nlink:
+            raise StoreError(
+                f"{self.path} was deleted while the run went on: its {self.count} lines are lost"
+            )
+        return found.st_size
+
     def close(self) -> None:
         """Close the file; a later line opens it again."""
         if self._file is not None:
@@ -150,7 +166,7 @@ class Lines:
 
     def _open(self) -> int:
         if self._file is None:
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o666)
             if self._durable:
                 sync_folder(self.path.parent)
         return self._file

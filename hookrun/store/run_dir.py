@@ -23,6 +23,7 @@ from hookrun.store.files import (
     make_folder,
     os_reason,
     overwrite_json,
+    sync_folder,
     write_json,
 )
 from hookrun.store.format import (
@@ -45,6 +46,7 @@ from hookrun.store.manifest import write_manifest
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
+    from hookrun.store.records import FolderPosition, PositionRecord
     from hookrun.store.states import SavedState
     from hookrun.store.writer import CaptureWriter
 
@@ -74,6 +76,7 @@ class RunDir:
         self._samples = Lines(path / SAMPLES)
         self._started = ""
         self._manifest = ""
+        self._reached: PositionRecord | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -88,6 +91,51 @@ class RunDir:
             )
         make_folder(folder)
         return cls(folder, buffer)
+
+    @classmethod
+    def reopen(
+        cls,
+        path: str | os.PathLike[str],
+        position: Mapping[str, Any] | None,
+        buffer: int | None = None,
+    ) -> RunDir:
+        """Open the directory of a run that was cut off, to go on from `position`, as `position()` gave it.
+
+        What was recorded after that is cut off; None: everything. The time at which the run was started stays.
+
+        StoreError, before anything is changed, where the directory does not hold what the position names.
+        """
+        from hookrun.store.position import cut_back, read_position, started_before
+
+        folder = Path(path).absolute()
+        reached = read_position(folder, position)
+        cut_back(folder, reached)
+        run = cls(folder, buffer)
+        run._started = started_before(folder)
+        run._reached = reached
+        return run
+
+    def position(self) -> dict[str, Any]:
+        """How far each file reaches, all of it on the disk: what a resumable state names, for `reopen` to go on from.
+
+        Captured rows that are buffered become shards. StoreError if the disk refuses.
+        """
+        found = {
+            "metrics": self._metrics.reach(),
+            "stats": self._stats.reach(),
+            "samples": self._samples.reach(),
+            "captures": self._folder_position(CAPTURES),
+            "predictions": self._folder_position(PREDICTIONS),
+        }
+        sync_folder(self.path)  # that the files are there too
+        return found
+
+    def _folder_position(self, name: str) -> dict[str, Any]:
+        if name in self.__dict__:  # a writer that nobody asked for would import torch
+            found: dict[str, Any] = getattr(self, name).position()
+            return found
+        before: FolderPosition | None = getattr(self._reached, name, None)
+        return {"index": 0, "shards": 0, "counts": {}} if before is None else before.model_dump()
 
     def set_status(
         self,
@@ -187,7 +235,9 @@ class RunDir:
         from hookrun.store.writer import BUFFERS, SHARD_BYTES, CaptureWriter
 
         shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
-        return CaptureWriter(self.path / folder, shard_bytes, _rank())
+        before: FolderPosition | None = getattr(self._reached, folder, None)
+        going_on = {} if before is None else {"goes_on": before}
+        return CaptureWriter(self.path / folder, shard_bytes, _rank(), **going_on)
 
 
 def cut_off(status: Mapping[str, Any]) -> str:

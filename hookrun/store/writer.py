@@ -16,6 +16,7 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_folder, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX
+from hookrun.store.records import FolderPosition
 from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 
@@ -72,7 +73,9 @@ class _Buffer(NamedTuple):
 
 
 class CaptureWriter:
-    """Writes captured values below `folder`, which is made with the first shard and must hold no index yet.
+    """Writes captured values below `folder`, which is made with the first shard.
+
+    The folder must hold no index yet, but where it `goes_on`: from a position that it was cut back to.
 
     counts: (hook, module) -> what was recorded there so far, the buffer included
     shards: how many shards are written and indexed
@@ -83,12 +86,22 @@ class CaptureWriter:
     renamed, and only then named in the index: what the index names is whole.
     """
 
-    def __init__(self, folder: Path, shard_bytes: int = SHARD_BYTES, rank: int = 0) -> None:
-        if (folder / INDEX).exists():
+    def __init__(
+        self,
+        folder: Path,
+        shard_bytes: int = SHARD_BYTES,
+        rank: int = 0,
+        goes_on: FolderPosition = FolderPosition(),  # noqa: B008 - it is frozen
+    ) -> None:
+        if (folder / INDEX).exists() and not goes_on.shards:
             raise StoreError(f"{folder} already holds captures; write into another folder")
         self.folder = folder
-        self.counts: dict[tuple[str, str], Count] = {}
-        self.shards = 0
+        self.counts = {
+            (hook, module): Count(*counted)
+            for hook, modules in goes_on.counts.items()
+            for module, counted in modules.items()
+        }
+        self.shards = goes_on.shards
         self._index = Lines(folder / INDEX, durable=True)
         self._shard_bytes = shard_bytes
         self._rank = rank
@@ -158,6 +171,14 @@ class CaptureWriter:
         self._hand_over()
         self._disk.wait()
         self._raise_failure()
+
+    def position(self) -> dict[str, Any]:
+        """How far the folder reaches once what is buffered is on the disk, as a FolderPosition."""
+        self.flush()
+        counts = dict[str, dict[str, tuple[int, int, int]]]()
+        for (hook, module), each in self.counts.items():
+            counts.setdefault(hook, {})[module] = (each.tensors, each.bytes, each.rows)
+        return {"index": self._index.reach(), "shards": self.shards, "counts": counts}
 
     def close(self) -> None:
         """Write what is buffered and take no more."""

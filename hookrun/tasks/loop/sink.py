@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -70,6 +70,16 @@ class RunSink(RecordSink):
                 loggers.value(site, value)
 
         return self.within_budget(site, keep)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds between two steps; what is pending goes to stats.jsonl before."""
+        return {**super().state_dict(), "bytes": dict(self.bytes), "split": self.split}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        super().load_state_dict(state)
+        self.bytes = Counter(state["bytes"])
+        self.split = state["split"]
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action without tearing the progress bar."""

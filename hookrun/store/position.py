@@ -1,0 +1,179 @@
+"""Cutting the files of a run that was cut off back to where a resumable state says that they reached.
+
+Everything is looked at before anything is changed, and whatever is cut may be cut again: a process that is killed in
+the middle leaves a directory that the next one cuts back to the same position.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
+from hookrun.store.format import (
+    CAPTURES,
+    CHECKPOINTS,
+    HOOKS,
+    INDEX,
+    MANIFEST,
+    METRICS,
+    PREDICTIONS,
+    SAMPLES,
+    STATS,
+    STATUS,
+    decode,
+)
+from hookrun.store.inside import is_there, open_inside
+from hookrun.store.records import FolderPosition, PositionRecord, Status, checked
+from hookrun.store.shard import Shard
+
+AT_THE_END = (MANIFEST, HOOKS)
+"""Files that tell of a run's end: one that goes on has not come to it."""
+
+_SHARD = re.compile(r"\d{6,}\.safetensors")
+_ASIDE = re.compile(r"\..+\.\d+\.tmp")
+"""A file that `replacing` had not finished."""
+
+
+def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:
+    """The position that a state of the run in `folder` names; None: the beginning. StoreError for anything else."""
+    if position is None:
+        return PositionRecord()
+    try:
+        return checked(position, PositionRecord)
+    except ValueError as error:
+        raise StoreError(f"{folder}: no position of a run directory: {error}") from error
+
+
+def started_before(folder: Path) -> str:
+    """When the run was started for the first time; `""` where its status does not tell."""
+    try:
+        return checked(read_json(folder / STATUS), Status).started or ""
+    except (StoreError, ValueError):  # torn, or never written: the run has started now
+        return ""
+
+
+def cut_back(folder: Path, position: PositionRecord) -> None:
+    """Cut every file of lines and every index, and remove every shard that the indexes do not name then.
+
+    Files that were left half written are removed, and those that tell of a run's end. What else lies in the directory
+    stays as it is. StoreError, before anything is changed, where the directory does not hold what the position names.
+    """
+    lines = {METRICS: position.metrics, STATS: position.stats, SAMPLES: position.samples}
+    shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
+    indexes = {f"{name}/{INDEX}": reached.index for name, reached in shards.items()}
+    for name in (*shards, CHECKPOINTS):
+        _require_folder(folder / name)
+    for name, size in (*lines.items(), *indexes.items()):
+        _require_lines(folder, name, size)
+    kept = {name: _named_shards(folder, name, reached) for name, reached in shards.items()}
+    try:
+        for name in AT_THE_END:
+            (folder / name).unlink(missing_ok=True)
+        for name, size in indexes.items():  # before the shards, so that it never names one that is gone
+            _cut(folder / name, size)
+        for name in shards:
+            for path in _left_over(folder / name, kept[name]):
+                path.unlink()
+        for name, size in lines.items():
+            _cut(folder / name, size)
+        for name in ("", CHECKPOINTS):
+            for path in _matching(folder / name, _ASIDE):
+                path.unlink()
+    except OSError as error:
+        raise StoreError(f"cannot cut back {error.filename or folder}: {os_reason(error)}") from error
+    sync_folder(folder)
+
+
+def _require_folder(path: Path) -> None:
+    if is_there(path) and (path.is_symlink() or not path.is_dir()):
+        raise StoreError(f"cannot go on in {path.parent}: {path.name} is not a folder of its own")
+
+
+def _require_lines(root: Path, name: str, size: int) -> None:
+    """The file has so many bytes, the last of which ends a line."""
+    path = root / name
+    if not size and not is_there(path):
+        return
+    try:
+        with open_inside(path, root) as file:
+            there = os.fstat(file.fileno()).st_size
+            last = b"\n"
+            if 0 < size <= there:
+                file.seek(size - 1)
+                last = file.read(1)
+    except OSError as error:
+        raise StoreError(f"cannot go on in {root}: {name}: {os_reason(error)}") from error
+    if there < size:
+        raise StoreError(f"cannot go on in {root}: {name} has {there:,} bytes, the state says {size:,}")
+    if last != b"\n":
+        raise StoreError(
+            f"cannot go on in {root}: {name}: no line ends at byte {size:,}, where the state says so"
+        )
+
+
+def _named_shards(root: Path, name: str, reached: FolderPosition) -> set[str]:
+    """The files that the index names up to the position, each there in its full size."""
+    index = root / name / INDEX
+    if not reached.index:
+        if reached.shards:
+            raise StoreError(f"cannot go on in {root}: the state names shards in {name} and no index of them")
+        return set()
+    with open_inside(index, root) as file:
+        lines = file.read(reached.index).splitlines()
+    if len(lines) != reached.shards:
+        what = f"its index has {len(lines)} lines, the state says {reached.shards}"
+        raise StoreError(f"cannot go on in {root}: {name}: {what}")
+    found = set[str]()
+    for number, line in enumerate(lines, start=1):
+        try:
+            shard = Shard.of(decode(line))
+        except ValueError as error:
+            raise StoreError(f"{index}, line {number}: {error}") from error
+        path = root / name / shard.file
+        try:
+            with open_inside(path, root) as file:
+                size = os.fstat(file.fileno()).st_size
+        except OSError as error:
+            raise StoreError(f"cannot go on in {root}: {name}/{shard.file}: {os_reason(error)}") from error
+        if size != shard.bytes:
+            what = f"{name}/{shard.file} has {size:,} bytes, its index says {shard.bytes:,}"
+            raise StoreError(f"cannot go on in {root}: {what}")
+        found.add(shard.file)
+    return found
+
+
+def _cut(path: Path, size: int) -> None:
+    """Cut the file to so many bytes; one without lines is removed, as if none had been written."""
+    if not size:
+        path.unlink(missing_ok=True)
+        return
+    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(file).st_size > size:
+            os.ftruncate(file, size)
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _left_over(folder: Path, kept: set[str]) -> Iterator[Path]:
+    """Shards that no index names, and files that were not finished."""
+    yield from (path for path in _matching(folder, _SHARD) if path.name not in kept)
+    yield from _matching(folder, _ASIDE)
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
+    """The files and links of a folder with such names; none where it is not there."""
+    try:
+        entries = list(os.scandir(folder))
+    except FileNotFoundError:
+        return []
+    return [
+        folder / entry.name
+        for entry in sorted(entries, key=lambda entry: entry.name)
+        if pattern.fullmatch(entry.name) and not entry.is_dir(follow_symlinks=False)
+    ]

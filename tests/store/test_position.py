@@ -1,0 +1,207 @@
+"""A run directory that was cut off goes on from a position: nothing is lost before it, nothing is left after it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookrun.store import position as cutting
+from hookrun.store.files import StoreError
+from hookrun.store.reader import open_run
+from hookrun.store.run_dir import RunDir
+from hookrun.store.verify import verify
+
+BUFFER = 3 * 2600  # bytes, of which a third is a shard: two batches
+
+
+def record(run: RunDir, number: int) -> None:
+    """What a run leaves of its batch with that number."""
+    at: dict[str, Any] = {"sample_ids": [2 * number, 2 * number + 1], "epoch": 0, "step": number, "call": 0}
+    run.captures.add("h", "fc", torch.full((2, 5), float(number)), split="val", **at)
+    run.predictions.add("predictions", "output", torch.full((2, 3), -float(number)), split="val", **at)
+    run.log_metrics(step=number, split="val", loss=number / 3)
+    run.log_stats({"hook": "h", "module": "fc", "step": number})
+    run.log_sample({"split": "val", "sample": number})
+
+
+def recorded(path: Path) -> dict[str, Any]:
+    """What a reader finds."""
+    run = open_run(path)
+    assert verify(path).bad == []
+    rows = [(run.captures["h"]["fc"], "h"), (run.predictions, "p")]
+    return {
+        **{name: (each[:].tolist(), each.sample_ids.tolist(), each.steps.tolist()) for each, name in rows},
+        **{name: (path / f"{name}.jsonl").read_text() for name in ("metrics", "stats", "samples")},
+        "files": sorted(each.name for each in path.iterdir()),
+    }
+
+
+def whole(path: Path, batches: int = 7) -> RunDir:
+    run = RunDir.create(path, BUFFER)
+    run.set_status("running")
+    for number in range(batches):
+        record(run, number)
+    return run
+
+
+def ended(run: RunDir) -> dict[str, Any]:
+    counts = dict(run.captures.counts)
+    run.close()
+    run.set_status("done")
+    return {**recorded(run.path), "counts": counts}
+
+
+@pytest.fixture
+def expected(tmp_path: Path) -> dict[str, Any]:
+    return ended(whole(tmp_path / "whole"))
+
+
+def tear(path: Path) -> None:
+    """What a process that is killed while it writes may leave."""
+    for name in ("metrics.jsonl", "captures/index.jsonl"):
+        with open(path / name, "ab") as file:
+            file.write(b'{"step": 1')
+    (path / "captures" / "000900.safetensors").write_bytes(b"torn")
+    (path / "captures" / ".000901.safetensors.7.tmp").write_bytes(b"torn")
+    (path / ".status.json.7.tmp").write_bytes(b"{")
+    for name in ("manifest.json", "hooks.json"):
+        (path / name).write_text("{}")
+
+
+def test_the_end_is_that_of_a_run_that_was_not_cut_off(tmp_path: Path, expected: dict[str, Any]) -> None:
+    for cut in range(7):
+        path = tmp_path / str(cut)
+        run = whole(path, cut)
+        position = run.position()
+        for number in range(cut, 5):  # which is lost
+            record(run, number)
+        run.close()
+        tear(path)
+        run = RunDir.reopen(path, position, BUFFER)
+        assert run.position() == position
+        for number in range(cut, 7):
+            record(run, number)
+        assert ended(run) == expected
+
+
+def test_without_a_position_everything_begins_anew(tmp_path: Path, expected: dict[str, Any]) -> None:
+    run = whole(tmp_path / "run", 4)
+    run.close()
+    tear(run.path)
+    (run.path / "captures" / "mine.txt").write_text("somebody's own")
+    run = RunDir.reopen(run.path, None, BUFFER)
+    left = sorted(each.name for each in run.path.rglob("*"))
+    assert left == ["captures", "mine.txt", "predictions", "status.json"]
+    (run.path / "captures" / "mine.txt").unlink()
+    for number in range(7):
+        record(run, number)
+    assert ended(run) == expected
+
+
+def test_the_start_of_the_first_process_stays(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.set_status("running")
+    started = json.loads((tmp_path / "status.json").read_text())["started"]
+    again = RunDir.reopen(tmp_path, run.position())
+    again.set_status("running")
+    assert json.loads((tmp_path / "status.json").read_text())["started"] == started
+    (tmp_path / "status.json").write_text("{")
+    RunDir.reopen(tmp_path, None).set_status("done")
+    assert json.loads((tmp_path / "status.json").read_text())["started"] > started
+
+
+def test_a_directory_is_cut_back_twice_at_once_or_killed_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: dict[str, Any]
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def dying(real: Callable[..., Any], left: list[int]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return call
+
+    died = 0
+    for moment in range(20):
+        path = tmp_path / str(moment)
+        run = whole(path, 3)
+        position = run.position()
+        for number in range(3, 6):
+            record(run, number)
+        run.close()
+        tear(path)
+        with monkeypatch.context() as patch:
+            left = [moment]
+            patch.setattr(Path, "unlink", dying(Path.unlink, left))
+            patch.setattr(cutting.os, "ftruncate", dying(os.ftruncate, left))
+            try:
+                RunDir.reopen(path, position, BUFFER)
+            except Killed:
+                died += 1
+                assert verify(path).bad == [], "what is indexed is whole at every moment"
+        run = RunDir.reopen(path, position, BUFFER)
+        for number in range(3, 7):
+            record(run, number)
+        assert ended(run) == expected
+    assert 8 < died < 20
+
+
+def test_a_position_that_the_directory_does_not_hold_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", 5)
+    position = run.position()
+    run.close()
+    path, secret = run.path, tmp_path / "secret"
+    secret.write_text("not yours\n")
+    first = next(each for each in sorted((path / "captures").iterdir()) if each.suffix == ".safetensors")
+    mistakes: list[tuple[Callable[[], Any], dict[str, Any], str]] = [
+        (lambda: None, {"metrics": 10**6}, r"metrics.jsonl has 2\d\d bytes, the state says 1,000,000"),
+        (lambda: None, {"stats": position["stats"] - 3}, r"stats.jsonl: no line ends at byte"),
+        (lambda: None, {"samples": -1}, "greater than or equal to 0"),
+        (
+            lambda: None,
+            {"captures": {**position["captures"], "shards": 2}},
+            "index has 3 lines, the state says 2",
+        ),
+        (lambda: None, {"captures": {"index": 0, "shards": 2}}, "no index of them"),
+        (lambda: first.write_bytes(b"x"), {}, "captures/000000.safetensors has 1 bytes, its index says"),
+        (first.unlink, {}, "captures/000000.safetensors: No such file"),
+        (lambda: (path / "captures" / "index.jsonl").unlink(), {}, "index.jsonl has 0 bytes|No such file"),
+        (lambda: replace_by_link(path / "samples.jsonl", secret), {}, "it is a link"),
+        (
+            lambda: replace_by_link(path / "predictions", tmp_path),
+            {},
+            "predictions is not a folder of its own",
+        ),
+    ]
+    for damage, change, message in mistakes:
+        damage()
+        before = {each: each.read_bytes() for each in path.rglob("*") if each.is_file()}
+        with pytest.raises(StoreError, match=message):
+            RunDir.reopen(path, {**position, **change})
+        assert {each: each.read_bytes() for each in path.rglob("*") if each.is_file()} == before
+    assert secret.read_text() == "not yours\n"
+
+
+def replace_by_link(path: Path, to: Path) -> None:
+    path.rename(path.with_name(f"{path.name}.before"))
+    path.symlink_to(to)
+
+
+def test_a_file_that_was_deleted_under_the_run_has_no_position(tmp_path: Path) -> None:
+    run = whole(tmp_path / "run", 3)
+    (run.path / "stats.jsonl").unlink()
+    with pytest.raises(
+        StoreError, match=r"stats.jsonl was deleted while the run went on: its 3 lines are lost"
+    ):
+        run.position()
+    run.close()
