@@ -113,6 +113,13 @@ def remove_states(run: Path) -> None:
         (run / CHECKPOINTS).rmdir()  # where nothing else is kept
 
 
+def remove_unfinished(run: Path) -> None:
+    """Remove what a process that was killed has left of a state that it was writing."""
+    for path in (run / CHECKPOINTS).glob(".state_*.tmp"):
+        with suppress(OSError):  # it does no harm
+            _remove(path)
+
+
 def _read(run: Path, path: Path) -> SavedState:
     try:
         content = read_json(path / STATE, run)

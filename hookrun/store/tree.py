@@ -73,7 +73,13 @@ class _Flattening:
     def _named(self, tensor: Tensor, where: tuple[Any, ...]) -> str:
         if problem := unstorable(tensor):
             raise NotPlain(f"{_place(where)}: {problem}")
-        same = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        same: tuple[object, ...] = (
+            tensor.device,
+            tensor.data_ptr(),
+            tensor.dtype,
+            tensor.shape,
+            tensor.stride(),
+        )
         if not tensor.numel():
             same = (*same, len(self.tensors))  # tensors without elements have no address
         name = self._names.setdefault(same, str(len(self.tensors)))

@@ -25,7 +25,6 @@ from hookrun.store.states import SavedState, write_state
 from hookrun.store.tree import NotPlain
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.generators import generator_states, set_generators
-from hookrun.tasks.loop.sink import RunSink
 from hookrun.version import __version__
 
 _MOST_LINES = 20
@@ -41,12 +40,10 @@ class Resuming:
     around: a context in which the model holds the weights that are to be saved
     """
 
-    def __init__(
-        self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation, sink: RunSink
-    ) -> None:
+    def __init__(self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
-        self._model, self._hooks, self._sink = model, hooks, sink
+        self._model, self._hooks = model, hooks
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
@@ -56,8 +53,8 @@ class Resuming:
         if run_dir.resumed is not None:
             with _fitting(run_dir.resumed):
                 load_model(model, tree["model"])
-                hooks.load_state_dict(tree["hooks"])
-                sink.load_state_dict(tree["sink"])
+                hooks.load_state_dict(tree["hooks"], strict=False)  # what differs was told, and is meant
+            hooks.sink.stop = None  # a check that asked for the end may ask again
 
     @contextmanager
     def hold(self, name: str, state: Callable[[], Any]) -> Iterator[None]:
@@ -109,7 +106,6 @@ class Resuming:
                     "model": model_state(self._model, trains=self._ready.task.trains),
                     "generators": generator_states(),
                     "hooks": self._hooks.state_dict(),
-                    "sink": self._sink.state_dict(),
                     "files": self._run_dir.position(),
                 }
                 clock = self._hooks.clock

@@ -13,7 +13,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
-from hookrun.store.states import newest_state, remove_states
+from hookrun.store.states import newest_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready
 from hookrun.tasks.goals import goal_of
 from hookrun.tasks.loop.resuming import require_same
@@ -60,6 +60,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
         print(f"{line}; it is left out", file=sys.stderr, flush=True)
     if saved is not None and not anyway:
         require_same(saved, ready)
+    remove_unfinished(path)
     run_dir = RunDir.reopen(path, None if saved is None else saved.tree["files"], buffer)
     run_dir.resumed = saved
     return run_dir

@@ -67,7 +67,7 @@ def run_under_hooks(
         Installation(prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied) as hooks,
     ):
         _load_leftover(prepared, hooks)
-        resuming = Resuming(prepared, run_dir, model, hooks, sink)
+        resuming = Resuming(prepared, run_dir, model, hooks)
         if run_dir.resumed is not None:
             screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
         running = Running(prepared, hooks, sink, run_dir, screen, scaler, resuming)
