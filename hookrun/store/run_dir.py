@@ -59,6 +59,7 @@ class RunDir:
 
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
+    ended:       the status says how the run ended
     buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
     """
 
@@ -69,6 +70,7 @@ class RunDir:
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
+        self.ended = False
         self._started = ""
         self._manifest = ""
 
@@ -121,6 +123,7 @@ class RunDir:
             if not is_full(error) or not (self.path / STATUS).exists():
                 raise
             overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
+        self.ended = status != "running"
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write plan.json."""

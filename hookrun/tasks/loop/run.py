@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hookrun.errors import HookrunError
+from hookrun.interruptions import code_of, shielded
 from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
@@ -26,21 +27,21 @@ def run_in(ready: Ready, path: Path) -> int:
     """
     goal = goal_of(ready.experiment)
     run_dir = RunDir.create(path, ready.settings.compute.capture_buffer * 2**20)
-    run_dir.set_status("running")
-    try:
+    with failure_recorded(run_dir):
+        run_dir.set_status("running")
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
-    except BaseException as error:
-        told(partial(set_failed, run_dir, error))
-        raise
-    if stopped is not None:
-        run_dir.set_status("stopped", stopped)
-        print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
-        return STOPPED
-    run_dir.set_status("done", objective=found)
-    return 0
+        with shielded():
+            if stopped is None:
+                run_dir.set_status("done", objective=found)
+            else:
+                run_dir.set_status("stopped", stopped)
+    if stopped is None:
+        return 0
+    print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
+    return STOPPED
 
 
 @contextmanager
@@ -56,6 +57,26 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
         each()
 
 
+@contextmanager
+def failure_recorded(run_dir: RunDir) -> Iterator[None]:
+    """Whatever is raised in the block is in status.json before, also where signals come one after another."""
+    try:
+        try:
+            yield
+        except BaseException as error:
+            _record_failure(run_dir, error)
+            raise
+    except KeyboardInterrupt as interruption:
+        _record_failure(run_dir, interruption)  # if a second signal came just before the first was recorded
+        raise
+
+
+def _record_failure(run_dir: RunDir, error: BaseException) -> None:
+    with shielded():
+        if not run_dir.ended:
+            told(partial(set_failed, run_dir, error))
+
+
 def told(write: Callable[[], None]) -> None:
     """Write; where the disk refuses, say so and go on."""
     try:
@@ -67,7 +88,7 @@ def told(write: Callable[[], None]) -> None:
 def set_failed(run_dir: RunDir, error: BaseException) -> None:
     """Set the status that an exception leaves."""
     if isinstance(error, KeyboardInterrupt):
-        run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard")
+        run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard", code_of(error))
     elif isinstance(error, HookrunError):
         run_dir.set_status("failed", str(error), error.exit_code)
     else:
