@@ -21,6 +21,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # The stages of the pipeline: each may import what stands above it, and itself. Names on one line are siblings that may
 # not import each other, but for the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("interruptions",),
     ("errors", "version", "hook_types", "discovery", "yaml_limits", "expansion", "trust", "callables"),
     ("arguments", "lookup", "yaml_files", "interpolations", "index"),
     ("trusted",),

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from hookrun.cli.waiting import waiting, waiting_for
-from hookrun.errors import HookrunError
+from hookrun.interruptions import SIGNALLED, code_of, exit_at_next, handled
 from hookrun.trust import read_once
 
 
@@ -18,36 +16,47 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     0 done; 1 the run failed; 2 a wrong configuration, selector or file; 3 a `check` hook tripped;
-    130 interrupted, or terminated. Errors go to stderr as plain text. It may be called again in the same process:
-    `sys.argv`, the loggers and an application's own Hydra are afterwards what they were.
+    128 + its number where a signal ended the run: 130 SIGINT, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1. Errors go to
+    stderr as plain text. It may be called again in the same process: `sys.argv`, the loggers, the handlers of signals
+    and an application's own Hydra are afterwards what they were.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         with waiting(arguments):
             waiting_for("reading the configuration")
-            return _main(arguments)
+            code = _main(arguments)
+        if argv is None and code > SIGNALLED:
+            _leave(code)
+        return code
     except BrokenPipeError:
         return _reader_gone()
 
 
 def _main(arguments: list[str]) -> int:
-    from hookrun.cli.commands import execute
-    from hookrun.cli.jobs import exit_code, report
-    from hookrun.cli.logs import loggers_restored
-
     try:
-        with read_once(), _named_hookrun(arguments), loggers_restored(), _terminable():
-            code = execute(arguments)
+        with handled():
+            code = _executed(arguments)
         _flush()
         return code
     except BrokenPipeError:
         raise
     except SystemExit as stop:  # argparse: 0 after --version, 2 for a wrong flag
         return stop.code if isinstance(stop.code, int) else 2
-    except (HookrunError, KeyboardInterrupt, Exception) as error:
-        if not isinstance(error, KeyboardInterrupt):
-            report(error)
+    except KeyboardInterrupt as interruption:
+        return code_of(interruption)
+    except Exception as error:
+        from hookrun.cli.jobs import exit_code, report
+
+        report(error)
         return exit_code(error)
+
+
+def _executed(arguments: list[str]) -> int:
+    from hookrun.cli.commands import execute
+    from hookrun.cli.logs import loggers_restored
+
+    with read_once(), _named_hookrun(arguments), loggers_restored():
+        return execute(arguments)
 
 
 @contextmanager
@@ -61,27 +70,18 @@ def _named_hookrun(arguments: Sequence[str]) -> Iterator[None]:
         sys.argv = outer
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM, by which schedulers and containers stop a program, ends a run as Ctrl-C does."""
-
-    def terminate(*_: object) -> None:
-        raise KeyboardInterrupt("terminated by SIGTERM")
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield  # somebody else decides what it means
-        return
-    signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def _flush() -> None:
     if sys.stdout is not None:
         sys.stdout.flush()
+
+
+def _leave(code: int) -> None:
+    """The process itself ends, interrupted: nothing that comes now changes its exit code, or prints a traceback."""
+    try:
+        _flush()
+    except BrokenPipeError:
+        _reader_gone()
+    exit_at_next(code)
 
 
 def _reader_gone() -> int:

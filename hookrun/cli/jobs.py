@@ -19,16 +19,17 @@ from hookrun.cli.compose import plain
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
+from hookrun.interruptions import code_of, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import STATUS
+from hookrun.store.format import STATUS, State
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from hookrun.cli.resume import Resume
     from hookrun.tasks import Ready
 
-DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
+DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
 
 
 class JobFailed(HookrunError):
@@ -87,6 +88,8 @@ class SweepJob:
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
+        if (signal := pending()) is not None:  # whoever was to raise it was kept from it
+            raise signal
         run_dir = _run_dir()
         try:
             with read_once(self.trust):
@@ -110,11 +113,14 @@ class SweepJob:
                 require_goal(experiment, self.goal)
             prepared = tasks.prepare(experiment, trust=self.trust)
             keep_found_runs(run_dir, cfg, prepared)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
             from hookrun.store.run_dir import RunDir
 
-            reason = str(error) or type(error).__name__
-            RunDir.create(run_dir).set_status("failed", reason, exit_code(error))
+            status: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            with shielded():
+                RunDir.create(run_dir).set_status(
+                    status, str(error) or type(error).__name__, exit_code(error)
+                )
             raise
         return tasks.run(prepared, run_dir)
 
@@ -140,8 +146,8 @@ def _attempt(run_dir: Path, run: Callable[[], int], go_on: bool = False) -> int:
     is_new = go_on or not (run_dir / STATUS).exists()
     try:
         return run()
-    except KeyboardInterrupt:
-        print(f"interrupted\nrun directory: {run_dir}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt as interruption:
+        print(f"{str(interruption) or 'interrupted'}\nrun directory: {run_dir}", file=sys.stderr, flush=True)
         raise
     except (Exception, SystemExit) as error:
         report(error, run_dir)
@@ -167,12 +173,13 @@ def exit_code(error: BaseException) -> int:
     """What the process returns for an exception."""
     if isinstance(error, HookrunError):
         return error.exit_code
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED
+    return code_of(error) if isinstance(error, KeyboardInterrupt) else FAILED
 
 
 def most_serious(codes: Iterable[int]) -> int:
-    """The exit code of a sweep."""
-    return max(codes, key=[DONE, CHECK, FAILED, REFUSED].index, default=DONE)
+    """The exit code of a sweep; that of a job that a signal ended comes before all others."""
+    order = [DONE, CHECK, FAILED, REFUSED]
+    return max(codes, key=lambda code: order.index(code) if code in order else len(order), default=DONE)
 
 
 def report(error: BaseException, run_dir: Path | None = None) -> None:

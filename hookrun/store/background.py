@@ -1,11 +1,17 @@
-"""Work done by one thread, in order, while the program goes on: at most one piece waits."""
+"""Work done by one thread, in order, while the program goes on: at most one piece waits.
+
+Ctrl-C may come between any two steps of the thread that hands over and waits, again and again: whatever is known about
+a piece is said by one side only and may be waited for as often as one likes, so that no step that was left out counts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from queue import Queue
-from threading import Thread
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Generic, TypeVar
+
+from hookrun.store.files import StoreError
 
 T = TypeVar("T")
 
@@ -22,37 +28,49 @@ class Background(Generic[T]):
         self.left = list[T]()
         self._work = work
         self._name = name
-        self._queue = Queue[T | None](maxsize=1)
+        self._pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
         self._thread: Thread | None = None
+        self._last: _Progress | None = None
 
     def put(self, piece: T) -> None:
-        """Hand over a piece; waits while another one waits already."""
+        """Hand over a piece; waits while another one waits already. StoreError where no thread can be started."""
         if self._thread is None:
-            # a daemon: a program that ends without `stop` is not kept
-            self._thread = Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
-        self._queue.put(piece)
+            self._start()
+        if self._last is not None:
+            self._last.begun.wait()
+        progress = _Progress()
+        self._pieces.put((piece, progress))
+        self._last = progress
 
     def wait(self) -> None:
         """Until every piece is done."""
-        if self._thread is not None:
-            self._queue.join()
+        if self._last is not None:
+            self._last.done.wait()
 
     def stop(self) -> None:
         """Until every piece is done and the thread has ended; another piece starts another thread."""
         if self._thread is not None:
-            self._queue.put(None)
+            self._pieces.put(None)
             self._thread.join()
             self._thread = None
 
-    def _run(self) -> None:
-        while True:
-            piece = self._queue.get()
-            if piece is not None:
-                self._attempt(piece)
-            self._queue.task_done()
-            if piece is None:
-                return
+    def _start(self) -> None:
+        pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
+        # a daemon: a program that ends without `stop` is not kept
+        thread = Thread(target=self._run, args=(pieces,), name=self._name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system lends no more
+            raise StoreError(f"cannot start the thread {self._name!r}: {error}") from error
+        self._pieces, self._thread, self._last = pieces, thread, None
+
+    def _run(self, pieces: SimpleQueue[tuple[T, _Progress] | None]) -> None:
+        while (handed := pieces.get()) is not None:
+            piece, progress = handed
+            progress.begun.come()
+            self._attempt(piece)
+            del handed, piece  # what it holds may be used again
+            progress.done.come()
 
     def _attempt(self, piece: T) -> None:
         if self.error is None:
@@ -62,3 +80,28 @@ class Background(Generic[T]):
             except BaseException as error:  # it is raised where the next piece is handed over
                 self.error = error
         self.left.append(piece)
+
+
+class _Moment:
+    """Comes once; one thread may wait for it, and where that was interrupted, wait again."""
+
+    def __init__(self) -> None:
+        self._has_come = False
+        self._lock = Lock()
+        self._lock.acquire()
+
+    def come(self) -> None:
+        self._has_come = True
+        self._lock.release()
+
+    def wait(self) -> None:
+        if not self._has_come:
+            self._lock.acquire()
+
+
+class _Progress:
+    """How far the work on a piece has come."""
+
+    def __init__(self) -> None:
+        self.begun = _Moment()
+        self.done = _Moment()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from hookrun.store.files import StoreError, make_folder, replacing
+from hookrun.store.files import StoreError, make_inside, replacing
 from hookrun.store.format import decode
 from hookrun.store.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
 
@@ -38,7 +38,7 @@ def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> 
             stored[name] = [tensor]
         else:
             aliases[name] = same
-    make_folder(path.parent)
+    make_inside(path.parent)
     with replacing(path) as file:
         kept = {_ALIASES: aliases, _APPLIED: sorted(applied)}
         write_tensors(file, stored, {key: json.dumps(value) for key, value in kept.items() if value} or None)

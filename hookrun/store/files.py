@@ -87,6 +87,14 @@ def make_folder(path: Path) -> None:
         raise StoreError(f"cannot make the folder {path}: {os_reason(error)}") from error
 
 
+def make_inside(path: Path) -> None:
+    """Make the folder in one that is there: a run directory that was removed is not made again."""
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot make the folder {path}: {os_reason(error)}") from error
+
+
 def sync_folder(path: Path) -> None:
     """Flush a folder, so that a file renamed into it is still there after a power cut."""
     try:
@@ -113,7 +121,7 @@ class Lines:
     """A file of one JSON object per line that only grows, opened at the first line.
 
     Each line reaches the operating system before `append` returns, and with `durable` the disk. A line that
-    cannot be written whole is taken back.
+    cannot be written whole is taken back. A file that was removed or replaced since is a StoreError.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
@@ -125,6 +133,7 @@ class Lines:
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line; StoreError if the file system refuses."""
         line = memoryview(f"{encode(record)}\n".encode("ascii"))
+        self.require_there()
         try:
             file = self._open()
             end = os.fstat(file).st_size
@@ -144,25 +153,36 @@ class Lines:
 
     def reach(self) -> int:
         """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
+        self.require_there()
         try:
             if self._file is None and not is_there(self.path):
                 return 0
             file = self._open()
             os.fsync(file)
-            found = os.fstat(file)
+            return os.fstat(file).st_size
         except OSError as error:
             raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
-        if not found.st_nlink:
-            raise StoreError(
-                f"{self.path} was deleted while the run went on: its {self.count} lines are lost"
-            )
-        return found.st_size
+
+    def require_there(self) -> None:
+        """StoreError where the open file has lost its name: lines in it would reach nobody."""
+        if self._file is None:
+            return
+        try:
+            if os.path.samestat(os.fstat(self._file), os.stat(self.path)):
+                return
+            why = "another file has taken its name"
+        except OSError as error:
+            why = os_reason(error)
+        raise StoreError(f"{self.path} was removed during the run, with its {self.count} lines: {why}")
 
     def close(self) -> None:
         """Close the file; a later line opens it again."""
         if self._file is not None:
-            os.close(self._file)
-            self._file = None
+            try:
+                self.require_there()
+            finally:
+                file, self._file = self._file, None
+                os.close(file)
 
     def _open(self) -> int:
         if self._file is None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hookrun.errors import listed
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
 from hookrun.store.format import CAPTURES, INDEX, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
@@ -23,7 +24,8 @@ def write_manifest(folder: Path) -> str:
     """Write manifest.json, atomically, and return its SHA-256.
 
     A shard was hashed when it was written and is not read again: its index has the hash. Links and other entries
-    that are not regular files are left out. StoreError if a file cannot be read or the manifest not be written.
+    that are not regular files are left out. StoreError if a file cannot be read or the manifest not be written, and
+    where a shard that was written is no longer there.
     """
     known = _hashed_shards(folder)
     files = dict[str, dict[str, int | str]]()
@@ -34,6 +36,8 @@ def write_manifest(folder: Path) -> str:
         if not sha256:
             size, sha256 = hashed(folder / path, folder)
         files[path] = {"bytes": size, "sha256": sha256}
+    if gone := sorted({path for path, _ in known} - files.keys()):
+        raise StoreError(f"{folder} has lost captures that were written to it: {listed(gone, 4)}")
     write_json(folder / MANIFEST, {"files": dict(sorted(files.items()))})
     return hashed(folder / MANIFEST)[1]
 

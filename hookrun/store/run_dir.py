@@ -62,6 +62,7 @@ class RunDir:
 
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
+    ended:       the status says how the run ended
     buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
     resumed:     the state that the run goes on from; None: it begins
     """
@@ -74,6 +75,8 @@ class RunDir:
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
+        self.ended = False
+        self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
         self._reached: PositionRecord | None = None
@@ -150,8 +153,10 @@ class RunDir:
 
         A reason of more than `MOST_REASON` characters is cut. A manifest that was written is named by its SHA-256.
         """
+        self._require_same_place()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
+        now = max(now, self._started)  # the clock may have been put back meanwhile
         code = EXIT_CODES[status] if exit_code is None else exit_code
         record: dict[str, Any] = {
             "status": status,
@@ -172,6 +177,7 @@ class RunDir:
             if not is_full(error) or not (self.path / STATUS).exists():
                 raise
             overwrite_json(self.path / STATUS, {**record, "reason": reason[:_SHORT]})
+        self.ended = status != "running"
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write plan.json."""
@@ -194,6 +200,7 @@ class RunDir:
 
         Nothing but the status and the report may be written afterwards. StoreError if the disk refuses.
         """
+        self._require_same_place()
         self._manifest = write_manifest(self.path)
 
     def log_metrics(self, **values: Any) -> None:
@@ -230,6 +237,20 @@ class RunDir:
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)
+
+    def _require_same_place(self) -> None:
+        """StoreError where the directory is not the one that the run began in: another run may have its name."""
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise StoreError(
+                f"the run directory {self.path} cannot be reached: {os_reason(error)}"
+            ) from error
+        self._place = self._place or found
+        if not os.path.samestat(self._place, found):
+            raise StoreError(
+                f"the run directory {self.path} was removed during the run, and made again by others"
+            )
 
     def _writer(self, folder: str) -> CaptureWriter:
         from hookrun.store.writer import BUFFERS, SHARD_BYTES, CaptureWriter

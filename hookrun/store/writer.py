@@ -14,7 +14,7 @@ from torch import Tensor
 from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
-from hookrun.store.files import Lines, StoreError, make_folder, replacing
+from hookrun.store.files import Lines, StoreError, make_inside, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX
 from hookrun.store.records import FolderPosition
 from hookrun.store.shard import Entry, Shard
@@ -199,7 +199,9 @@ class CaptureWriter:
     def _write(self, buffer: _Buffer) -> None:
         runs = buffer.runs
         name = f"{self.shards:06d}.safetensors"
-        make_folder(self.folder)
+        if self.shards == 0:
+            make_inside(self.folder)
+        self._index.require_there()
         with replacing(self.folder / name) as file:
             sha256, size = write_tensors(file, _tensors(runs))
         self._index.append(Shard(name, sha256, size, COLUMNS, _entries(runs)).record())

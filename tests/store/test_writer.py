@@ -332,9 +332,9 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
     add()
     add()  # hands over the first
     writing.wait()
-    assert not writer._disk._queue.full()
+    assert writer._disk._pieces.empty()
     add()
-    assert writer._disk._queue.full()
+    assert writer._disk._pieces.qsize() == 1
     allowed.set()
     add()
     writer.close()

@@ -114,11 +114,12 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
     try:
         module = importlib.import_module("hookrun.tasks.loop.training")
         monkeypatch.setattr(module, "_after_epoch", lambda *_: signal.raise_signal(signal.SIGTERM))
-        found = run(*QUICK, code=130)
+        found = run(*QUICK, code=143)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert (found.status["status"], found.status["reason"]) == ("interrupted", "terminated by SIGTERM")
+    assert (found.status["status"], found.status["reason"]) == ("interrupted", "interrupted by SIGTERM")
+    assert found.status["exit_code"] == 143
     assert (found.path / "report.html").is_file()
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hookrun.errors import HookrunError
+from hookrun.interruptions import code_of, shielded
 from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
@@ -34,20 +35,20 @@ def run_in(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = Fals
     goal = goal_of(ready.experiment)
     buffer = ready.settings.compute.capture_buffer * 2**20
     run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
-    run_dir.set_status("running")
-    try:
+    with failure_recorded(run_dir):
+        run_dir.set_status("running")
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
-    except BaseException as error:
-        told(partial(set_failed, run_dir, error))
-        raise
+        with shielded():
+            if stopped is None:
+                run_dir.set_status("done", objective=found)
+            else:
+                run_dir.set_status("stopped", stopped)
     if stopped is not None:
-        run_dir.set_status("stopped", stopped)
         print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
-    run_dir.set_status("done", objective=found)
     if not ready.settings.train.checkpoint.keep_done:
         told(partial(remove_states, path))
     return 0
@@ -79,6 +80,26 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
         each()
 
 
+@contextmanager
+def failure_recorded(run_dir: RunDir) -> Iterator[None]:
+    """Whatever is raised in the block is in status.json before, also where signals come one after another."""
+    try:
+        try:
+            yield
+        except BaseException as error:
+            _record_failure(run_dir, error)
+            raise
+    except KeyboardInterrupt as interruption:
+        _record_failure(run_dir, interruption)  # if a second signal came just before the first was recorded
+        raise
+
+
+def _record_failure(run_dir: RunDir, error: BaseException) -> None:
+    with shielded():
+        if not run_dir.ended:
+            told(partial(set_failed, run_dir, error))
+
+
 def told(write: Callable[[], None]) -> None:
     """Write; where the disk refuses, say so and go on."""
     try:
@@ -90,7 +111,7 @@ def told(write: Callable[[], None]) -> None:
 def set_failed(run_dir: RunDir, error: BaseException) -> None:
     """Set the status that an exception leaves."""
     if isinstance(error, KeyboardInterrupt):
-        run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard")
+        run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard", code_of(error))
     elif isinstance(error, HookrunError):
         run_dir.set_status("failed", str(error), error.exit_code)
     else:

@@ -1,0 +1,206 @@
+"""Signals: what is raised, when, and what the process is given back."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hookrun import interruptions
+from hookrun.interruptions import SIGNALS, Interrupted, code_of, handled, listening, pending, shielded
+
+raised = signal.raise_signal
+TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+
+
+@pytest.fixture(autouse=True)
+def _default_dispositions() -> Iterator[None]:
+    """As a process has them that nobody started in the background."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, interruptions._default(number))
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets time pass."""
+    now = 1000.0
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    return pause
+
+
+def test_outside_of_a_loop_each_signal_is_raised_at_once_and_the_handlers_are_put_back() -> None:
+    for number, code in ((INT, 130), (TERM, 143), (HUP, 129), (USR1, 138)):
+        with pytest.raises(KeyboardInterrupt) as caught, handled():
+            raised(number)
+        error = caught.value
+        assert isinstance(error, Interrupted)
+        assert (error.signum, error.exit_code, str(error)) == (number, code, f"interrupted by {error.name}")
+        again = pickle.loads(pickle.dumps(error))
+        assert (again.exit_code, str(again)) == (code, str(error))
+        assert all(signal.getsignal(each) is interruptions._default(each) for each in SIGNALS)
+        assert pending() is None
+    assert code_of(KeyboardInterrupt()) == 130
+
+
+def test_a_loop_hears_of_the_first_signal_and_is_stopped_by_the_second(
+    pause: Callable[[float], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    done = []
+    with pytest.raises(Interrupted, match="SIGTERM"), handled(), listening():
+        assert pending() is None
+        raised(TERM)
+        pause(0.01)
+        raised(TERM)  # the same one, sent to the process and to its group
+        signal_that_came = pending()
+        assert signal_that_came is not None and signal_that_came.name == "SIGTERM"
+        assert "SIGTERM: the run ends after this step" in capfd.readouterr().err
+        done.append("step")
+        pause(0.5)
+        raised(INT)  # the exit code is that of the first
+        done.append("another step")
+    assert done == ["step"]
+
+
+def test_what_nobody_has_raised_is_raised_at_the_end_of_the_loop() -> None:
+    done = []
+    with handled():
+        with pytest.raises(Interrupted, match="SIGHUP"):
+            with listening():
+                with listening():
+                    raised(HUP)
+                done.append("the inner loop")
+            done.append("the outer loop")
+        assert done == ["the inner loop"]
+
+
+def test_what_a_loop_raises_itself_is_not_raised_again() -> None:
+    with handled():
+        with pytest.raises(ZeroDivisionError), listening():
+            raised(USR1)
+            raise ZeroDivisionError  # an error in the step counts for more
+        with shielded():
+            pass
+        assert pending() is not None, "and a sweep starts no further job"
+
+
+def test_a_shielded_block_is_not_cut_in_two(pause: Callable[[float], None]) -> None:
+    written = []
+    with handled():
+        with pytest.raises(Interrupted, match="SIGTERM"), shielded(), shielded():
+            for _ in range(5):
+                raised(TERM)
+                pause(2)
+            written.append("all of it")
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            raised(INT)
+    assert written == ["all of it"]
+
+
+def test_five_in_a_row_are_two(pause: Callable[[float], None]) -> None:
+    """What a second one began, such as the writing of the status, is not broken off by a third."""
+    with handled():
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                raised(INT)
+            pause(0.2)
+        for _ in range(3):
+            raised(INT)
+            pause(0.2)
+        pause(2)
+        with pytest.raises(Interrupted):
+            raised(INT)
+
+
+def test_a_signal_that_somebody_handles_or_ignores_is_left_alone() -> None:
+    seen = list[int]()
+    signal.signal(HUP, signal.SIG_IGN)  # nohup
+    signal.signal(USR1, lambda number, _: seen.append(number))
+    with handled():
+        raised(HUP)
+        raised(USR1)
+        assert pending() is None
+    assert seen == [USR1] and signal.getsignal(HUP) is signal.SIG_IGN
+
+
+def test_other_threads_set_no_handlers_and_do_not_listen() -> None:
+    found = list[object]()
+
+    def work() -> None:
+        with handled(), listening(), shielded():
+            found.append(signal.getsignal(TERM))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [signal.SIG_DFL]
+
+
+def test_a_forked_child_leaves_it_to_its_parent() -> None:
+    with handled():
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                for number in (INT, HUP, USR1):
+                    raised(number)
+                code = 0 if pending() is None else 2
+                raised(TERM)
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -TERM
+
+
+WORKER = """
+import os, signal, sys
+from multiprocessing import get_context
+from hookrun.interruptions import left_to_main
+
+def work(reader, writer):
+    left_to_main(0)
+    writer.send("ready")
+    while True:
+        writer.send(reader.recv())
+
+if __name__ == "__main__":
+    context = get_context("fork")
+    (there, to_worker), (from_worker, back) = context.Pipe(False), context.Pipe(False)
+    worker = context.Process(target=work, args=(there, back), daemon=True)
+    worker.start()
+    assert from_worker.recv() == "ready"
+    for name in ("SIGINT", "SIGHUP", "SIGUSR1", "SIGTERM"):
+        os.system(f"kill -{name[3:]} {worker.pid}")  # from a process that is not its parent
+        to_worker.send(name)
+        assert from_worker.poll(20) and from_worker.recv() == name, name
+    worker.terminate()
+    worker.join(20)
+    print(worker.exitcode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system does not say who sent a signal")
+def test_a_worker_works_on_until_its_parent_ends_it(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(WORKER)
+    root = Path(__file__).resolve().parents[1]
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
