@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -105,10 +105,10 @@ class Batches:
     def __len__(self) -> int:
         return self._length
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one pass."""
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, without its first `start`."""
         self._generator.manual_seed(derived_seed(self._seed, number))
-        for ids, inputs, target in islice(self._loader, self._length):
+        for ids, inputs, target in islice(self._loader, start, self._length):
             yield Batch(ids, self._placed(inputs), self._placed(target), self._population, self._split)
 
     def _placed(self, value: Any) -> Any:
@@ -129,6 +129,10 @@ class BatchesOfSplits:
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of one pass."""
-        return chain.from_iterable(part.epoch(number) for part in self.parts.values())
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, without its first `start`."""
+        for part in self.parts.values():
+            skipped = min(start, len(part))
+            start -= skipped
+            if skipped < len(part):
+                yield from part.epoch(number, skipped)

@@ -197,6 +197,14 @@ class Average:
                 if metric.of_batch is not None:
                     self._add(metric.name, _computed(metric, output, target, self._metrics))
 
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far."""
+        return {"samples": self.samples, "sums": dict(self._sums)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.samples, self._sums = state["samples"], dict(state["sums"])
+
     def _add(self, name: str, total: Tensor | float | None) -> None:
         if total is not None:
             self._sums[name] = self._sums[name] + total if name in self._sums else total

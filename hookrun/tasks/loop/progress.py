@@ -38,10 +38,13 @@ class Screen:
         for note in notes:
             self.say(f"NOTE: {note}")
 
-    def track(self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float]) -> Generator[T]:
+    def track(
+        self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float], start: int = 0
+    ) -> Generator[T]:
         """Go through batches under a bar, and close it, so that the bar is gone before an error is told.
 
         shown: read at every update: put the latest numbers there
+        start: how many of the `total` were gone through before
         """
         columns = (
             TextColumn("{task.description}"),
@@ -54,7 +57,7 @@ class Screen:
         with Progress(
             *columns, console=self.console, transient=True, disable=not self.console.is_terminal
         ) as progress:
-            task = progress.add_task(label, total=total, numbers="", rate="")
+            task = progress.add_task(label, total=total, completed=start, numbers="", rate="")
             for batch in batches:
                 yield batch
                 speed = progress.tasks[0].speed
