@@ -67,6 +67,9 @@ class Site(Protocol):
     def context(self) -> HookContext:
         """The firing under way, for a user's own function."""
 
+    def holds(self, own: Any) -> None:
+        """The action keeps this object from firing to firing: its `state_dict` goes into resumable states."""
+
     def trainable(self, field: str) -> Parameter:
         """The parameter that stands for the value of `field`; the optimizer trains it, the checkpoint holds it."""
 

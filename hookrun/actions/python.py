@@ -52,6 +52,8 @@ class Python(Action):
     `context` gets a `HookContext`: hook, path, module, mode, epoch, step, call, target. Random numbers are drawn with
     `generator=context.generator(x)`; a draw from torch's own generator is an error, and so is a change in place. Of a
     class an object is made for each module, with `args`, and called with the values; its parameters are not trained.
+    What your code remembers from one call to the next is lost where a run is resumed, but for an object that has the
+    methods `state_dict()` and `load_state_dict(state)`: of plain values and tensors it gets back what it gave.
     """
 
     action_name = "python"
@@ -88,6 +90,8 @@ class Python(Action):
         target, args = function.target, kept(self.args)
         if isinstance(target, type):
             target, args = called(name, function.code, target, lambda it: _made(it, args, site.seed)), {}
+        if all(callable(getattr(target, name, None)) for name in ("state_dict", "load_state_dict")):
+            site.holds(target)
         call = _with_context(target, args, site)
         if site.hook_type is APPLY:
             return _on_module(site, function.code, call)

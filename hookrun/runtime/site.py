@@ -15,7 +15,7 @@ from hookrun.actions.check import verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.values import OutsideValue
-from hookrun.errors import CheckFailed, HookError
+from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.kept_samples import KeptSamples
@@ -107,6 +107,7 @@ class PlacedHook:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
+        self._held = list[Any]()
         self._firing = FiringState()
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
@@ -172,7 +173,7 @@ class PlacedHook:
     # ---- state between two steps -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What it counted and how far its draws are."""
+        """What it counted, how far its draws are, and what objects of the user's own say of themselves."""
         return {
             "fired": self.fired,
             "idle": self.idle,
@@ -180,6 +181,7 @@ class PlacedHook:
             "total": self.total,
             "draws": self._draws.state_dict(),
             "calls": None if self.calls is None else self.calls.state_dict(),
+            "held": [self._called(each, "state_dict") for each in self._held],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -189,6 +191,18 @@ class PlacedHook:
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
+        for own, held in zip(
+            self._held, state["held"], strict=False
+        ):  # of another plan there may be more or fewer
+            self._called(own, "load_state_dict", held)
+
+    def _called(self, own: Any, method: str, *args: Any) -> Any:
+        """What a method of an object of the user's own returns; HookError with the hook for what it raises."""
+        try:
+            return getattr(own, method)(*args)
+        except Exception as error:
+            what = f"{type(own).__name__}.{method} failed: {reason(error)}"
+            raise HookError(f"{self.where}: {what}") from error
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -216,6 +230,10 @@ class PlacedHook:
             self.within or str(keys.target or ""),
             self.generator,
         )
+
+    def holds(self, own: Any) -> None:
+        """The action keeps this object from firing to firing."""
+        self._held.append(own)
 
     def trainable(self, field: str) -> nn.Parameter:
         """The added parameter, as it is in the module; made on the first installation."""

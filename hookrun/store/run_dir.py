@@ -228,6 +228,12 @@ class RunDir:
         """The writer of predictions/."""
         return self._writer(PREDICTIONS)
 
+    @property
+    def shards(self) -> int:
+        """How many shards of captured and predicted rows are on the disk, those left by an earlier process included."""
+        made = [self.__dict__[name] for name in ("captures", "predictions") if name in self.__dict__]
+        return sum(writer.shards for writer in made)
+
     def close(self) -> None:
         """Write what is buffered and close every file; the status stays as it was set."""
         with ExitStack() as stack:  # each is closed, whichever of them fails

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import HookrunError
 from hookrun.spec import Settings
@@ -44,14 +46,14 @@ class PredictTask(TaskWithBackward):
         names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        samples, average = 0, running.average()
+        written, average = Written(), running.average()
         wants_loss = self.metrics is not None and LOSS in self.metrics
         forward = self.forward(running)
-        with running.evaluating(batches, self.name) as (passed, _):
-            for number, batch in enumerate(passed):
-                with running.logged(number):
+        clock = running.hooks.clock
+        with running.evaluating(batches, self.name, {"written": written, "average": average}) as (passed, _):
+            for batch in passed:
+                with running.logged(clock.step):
                     output = forward(batch)
-                clock = running.hooks.clock
                 running.run_dir.predictions.add(
                     *PREDICTED,
                     output,
@@ -65,8 +67,21 @@ class PredictTask(TaskWithBackward):
                     loss = running.loss(output, batch) if wants_loss else None
                     average.add(loss, output, batch.target)
                 names.write(batch, output)
-                samples += len(batch.ids)
+                written.samples += len(batch.ids)
                 running.hooks.step()
-                if running.stopped:
-                    break
-        running.conclude(self.split, {"samples": samples, **average.read()})
+        running.conclude(self.split, {"samples": written.samples, **average.read()})
+
+
+@dataclass
+class Written:
+    """How many samples have their predictions."""
+
+    samples: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The number."""
+        return {"samples": self.samples}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.samples = state["samples"]

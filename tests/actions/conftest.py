@@ -54,6 +54,9 @@ class FakeSite:
         module = self.module
         return HookContext("h", "forward", "fc", module, "train", 0, 0, 0, "", self.generator)
 
+    def holds(self, own: Any) -> None:
+        """Nothing is saved."""
+
     def trainable(self, field: str) -> nn.Parameter:
         self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())
         return self.bias

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,12 +21,14 @@ from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.passing import Holding, Pass, Rows
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink
 
+PASS = "pass"
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -131,9 +133,10 @@ class Running:
         """
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
-        with self.evaluating(batches, label) as (passed, shown):
-            average = self.average()
-            for number, batch in enumerate(passed):
+        average = self.average()
+        with self.evaluating(batches, label, {"average": average}) as (passed, shown):
+            for batch in passed:
+                number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
                     average.add(self.loss(output, batch), output, batch.target)
@@ -142,25 +145,63 @@ class Running:
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
                     shown.update(average.read())
-                if self.stopped:
-                    break
         return average.read()
 
     @contextmanager
     def evaluating(
-        self, batches: Batches | BatchesOfSplits, label: str
+        self,
+        batches: Batches | BatchesOfSplits,
+        label: str,
+        holding: Mapping[str, Holding] | None = None,
     ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
-        """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back."""
+        """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back.
+
+        The pass ends early where a check asks for that.
+
+        holding: what the caller adds up from batch to batch: a run that was cut off goes on in the middle of the pass.
+                 None: it says nothing of that, and no state is saved during the pass
+        """
         clock, training = self.hooks.clock, self.model.training
-        step, clock.step = clock.step, 0
-        self.sink.loggers.reach(step)
+        at = Pass(clock.step, holding or {})
+        if holding is None or not self.resuming.take(PASS, at.load_state_dict):
+            clock.step = 0
+        self.sink.loggers.reach(at.step)
         shown = dict[str, float]()
         self.model.eval()
         try:
-            passes = self.screen.track(batches.epoch(0), len(batches), label, shown)
-            with torch.no_grad(), closing(passes) as passed:
-                yield passed, shown
+            with ExitStack() as stack:
+                if holding is not None:
+                    stack.enter_context(self.resuming.hold(PASS, at.state_dict))
+                stack.enter_context(torch.no_grad())
+                self.resuming.begin()
+                passed = self._passed(batches, at, label, shown, saves=holding is not None)
+                yield stack.enter_context(closing(passed)), shown
         finally:
             self.sink.settle()
             self.model.train(training)
-            clock.step = step
+            clock.step = at.step
+
+    def _passed(
+        self,
+        batches: Batches | BatchesOfSplits,
+        at: Pass,
+        label: str,
+        shown: dict[str, float],
+        *,
+        saves: bool,
+    ) -> Generator[Batch]:
+        """The batches that are left; when the next one is asked for, the one before it is over."""
+        rest = batches.epoch(0, at.batches)
+        trains, rows = self.prepared.task.trains, Rows(self.run_dir, self.resuming)
+        with closing(self.screen.track(rest, len(batches), label, shown, at.batches)) as tracked:
+            for batch in tracked:
+                yield batch
+                at.batches += 1
+                if self.stopped:
+                    if saves:
+                        self.resuming.save()
+                    return
+                if saves and trains:
+                    self.resuming.point()
+                elif saves:
+                    rows.point()

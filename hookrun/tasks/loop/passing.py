@@ -1,0 +1,121 @@
+"""A pass over batches that may go on in its middle: what is behind of it, and when a state of it is due."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hookrun.store.run_dir import RunDir
+
+SECONDS = 30.0
+"""A state is due at the latest after so many."""
+
+SHARE = 10
+"""States take at most one part in so many of the time, but for those that `SECONDS` asks for."""
+
+
+class Holding(Protocol):
+    """Something that adds up from batch to batch."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it holds between two batches, as plain values and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+
+
+class PausePoints(Protocol):
+    """The states of a run, as those see them who loop.
+
+    seconds: since the last state, or since the run began
+    """
+
+    @property
+    def seconds(self) -> float: ...
+
+    def hold(self, name: str, state: Callable[[], Any]) -> AbstractContextManager[None]:
+        """Within the block every state has a part `name`."""
+
+    def take(self, name: str, load: Callable[[Any], object]) -> bool:
+        """Load the part `name` of the state that the run goes on from; False where there is none."""
+
+    def begin(self) -> None:
+        """Everything is made: the generators go on from where they stood."""
+
+    def point(self, due: bool = False) -> None:
+        """The run could go on from here."""
+
+    def save(self) -> None:
+        """Write a state."""
+
+
+class NoPoints:
+    """Of a run that saves no states."""
+
+    seconds = 0.0
+
+    def hold(self, name: str, state: Callable[[], Any]) -> AbstractContextManager[None]:
+        """Nothing asks for it."""
+        return nullcontext()
+
+    def take(self, name: str, load: Callable[[Any], object]) -> bool:
+        """The run has just begun."""
+        return False
+
+    def begin(self) -> None:
+        """The generators are where they should be."""
+
+    def point(self, due: bool = False) -> None:
+        """The run goes on."""
+
+    def save(self) -> None:
+        """There is nowhere to write to."""
+
+
+@dataclass
+class Pass:
+    """What is behind of a pass.
+
+    step:    of the hooks' clock before the pass, which counts batches from 0 in it
+    holding: what adds up from batch to batch, by name
+    batches: how many are behind
+    """
+
+    step: int
+    holding: Mapping[str, Holding] = field(default_factory=dict)
+    batches: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it goes on from, with what adds up."""
+        sums = {name: each.state_dict() for name, each in self.holding.items()}
+        return {"step": self.step, "batches": self.batches, "holding": sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.step, self.batches = state["step"], state["batches"]
+        for name, each in self.holding.items():
+            each.load_state_dict(state["holding"][name])
+
+
+class Rows:
+    """When a state is due in a task that trains nothing: as soon as rows are on the disk, which are not computed again.
+
+    Each state also writes what is buffered; where shards are small, some of them go without.
+    """
+
+    def __init__(self, run_dir: RunDir, points: PausePoints) -> None:
+        self._run_dir, self._points = run_dir, points
+        self._shards = run_dir.shards
+        self._cost = 0.0
+
+    def point(self) -> None:
+        """A batch is over."""
+        seconds = self._points.seconds
+        has_rows = self._run_dir.shards != self._shards and seconds >= SHARE * self._cost
+        due, start = has_rows or seconds >= SECONDS, time.monotonic()
+        self._points.point(due)
+        if due:
+            self._shards, self._cost = self._run_dir.shards, time.monotonic() - start
