@@ -27,16 +27,16 @@ def unsavable(
 
     Classes of torch are not tried: what they keep is known.
     """
-    made, schedule = make(nn.Linear(2, 2))
-    problems = list[Problem]()
-    if not _is_torchs(made):
+    with torch.random.fork_rng(devices=[]):  # the user's own code may draw, and the run begins as without it
+        made, schedule = make(nn.ParameterList([torch.ones(2, 2), torch.ones(2, 2)]))
         for parameter in made.param_groups[0]["params"]:
             parameter.grad = torch.ones_like(parameter)
-        with suppress(
-            Exception
-        ):  # of the user's own code, for gradients like these: the first states will tell
-            made.step()
-        problems += _problems(made, optimizer)
+        if not _is_torchs(made):
+            with suppress(
+                Exception
+            ):  # gradients like these may mean nothing to it: the first state will tell
+                made.step()
+    problems = [] if _is_torchs(made) else _problems(made, optimizer)
     if schedule is not None and not _is_torchs(schedule):
         problems += _problems(schedule, scheduler)
     return problems
