@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -22,7 +23,7 @@ from hookrun.interpolations import unguarded
 from hookrun.interruptions import code_of, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import STATUS, State
+from hookrun.store.format import CHECKPOINTS, STATUS
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -148,13 +149,23 @@ def _attempt(run_dir: Path, run: Callable[[], int], go_on: bool = False) -> int:
         return run()
     except KeyboardInterrupt as interruption:
         print(f"{str(interruption) or 'interrupted'}\nrun directory: {run_dir}", file=sys.stderr, flush=True)
+        _tell_how_to_go_on(run_dir)
         raise
     except (Exception, SystemExit) as error:
         report(error, run_dir)
+        _tell_how_to_go_on(run_dir)
         return exit_code(error)
     finally:
         if is_new and (run_dir / STATUS).exists():
             make_page(run_dir)
+
+
+def _tell_how_to_go_on(run_dir: Path) -> None:
+    """Where a state of the run was saved, the command that goes on from it."""
+    if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
+        place = os.path.relpath(run_dir)
+        place = str(run_dir) if place.startswith("..") else place
+        print(f"to go on: hookrun resume={shlex.quote(place)}", file=sys.stderr, flush=True)
 
 
 def make_page(folder: Path) -> None:

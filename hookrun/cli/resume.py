@@ -124,7 +124,7 @@ def composed_again(asked: Composition, resume: Resume) -> Iterator[tuple[Composi
         groups = set(asked.app.config_loader.list_groups(""))
         from_folders = any(_key(text) in groups for text in asked.overrides)
         again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
-        cfg = _composed(again, folder)
+        cfg = _composed(again, folder, stores=bool(asked.overrides) and resume.anyway)
         if asked.overrides and not resume.anyway:
             before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
             if lines := list(_differences(before, now)):
@@ -135,13 +135,15 @@ def composed_again(asked: Composition, resume: Resume) -> Iterator[tuple[Composi
         yield again, cfg
 
 
-def _composed(asked: Composition, folder: Path) -> DictConfig:
+def _composed(asked: Composition, folder: Path, *, stores: bool = False) -> DictConfig:
+    """The configuration, to be run in the folder; stores: in place of the one that is stored there."""
     with explained(asked):
         cfg = asked.app.compose_config(asked.config_name, asked.overrides, RunMode.RUN)
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir = str(folder).replace("${", "\\${")
         cfg.hydra.mode = RunMode.RUN
-        cfg.hydra.output_subdir = None  # what is stored stays as it is
+        if not stores:
+            cfg.hydra.output_subdir = None  # what is stored stays as it is
     return cfg
 
 

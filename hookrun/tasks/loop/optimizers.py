@@ -17,7 +17,7 @@ from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Named, Schedule, Scheduler, Train
 from hookrun.spec.experiment import Optimizer as OptimizerKeys
 from hookrun.tasks.loop import composed
-from hookrun.tasks.loop.savable import unsavable
+from hookrun.tasks.loop.savable import unsavable_optimizer, unsavable_schedule
 from hookrun.tasks.loop.trained import ParameterGroup
 from hookrun.trusted import load_class
 
@@ -156,17 +156,13 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
         optimizer = _optimizer(train.optimizer, model, groups, named)
         return make_scheduler(train.scheduler, optimizer, intervals=composed.reach(train.scheduler) + 2)
 
-    return _refused(schedule) or _unsavable(train)
+    def tried(parameters: list[nn.Parameter]) -> Optimizer:
+        return _made(train.optimizer, OPTIMIZER, optimizers(), parameters, train.optimizer.args)  # type: ignore[no-any-return]
 
-
-def _unsavable(train: Train) -> list[Problem]:
-    """What a resumable state could not hold of an optimizer or a schedule of the user's own."""
-
-    def made(model: nn.Module) -> tuple[Optimizer, LRScheduler | None]:
-        optimizer = make_optimizer(train.optimizer, model)
-        return optimizer, make_scheduler(train.scheduler, optimizer, composed.reach(train.scheduler) + 2)
-
-    return unsavable(made, OPTIMIZER, SCHEDULER)
+    try:
+        return [*unsavable_schedule(schedule(), SCHEDULER), *unsavable_optimizer(tried, OPTIMIZER)]
+    except SpecError as error:
+        return error.errors
 
 
 def _refused(make: Callable[[], object]) -> list[Problem]:

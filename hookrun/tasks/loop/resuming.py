@@ -25,6 +25,7 @@ from hookrun.store.states import SavedState, write_state
 from hookrun.store.tree import NotPlain
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.generators import generator_states, set_generators
+from hookrun.tasks.loop.prepared import Prepared
 from hookrun.version import __version__
 
 _MOST_LINES = 20
@@ -128,12 +129,14 @@ def about(ready: Ready) -> dict[str, Any]:
     settings["train"].pop("checkpoint")
     settings["task"] = {"name": ready.task.name, **settings["task"]}
     found: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
-    if (plan := getattr(ready, "plan", None)) is not None:
+    if isinstance(ready, Prepared):
+        plan = ready.plan
         written = plan.to_dict()
         found["hooks"] = {hook.pop("name"): hook for hook in written.pop("hooks")}
         found["plan"] = {key: value for key, value in written.items() if key not in ("hash", "seed")}
-    if (model := getattr(ready, "model", None)) is not None:
-        found["parameters"] = {name: _shape(each) for name, each in model.named_parameters()}
+        added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
+        own = ((name, each) for name, each in ready.model.named_parameters() if name not in added)
+        found["parameters"] = {name: _shape(each) for name, each in own}
     found["files"] = named_files({**settings, "hooks": found.get("hooks")})
     return found
 

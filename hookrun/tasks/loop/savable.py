@@ -1,4 +1,7 @@
-"""Whether the state of an optimizer and of its schedule can be saved: tried on two parameters, before the run."""
+"""Whether the state of an optimizer or a schedule of the user's own can be saved: tried before the run.
+
+Classes of torch are not tried: what they keep is known.
+"""
 
 from __future__ import annotations
 
@@ -16,30 +19,27 @@ from hookrun.store.tree import NotPlain, flatten
 _HINT = "let state_dict() return numbers, texts, lists, tuples, mappings and tensors, and load_state_dict() take them"
 
 
-def unsavable(
-    make: Callable[[nn.Module], tuple[Optimizer, LRScheduler | None]], optimizer: str, scheduler: str
-) -> list[Problem]:
-    """What a resumable state could not hold.
+def unsavable_optimizer(make: Callable[[list[nn.Parameter]], Optimizer], where: str) -> list[Problem]:
+    """What a resumable state could not hold of an optimizer, after a step.
 
-    make:      the optimizer of a model and its schedule
-    optimizer: the key path of the one
-    scheduler: and of the other
-
-    Classes of torch are not tried: what they keep is known.
+    make:  the optimizer of some parameters
+    where: its key path
     """
     with torch.random.fork_rng(devices=[]):  # the user's own code may draw, and the run begins as without it
-        made, schedule = make(nn.ParameterList([torch.ones(2, 2), torch.ones(2, 2)]))
-        for parameter in made.param_groups[0]["params"]:
+        parameters = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))]
+        made = make(parameters)
+        if _is_torchs(made):
+            return []
+        for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        if not _is_torchs(made):
-            with suppress(
-                Exception
-            ):  # gradients like these may mean nothing to it: the first state will tell
-                made.step()
-    problems = [] if _is_torchs(made) else _problems(made, optimizer)
-    if schedule is not None and not _is_torchs(schedule):
-        problems += _problems(schedule, scheduler)
-    return problems
+        with suppress(Exception):  # gradients like these may mean nothing to it: the first state will tell
+            made.step()
+    return _problems(made, where)
+
+
+def unsavable_schedule(schedule: LRScheduler | None, where: str) -> list[Problem]:
+    """What a resumable state could not hold of a schedule, which is given before its first step."""
+    return [] if schedule is None or _is_torchs(schedule) else _problems(schedule, where)
 
 
 def _problems(found: Optimizer | LRScheduler, where: str) -> list[Problem]:
