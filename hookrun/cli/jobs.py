@@ -23,7 +23,7 @@ from hookrun.interpolations import unguarded
 from hookrun.interruptions import code_of, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, STATUS
+from hookrun.store.format import CHECKPOINTS, STATUS, State
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
