@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hookrun import data
 from hookrun.data import Split
+from hookrun.interruptions import left_to_main
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.tasks.loop.prepared import Prepared
@@ -94,6 +95,7 @@ class Batches:
             batch_size=settings.data.batch_size,
             shuffle=shuffle,
             num_workers=settings.data.workers,
+            worker_init_fn=left_to_main,
             generator=self._generator,
             pin_memory=prepared.device.type == "cuda",
         )
