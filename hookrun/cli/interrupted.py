@@ -31,8 +31,9 @@ def interrupted(
     said = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no job started"
     lines = [f"sweep: {str(interruption) or 'interrupted'}: {said}, in {sweep_dir}"]
     if jobs and missing > 0 and all(name.isdecimal() for name in started):  # else names do not tell which
+        shared = set.intersection(*map(set, jobs))
         names = [
-            f"#{number} ({' '.join(filter_overrides(overrides))})"
+            f"#{number} ({' '.join(each for each in filter_overrides(overrides) if each not in shared)})"
             for number, overrides in enumerate(jobs)
             if str(number) not in started
         ]
