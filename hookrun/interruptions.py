@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -169,6 +169,14 @@ def left_to_main(_worker: int) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         parent = os.getppid()
         threading.Thread(target=_end_for, args=(parent,), name="hookrun signals", daemon=True).start()
+
+    shown, sys.excepthook = sys.excepthook, lambda *error: _unless_cut_off(shown, *error)
+
+
+def _unless_cut_off(show: Callable[..., Any], kind: type[BaseException], *more: Any) -> None:
+    """The main process may stop in the middle of what it reads from a worker: that is no error of the worker's."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        show(kind, *more)
 
 
 def _end_for(parent: int) -> None:

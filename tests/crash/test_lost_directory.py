@@ -29,8 +29,10 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def at_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """Does something before the n-th forward; gives a list that grows with each."""
 
+    forward = Running.forward
+
     def at_forward(number: int, do: Callable[[], Any]) -> list[int]:
-        forward, calls = Running.forward, list[int]()
+        calls = list[int]()
 
         def counted(self: Running, *args: Any) -> Any:
             calls.append(len(calls))
@@ -48,7 +50,7 @@ def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward
     path = tmp_path / "run"
     tasks = {
         "task=train train.log_every=1": "metrics.jsonl was removed during the run",
-        "task=predict task.split=train compute.capture_buffer=1": "cannot write",
+        "task=predict task.split=train compute.capture_buffer=1": "samples.jsonl was removed during the run",
         "task=evaluate": "No such file or directory",
     }
     for task, said in tasks.items():
