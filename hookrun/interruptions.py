@@ -6,6 +6,7 @@ it takes the machine away). The handlers are those of the command line: a progra
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -79,6 +80,7 @@ class _State:
 
 
 _state = _State()
+_leaving: list[int] = []
 
 
 @contextmanager
@@ -187,15 +189,22 @@ def _end_for(parent: int) -> None:
 
 def exit_at_next(code: int) -> None:
     """The process is about to end, with everything written: from now on a signal ends it at once, and quietly."""
+    global _leaving
     if not _is_main_thread():
         return
 
     def leave(*_: Any) -> None:
         os._exit(code)
 
-    for number in SIGNALS:
-        if _is_default(number):
-            signal.signal(number, leave)
+    _leaving = [number for number in SIGNALS if _is_default(number)]
+    for number in _leaving:
+        signal.signal(number, leave)
+
+
+@atexit.register  # long before torch registers its own: this one comes after it, the last before Python is taken apart
+def _ignore_the_rest() -> None:
+    for number in _leaving:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(signum: int, _frame: FrameType | None) -> None:
