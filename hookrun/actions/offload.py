@@ -71,7 +71,9 @@ class _OnDisk:
             os.close(descriptor)
             weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
             save_file({"tensor": x.cpu().contiguous()}, self.path)
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, error.filename or self.path) from error
+        except SafetensorError as error:
             raise HookrunError(
                 f"cannot write {self.path}: {reason(error)}; TMPDIR names another folder"
             ) from error
