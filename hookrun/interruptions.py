@@ -6,12 +6,13 @@ it takes the machine away). The handlers are those of the command line: a progra
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
@@ -79,6 +80,7 @@ class _State:
 
 
 _state = _State()
+_leaving: list[int] = []
 
 
 @contextmanager
@@ -170,6 +172,14 @@ def left_to_main(_worker: int) -> None:
         parent = os.getppid()
         threading.Thread(target=_end_for, args=(parent,), name="hookrun signals", daemon=True).start()
 
+    shown, sys.excepthook = sys.excepthook, lambda *error: _unless_cut_off(shown, *error)
+
+
+def _unless_cut_off(show: Callable[..., Any], kind: type[BaseException], *more: Any) -> None:
+    """The main process may stop in the middle of what it reads from a worker: that is no error of the worker's."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        show(kind, *more)
+
 
 def _end_for(parent: int) -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
@@ -179,15 +189,22 @@ def _end_for(parent: int) -> None:
 
 def exit_at_next(code: int) -> None:
     """The process is about to end, with everything written: from now on a signal ends it at once, and quietly."""
+    global _leaving
     if not _is_main_thread():
         return
 
     def leave(*_: Any) -> None:
         os._exit(code)
 
-    for number in SIGNALS:
-        if _is_default(number):
-            signal.signal(number, leave)
+    _leaving = [number for number in SIGNALS if _is_default(number)]
+    for number in _leaving:
+        signal.signal(number, leave)
+
+
+@atexit.register  # long before torch registers its own: this one comes after it, the last before Python is taken apart
+def _ignore_the_rest() -> None:
+    for number in _leaving:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _handle(signum: int, _frame: FrameType | None) -> None:

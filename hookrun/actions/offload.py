@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Packed, Site
 from hookrun.actions.tensors import holds_data
+from hookrun.errors import HookrunError, reason
 from hookrun.hook_types import SAVED_TENSORS
 
 if TYPE_CHECKING:
@@ -60,13 +61,22 @@ class _OnDisk:
     """A tensor in a file that lives as long as this object; calling it reads the tensor."""
 
     def __init__(self, x: Tensor) -> None:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
 
-        descriptor, self.path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
-        os.close(descriptor)
-        weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
         self.device = x.device
-        save_file({"tensor": x.cpu().contiguous()}, self.path)
+        self.path = tempfile.gettempdir()
+        try:
+            descriptor, self.path = tempfile.mkstemp(prefix="hookrun-saved-", suffix=".safetensors")
+            os.close(descriptor)
+            weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
+            save_file({"tensor": x.cpu().contiguous()}, self.path)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, error.filename or self.path) from error
+        except SafetensorError as error:
+            raise HookrunError(
+                f"cannot write {self.path}: {reason(error)}; TMPDIR names another folder"
+            ) from error
 
     def __call__(self, held: Tensor | None) -> Tensor:
         from safetensors.torch import load_file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
+from hookrun.cli.interrupted import interrupted
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
@@ -203,6 +205,9 @@ def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
     try:
         return _run_jobs(app, cfg, sweep_dir, job, before)
+    except KeyboardInterrupt as interruption:
+        print(interrupted(interruption, sweep_dir, app.jobs(cfg)), file=sys.stderr, flush=True)
+        raise
     finally:
         if _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
             make_page(sweep_dir)

@@ -181,19 +181,19 @@ class RunDir:
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Write plan.json."""
-        write_json(self.path / PLAN, plan)
+        self._write(PLAN, plan)
 
     def write_env(self, env: Mapping[str, Any]) -> None:
         """Write env.json; `environment()` gives its content."""
-        write_json(self.path / ENV, env)
+        self._write(ENV, env)
 
     def write_model(self, model: Mapping[str, Any]) -> None:
         """Write model.json: the tree of its modules."""
-        write_json(self.path / MODEL, model)
+        self._write(MODEL, model)
 
     def write_hooks(self, hooks: Mapping[str, Any]) -> None:
         """Write hooks.json: what came of each hook at each of its modules."""
-        write_json(self.path / HOOKS, hooks)
+        self._write(HOOKS, hooks)
 
     def write_manifest(self) -> None:
         """Write manifest.json: what every file of the run is at its end, before the status says that it is over.
@@ -243,6 +243,10 @@ class RunDir:
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        self._require_same_place()
+        write_json(self.path / name, value)
 
     def _require_same_place(self) -> None:
         """StoreError where the directory is not the one that the run began in: another run may have its name."""

@@ -8,7 +8,9 @@ import resource
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -164,6 +166,75 @@ def test_a_read_only_folder_is_named(read_only: Path) -> None:
         assert str(caught.value).startswith(f"{said}Permission denied")
     run.close()
     assert names(read_only) == ["checkpoints"] and names(read_only / "checkpoints") == []
+
+
+@contextmanager
+def no_more_files() -> Iterator[None]:
+    """Not one file more may be opened: the descriptors are used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(2)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_process_without_file_descriptors_names_what_it_could_not_open(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path)
+    run.set_status("running")
+    run.captures.add("f", "m", torch.ones(1), sample_ids=None, **AT)
+    cases = {
+        f"cannot write {tmp_path}/status.json: Too many open files; what it held before is kept": (
+            lambda: run.set_status("done")
+        ),
+        f"cannot append to {tmp_path}/metrics.jsonl: Too many open files": lambda: run.log_metrics(step=0),
+        f"cannot write {tmp_path}/captures/000000.safetensors: Too many open files": run.captures.flush,
+        f"cannot read {tmp_path}/captures/index.jsonl: Too many open files": run.write_manifest,
+    }
+    for said, write in cases.items():
+        with no_more_files(), pytest.raises(StoreError) as caught:
+            write()
+        assert str(caught.value).startswith(said)
+    run.close()
+    assert open_run(tmp_path).status["status"] == "running" and names(tmp_path / "captures") == []
+
+
+def test_a_run_with_few_file_descriptors_needs_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards, lines and checkpoints are closed once they are written."""
+    monkeypatch.chdir(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(2)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 24, hard))
+    try:
+        hook = "+hooks.h={select: relu2, hook: forward, action: capture}"
+        small = ("compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "hydra.run.dir=run")
+        assert main([*small, "task=predict", "train.limit_batches=8", hook]) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_run(tmp_path / "run").status["status"] == "done"
+
+
+def test_a_clock_that_is_put_back_ends_no_run_before_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        times: ClassVar = [datetime(2026, 1, 1, hour, tzinfo=UTC) for hour in (9, 7, 8)]
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls.times.pop(0)
+
+    monkeypatch.setattr("hookrun.store.run_dir.datetime", Clock)
+    run = RunDir.create(tmp_path)
+    for status in ("running", "running", "done"):
+        run.set_status(status)  # type: ignore[arg-type]
+    found = open_run(tmp_path).status
+    assert found["started"] == found["ended"] == "2026-01-01T09:00:00.000+00:00"
 
 
 def full(path: str | Path, *_: object, **__: object) -> None:

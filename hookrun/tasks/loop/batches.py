@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Sequen
 
 from hookrun import data
 from hookrun.data import Split
+from hookrun.interruptions import left_to_main
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Data
@@ -139,6 +140,7 @@ class Batches:
             batch_size=settings.data.batch_size,
             sampler=self._order,
             num_workers=settings.data.workers,
+            worker_init_fn=left_to_main,
             generator=self._generator,
             pin_memory=prepared.device.type == "cuda",
         )

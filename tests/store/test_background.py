@@ -1,0 +1,71 @@
+"""Handing over to the thread that writes, interrupted at whatever point."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from hookrun.store import background
+from hookrun.store.background import Background
+from hookrun.store.files import StoreError
+
+
+def test_a_thread_that_cannot_be_started_is_the_error_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made = Background[int](lambda _: None, name="hookrun captures")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        with pytest.raises(StoreError, match="cannot start the thread 'hookrun captures': can't start new"):
+            made.put(1)
+        made.wait()
+        made.stop()
+    made.put(2)
+    made.stop()
+    assert made.error is None
+
+
+def interrupted_at(line: int) -> bool:
+    """Hand over three pieces, with KeyboardInterrupt at that line of those gone through; whether it came so far."""
+    done = list[int]()
+    made = Background[int](done.append, name="hookrun captures")
+    handed, count = 0, 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal count
+        if frame.f_code.co_filename != background.__file__ or frame.f_code.co_name in ("_run", "_attempt"):
+            return None
+        if event == "line":
+            count += 1
+            if count == line:
+                raise KeyboardInterrupt
+        return trace
+
+    came = False
+    sys.settrace(trace)
+    try:
+        for piece in range(3):
+            made.put(piece)
+            handed += 1
+        made.wait()
+    except KeyboardInterrupt:
+        came = True
+    finally:
+        sys.settrace(None)
+    made.wait()
+    made.stop()
+    assert made.error is None and handed <= len(done) <= handed + 1, line
+    assert done == list(range(len(done))), line
+    return came
+
+
+def test_an_interruption_at_any_line_leaves_every_piece_done_once() -> None:
+    line = 1
+    while interrupted_at(line):
+        line += 1
+    assert line > 20
