@@ -48,6 +48,15 @@ class Draws:
             number = self._chances
         return derived_seed(seed, self.seed, number) / 2**63
 
+    @property
+    def place(self) -> tuple[int, int]:
+        """How many draws and chances there have been, those numbered by a call not counted."""
+        return self._count, self._chances
+
+    @place.setter
+    def place(self, place: tuple[int, int]) -> None:
+        self._count, self._chances = place
+
     def _next(self) -> tuple[int, ...]:
         """Which draw it is: the n-th of a call of the module, or the n-th of all."""
         if self.calls is None:

@@ -241,6 +241,22 @@ class PlacedHook:
         """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
         return self._draws.chance(self.spec.keys.when.seed)
 
+    @property
+    def draws(self) -> bool:
+        """Whether what the hook does here may depend on which of its draws it is."""
+        return self.spec.action.draws or self.spec.keys.when.probability < 1 or bool(self._values)
+
+    @property
+    def draws_place(self) -> tuple[tuple[int, int], int]:
+        """Which draw comes next here: an installation that is given it draws the same."""
+        return self._draws.place, self.calls.total if self.calls is not None else 0
+
+    @draws_place.setter
+    def draws_place(self, place: tuple[tuple[int, int], int]) -> None:
+        self._draws.place, total = place
+        if self.calls is not None:
+            self.calls.go_on_from(total)
+
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:

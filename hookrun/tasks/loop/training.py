@@ -15,6 +15,7 @@ from hookrun.tasks.loop.clipping import clip
 from hookrun.tasks.loop.composed import reach
 from hookrun.tasks.loop.ema import WeightAverage
 from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
@@ -26,12 +27,14 @@ BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 class Loop:
     """The state of training beside the model.
 
+    steps:   makes the optimizer step where loss and gradients are finite
     best:    the highest score of an epoch so far: the accuracy, or the negative loss
     average: of the weights, which is what is validated; None: the weights themselves are
     """
 
     running: Running
     optimizer: Optimizer
+    steps: FiniteSteps
     scheduler: LRScheduler | None
     train: Batches
     val: Batches | None
@@ -65,7 +68,7 @@ def train(running: Running) -> None:
             [f"train.scheduler: the run ends after {unit} {intervals}, before milestone {last}"]
         )
     average = WeightAverage(running.model, settings.ema.decay) if settings.ema is not None else None
-    loop = Loop(running, optimizer, scheduler, batches, val, average=average)
+    loop = Loop(running, optimizer, FiniteSteps(running, optimizer), scheduler, batches, val, average=average)
     running.model.train()
     for epoch in range(settings.epochs):
         running.hooks.clock.epoch = epoch
@@ -108,9 +111,10 @@ def _train_epoch(loop: Loop, epoch: int) -> dict[str, float]:
             group.clear()
             if _over(loop):
                 break
-    values = average.read()
+    values = average.read() or {"loss": math.nan}  # every step was left out
+    skipped = loop.steps.tell_epoch()
     if not running.stopped:  # half an epoch, ended by a check, is no result
-        running.log("train", values, "epoch")
+        running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
 
@@ -122,29 +126,34 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     of_step = running.average()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
+        loop.steps.begin(group)
         for number, batch in enumerate(group):
             hooks.accumulating = number + 1 < len(group)
             output = running.forward(batch)
             loss = running.loss(output, batch)
             scaler.scale(loss * (len(batch.ids) / samples)).backward()
-            average.add(loss, output, batch.target)
-            if logs:
-                of_step.add(loss, output, batch.target)
+            loop.steps.losses.append(loss.detach())
+            of_step.add(loss, output, batch.target)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
-        scale = scaler.get_scale()
-        scaler.step(loop.optimizer)
-        scaler.update()
-        skipped = scaler.get_scale() < scale  # gradients overflowed, and the optimizer has not stepped
-        if loop.average is not None and not skipped:
+        outcome = loop.steps.step()
+        if loop.average is not None and outcome is STEPPED:
             loop.average.update()
-        if logs:
+        if outcome is not SKIPPED:
+            average.include(of_step)
+        if logs and outcome is not SKIPPED:
             shown.update(of_step.read())
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
             running.log("train", of_step.read(), "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
+        if logs:
             running.sink.settle()
     schedule = running.settings.train.scheduler
-    if loop.scheduler is not None and schedule is not None and schedule.interval == "step" and not skipped:
+    if (
+        loop.scheduler is not None
+        and schedule is not None
+        and schedule.interval == "step"
+        and outcome is STEPPED
+    ):
         loop.scheduler.step()
     hooks.step()
 
