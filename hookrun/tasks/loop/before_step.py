@@ -114,15 +114,19 @@ class BeforeStep:
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
-        """Where the step has made a buffer NaN or infinite, put all of them back as they were before it."""
+        """Put back what the step has made NaN or infinite, with the other floating-point buffers of its module.
+
+        So the running statistics of a batch norm never hold a batch that no step was taken from because of them.
+        """
         there = [
             (buffer, now, buffer.copy)
             for buffer in self._buffers
             if (now := buffer.module._buffers.get(buffer.name)) is not None and buffer.copy is not None
         ]
-        if any(not_finite(now) and not not_finite(copy) for _, now, copy in there):
-            for buffer, now, copy in there:
+        wrong = {buffer.path for buffer, now, kept in there if not_finite(now) and not not_finite(kept)}
+        for buffer, now, kept in there:
+            if buffer.path in wrong and now.is_floating_point():
                 if now is buffer.tensor:
-                    now.copy_(copy)
+                    now.copy_(kept)
                 else:
-                    buffer.module._buffers[buffer.name] = copy.clone()
+                    buffer.module._buffers[buffer.name] = kept.clone()

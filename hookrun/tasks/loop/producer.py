@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
@@ -60,19 +60,21 @@ def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wro
             hooks.accumulating = number + 1 < len(group)
             hooks.samples, hooks.population = batch.ids, batch.population
             args, kwargs = as_call(batch.inputs)
+            already = _wrong_already(model) if number == wrong else {}
             with watch.forward(), running.autocast():
                 output = model(*args, **kwargs)
             with running.autocast():
                 loss = loss_of(output, batch.target)
             if number == wrong:
-                found = _of_loss(running, model, watch, batch, output, loss)
+                found = _of_loss(running, already, watch, batch, output, loss)
                 return f"{_of_micro_batch(number, group)}{found}"
             if wrong is None:
                 scaled = scaler.scale(loss * (len(batch.ids) / samples))
                 watch.follow_backward(scaled, f"the loss {running.settings.train.loss.name}")
                 scaled.backward()
-                if watch.gradients:
-                    return f"{_of_micro_batch(number, group)}{watch.gradients[0].text}"
+                made = watch.first_of_backward()
+                if made is not None and not all_finite(_gradients(model).values()):
+                    return f"{_of_micro_batch(number, group)}{made.text}"
         return _of_gradients(running, model, watch, len(group))
 
 
@@ -81,9 +83,17 @@ def _of_micro_batch(number: int, group: Sequence[Batch]) -> str:
 
 
 def _of_loss(
-    running: Running, model: nn.Module, watch: Watch, batch: Batch, output: object, loss: Tensor
+    running: Running,
+    already: Mapping[str, str],
+    watch: Watch,
+    batch: Batch,
+    output: object,
+    loss: Tensor,
 ) -> str:
-    """Why this micro-batch's loss is not finite."""
+    """Why this micro-batch's loss is not finite.
+
+    already: what was not finite before its forward
+    """
     if all_finite([loss]):
         return _NOT_AGAIN
     origin = watch.first()
@@ -93,32 +103,41 @@ def _of_loss(
         return f"first made by the loss {running.settings.train.loss.name}, from an output and targets that are finite"
     if origin.is_input:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
-    return _of_parameters(running, model, origin) or origin.text
+    return _of_tensors(running, already, origin) or origin.text
 
 
-def _of_parameters(running: Running, model: nn.Module, origin: Origin) -> str:
-    """The parameters or buffers that the origin computes with and that are not finite already; empty without any."""
-    wrong = list(_wrong_tensors(model, origin))
-    if not wrong:
+def _wrong_already(model: nn.Module) -> dict[str, str]:
+    """Parameters and buffers that are not finite, by name: what they are, and what is wrong with them.
+
+    A buffer that holds infinities and no NaN is taken for a mask.
+    """
+    found = {
+        name: f"the parameter {name}: {bad}"
+        for name, each in model.named_parameters()
+        if (bad := not_finite(each))
+    }
+    for name, buffer in model.named_buffers():
+        if (bad := not_finite(buffer)) and bool(buffer.isnan().any()):
+            found[name] = f"the buffer {name}: {bad}"
+    return found
+
+
+def _of_tensors(running: Running, wrong: Mapping[str, str], origin: Origin) -> str:
+    """The first of the tensors that are not finite already and that the origin computes with; empty without any."""
+    prefix = f"{origin.path}." if origin.path else ""
+    used = [name for name in wrong if name.startswith(prefix)]
+    if origin.own is not None:
+        used = [name for name in used if name.removeprefix(prefix) in origin.own]
+    if not used:
         return ""
-    kind, name, what = wrong[0]
     writers = [
         f"hook {hook.spec.name!r} ({hook.spec.hook_type}, {hook.spec.action.action_name})"
         for hook in running.prepared.plan.hooks
-        if _writes(hook, name)
+        if _writes(hook, used[0])
     ]
     by = f"; {listed(writers, _SHOWN)} changes it" if writers else ""
-    others = f"; so are {listed([other for _, other, _ in wrong[1:]], _SHOWN)}" if wrong[1:] else ""
-    return f"the {kind} {name} is not finite before the step's forward: {what}{others}{by}"
-
-
-def _wrong_tensors(model: nn.Module, origin: Origin) -> Iterator[tuple[str, str, str]]:
-    prefix = f"{origin.path}." if origin.path else ""
-    module = model.get_submodule(origin.path)
-    for kind, named in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        for name, tensor in named:
-            if (origin.own is None or name in origin.own) and (what := not_finite(tensor)):
-                yield kind, prefix + name, what
+    others = f"; so are {listed(used[1:], _SHOWN)}" if used[1:] else ""
+    return f"not finite before the forward of this step: {wrong[used[0]]}{others}{by}"
 
 
 def _writes(hook: PlannedHook, name: str) -> bool:
@@ -143,23 +162,27 @@ def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
 
 def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) -> str:
     """Why gradients are not finite though each backward function has made finite ones."""
-    trained = [(name, each) for name, each in model.named_parameters() if each.grad is not None]
-    for name, parameter in trained:
-        if bad := not_finite(parameter.grad):
+    gradients = _gradients(model)
+    for name, gradient in gradients.items():
+        if bad := not_finite(gradient):
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
-    if not trained:
+    if not gradients:
         return _NOT_AGAIN
-    optimizer = torch.optim.SGD([each for _, each in trained], lr=0.0)
-    scale = running.scaler.get_scale()
-    for _, parameter in trained:
-        if scale != 1 and parameter.grad is not None:
-            parameter.grad.div_(scale)
+    optimizer = torch.optim.SGD([model.get_parameter(name) for name in gradients], lr=0.0)
+    if (scale := running.scaler.get_scale()) != 1:
+        for gradient in gradients.values():
+            gradient.div_(scale)
     clip(running.settings.train, optimizer)
-    wrong = [name for name, each in trained if not_finite(each.grad)]
+    wrong = [name for name, gradient in gradients.items() if not_finite(gradient)]
     if wrong:
         return f"first made by clipping, from finite gradients: that of {wrong[0]}"
     optimizer.step()  # the hooks before a step run
-    return watch.gradients[0].text if watch.gradients else _NOT_AGAIN
+    made = watch.first_of_backward()
+    return made.text if made is not None else _NOT_AGAIN
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
 _NOT_AGAIN = (

@@ -120,8 +120,11 @@ class Watch:
 
     def first(self) -> Origin | None:
         """The first origin of what is not finite at the end of the forward pass."""
-        there = (each for each in self._origins if not each.healed)
-        return next(there, self._origins[0] if self._origins else None)
+        return _first(self._origins)
+
+    def first_of_backward(self) -> Origin | None:
+        """The first origin among the hooks on gradients and the backward functions."""
+        return _first(self.gradients)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 
@@ -232,9 +235,18 @@ class Watch:
 
     def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
         """torch's hook after a backward function."""
-        if (bad := not_finite(grad_inputs)) and not not_finite(grad_outputs):
+        bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
+        if given and not bad and any(True for _ in tensors(grad_inputs)):
+            for each in self.gradients:
+                each.healed |= _shares(each.values, list(tensors(grad_outputs)))
+        if bad and not given:
             text = f"first made by the backward of {maker} ({node}), from a finite gradient: {bad}"
-            self.gradients.append(Origin("", text, []))
+            self.gradients.append(Origin("", text, list(tensors(grad_inputs))))
+
+
+def _first(origins: list[Origin]) -> Origin | None:
+    there = (each for each in origins if not each.healed)
+    return next(there, origins[0] if origins else None)
 
 
 def _shares(some: list[Tensor], others: list[Tensor]) -> bool:
