@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,23 +21,29 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     """
     alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
     for value in values:
-        plain = _plain(value.detach())
+        plain = _plain(value)
         alike.setdefault((plain.device, plain.dtype), []).append(plain)
     found = dict[torch.device, Tensor]()
     for (device, _), group in alike.items():
         if device not in found:
             found[device] = torch.zeros((), device=device)
         try:
-            one = torch.ones((), device=device)
-            torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], one)
+            torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], _one(device))
         except (RuntimeError, NotImplementedError):  # a dtype or memory that the fused test does not take
             if any(not_finite(value) for value in group):
                 return False
     return not any(each.item() for each in found.values())
 
 
+@cache
+def _one(device: torch.device) -> Tensor:
+    return torch.ones((), device=device)
+
+
 def _plain(value: Tensor) -> Tensor:
-    """Its numbers as a dense, real tensor."""
+    """Its numbers as a dense, real tensor without a graph."""
+    if value.requires_grad:
+        value = value.detach()
     if value.layout is not torch.strided:
         value = value.coalesce().values() if value.layout is torch.sparse_coo else value.values()
     return torch.view_as_real(value) if value.is_complex() else value
@@ -48,7 +55,7 @@ def not_finite(value: Any) -> str:
     nan = infinite = total = 0
     for tensor in tensors(value):
         if tensor.is_floating_point() or tensor.is_complex():
-            numbers = _plain(tensor.detach())
+            numbers = _plain(tensor)
             total += numbers.numel()
             nan += int(numbers.isnan().sum())
             infinite += int(numbers.isinf().sum())
