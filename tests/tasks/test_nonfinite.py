@@ -209,7 +209,7 @@ def test_stop_saves_and_the_scaler_goes_its_way(run, own_model, capsys) -> None:
     assert all(tensor.isfinite().all() for tensor in saved.values())
     assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
 
-    fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16")
+    fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16", "data.batch_size=4")
     hook = "select: {select}, hook: {hook}, action: scale, factor: 1e39, when: {{step: [1]}}"
     overflow = run(*fp16, f"+hooks.h={{{hook.format(select='fc.bias', hook='grad')}}}")
     assert len([line for line in overflow.metrics if line.get("of") == "batch"]) == 4
