@@ -158,7 +158,7 @@ def test_skip_is_a_loop_that_leaves_batches_out(run, own_model, capsys) -> None:
     assert "skipped a step: epoch 0, step 1: the loss is nan: in micro-batch 1 of 2, first made by" in said, (
         said
     )
-    assert "1 steps of epoch 1 were skipped, 2 so far" in said
+    assert "steps skipped in epoch 1: 1, so far: 2" in said
     epochs = [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
     assert [line["skipped_steps"] for line in epochs] == [1, 1]
     assert all(line["loss"] == line["loss"] for line in epochs), "a batch that was left out is in no mean"

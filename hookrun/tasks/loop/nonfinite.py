@@ -137,7 +137,7 @@ class FiniteSteps:
         if not count or self._running.settings.train.on_nonfinite != "skip":
             return {}
         running, epoch = self._running, self._running.hooks.clock.epoch
-        lines = [f"{WHERE}: {count} steps of epoch {epoch} were skipped, {self.skipped} so far"]
+        lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
         bad = [name for name, parameter in running.model.named_parameters() if not_finite(parameter)]
         if bad:
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not mend it")
