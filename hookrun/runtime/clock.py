@@ -184,12 +184,16 @@ class ModuleRun:
 
 
 class Calls:
-    """Numbers the calls of one module, in each thread for itself."""
+    """Numbers the calls of one module, in each thread for itself.
 
-    __slots__ = ("_here", "_logs", "_module", "_runs", "_totals", "clock")
+    total: how many calls there have been, repeated ones not counted
+    """
+
+    __slots__ = ("_here", "_logs", "_module", "_runs", "_totals", "clock", "total")
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.total = 0
         self._module: Module | None = None
         self._here = _Numbers()
         self._totals = count()
@@ -247,7 +251,14 @@ class Calls:
         here, forward = self._here, self.clock.forward.number
         here.number = here.number + 1 if here.forward == forward else 0
         here.forward = forward
-        return Call(here.number, next(self._totals))
+        number = next(self._totals)
+        self.total = number + 1
+        return Call(here.number, number)
+
+    def go_on_from(self, total: int) -> None:
+        """As if there had been so many calls."""
+        self._totals = count(total)
+        self.total = total
 
 
 _MOST_RUNS = 1024

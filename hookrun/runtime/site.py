@@ -286,6 +286,23 @@ class PlacedHook:
         """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
         return self._draws.chance(self.spec.keys.when.seed)
 
+    @property
+    def draws(self) -> bool:
+        """Whether what the hook does here may depend on which of its draws it is."""
+        return self.spec.action.draws or self.spec.keys.when.probability < 1 or bool(self._values)
+
+    @property
+    def draws_place(self) -> tuple[dict[str, int], int]:
+        """Which draw comes next here: an installation that is given it draws the same."""
+        return self._draws.state_dict(), self.calls.total if self.calls is not None else 0
+
+    @draws_place.setter
+    def draws_place(self, place: tuple[dict[str, int], int]) -> None:
+        draws, total = place
+        self._draws.load_state_dict(draws)
+        if self.calls is not None:
+            self.calls.go_on_from(total)
+
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:

@@ -182,7 +182,9 @@ Bound = Field(default=None, gt=0, allow_inf_nan=False)
 class Train(Section):
     """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass.
 
-    parameters: the only ones that are trained; None: all that require a gradient
+    parameters:   the only ones that are trained; None: all that require a gradient
+    on_nonfinite: what to do where a loss, or a gradient that the optimizer is about to use, is not finite: `error`
+                  fails, `skip` leaves the step out, `stop` saves and ends the run
     """
 
     epochs: int = Field(default=10, ge=0, le=MOST)
@@ -199,6 +201,7 @@ class Train(Section):
     accumulate: int = Field(default=1, ge=1, le=MOST)
     log_every: int = Field(default=10, ge=1, le=MOST)
     shuffle: bool = True
+    on_nonfinite: Literal["error", "skip", "stop"] = "error"
 
     @model_validator(mode="after")
     def _clips_once(self) -> Train:

@@ -60,7 +60,9 @@ METRICS: Mapping[str, Metric] = {
 DEFAULT = (METRICS[LOSS], METRICS["accuracy"])
 """What is computed where `task.metrics` is not given: the accuracy where the targets are labels."""
 
-COLUMNS = frozenset({"split", "epoch", "step", "lr", "samples", "module", "kind", "of", "seconds", "ema"})
+COLUMNS = frozenset(
+    {"split", "epoch", "step", "lr", "samples", "module", "kind", "of", "seconds", "ema", "skipped_steps"}
+)
 """What else a line of metrics.jsonl may hold; no metric has such a name."""
 
 
@@ -204,6 +206,12 @@ class Average:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.samples, self._sums = state["samples"], dict(state["sums"])
+
+    def include(self, other: Average) -> None:
+        """Everything that another one of the same metrics has seen."""
+        self.samples += other.samples
+        for name, total in other._sums.items():
+            self._add(name, total)
 
     def _add(self, name: str, total: Tensor | float | None) -> None:
         if total is not None:

@@ -61,7 +61,7 @@ class Running:
     @property
     def stopped(self) -> bool:
         """Whether a check asks for the end of the run. Only checks that may ask are waited for."""
-        return self._may_stop and self.hooks.stopped is not None
+        return self.sink.stop is not None or (self._may_stop and self.hooks.stopped is not None)
 
     @cached_property
     def _may_stop(self) -> bool:
@@ -72,7 +72,7 @@ class Running:
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
         args, kwargs = as_call(batch.inputs)
-        with self._autocast():
+        with self.autocast():
             return self._call(*args, **kwargs)
 
     @cached_property
@@ -81,14 +81,15 @@ class Running:
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """The loss of the batch."""
-        with self._autocast():
+        with self.autocast():
             return self.prepared.loss(output, batch.target)
 
     def average(self) -> Average:
         """The means of the task's metrics, with no sample seen yet."""
         return Average(self.prepared.metrics)
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Automatic mixed precision, where that was asked for."""
         dtype = _AUTOCAST.get(self.settings.compute.precision)
         return torch.autocast(self.prepared.device.type, dtype) if dtype is not None else nullcontext()
 

@@ -17,6 +17,7 @@ from hookrun.tasks.loop.clipping import clip
 from hookrun.tasks.loop.composed import reach
 from hookrun.tasks.loop.ema import WeightAverage
 from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
@@ -28,6 +29,7 @@ BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 class Loop:
     """The state of training beside the model.
 
+    steps:   makes the optimizer step where loss and gradients are finite
     epoch:   the one under way, and how many of its batches are behind
     means:   over the samples of this epoch
     values:  the means of its training, once that is over: what is left is the validation and what follows
@@ -37,6 +39,7 @@ class Loop:
 
     running: Running
     optimizer: Optimizer
+    steps: FiniteSteps
     scheduler: LRScheduler | None
     train: Batches
     val: Batches | None
@@ -62,6 +65,7 @@ class Loop:
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.running.scaler.state_dict(),
+            "steps": self.steps.state_dict(),
             "average": None if self.average is None else self.average.state_dict(),
         }
 
@@ -71,6 +75,7 @@ class Loop:
         self.means.load_state_dict(state["means"])
         self.values, self.best = state["values"], state["best"]
         self.optimizer.load_state_dict(state["optimizer"])
+        self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if state["scaler"]:  # one that is off has none
@@ -119,7 +124,16 @@ def _made(running: Running) -> Loop:
             [f"train.scheduler: the run ends after {unit} {intervals}, before milestone {last}"]
         )
     average = WeightAverage(running.model, settings.ema.decay) if settings.ema is not None else None
-    return Loop(running, optimizer, scheduler, batches, val, running.average(), average)
+    return Loop(
+        running,
+        optimizer,
+        FiniteSteps(running, optimizer),
+        scheduler,
+        batches,
+        val,
+        running.average(),
+        average,
+    )
 
 
 def _save_last(loop: Loop) -> None:
@@ -166,9 +180,10 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             if _over(loop):
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
-    values = loop.means.read()
+    values = loop.means.read() or {"loss": math.nan}  # every step was left out
+    skipped = loop.steps.tell_epoch()
     if not running.stopped:  # half an epoch, ended by a check, is no result
-        running.log("train", values, "epoch")
+        running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
 
@@ -180,29 +195,34 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     of_step = running.average()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
+        loop.steps.begin(group)
         for number, batch in enumerate(group):
             hooks.accumulating = number + 1 < len(group)
             output = running.forward(batch)
             loss = running.loss(output, batch)
             scaler.scale(loss * (len(batch.ids) / samples)).backward()
-            average.add(loss, output, batch.target)
-            if logs:
-                of_step.add(loss, output, batch.target)
+            loop.steps.losses.append(loss.detach())
+            of_step.add(loss, output, batch.target)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
-        scale = scaler.get_scale()
-        scaler.step(loop.optimizer)
-        scaler.update()
-        skipped = scaler.get_scale() < scale  # gradients overflowed, and the optimizer has not stepped
-        if loop.average is not None and not skipped:
+        outcome = loop.steps.step()
+        if loop.average is not None and outcome is STEPPED:
             loop.average.update()
-        if logs:
+        if outcome is not SKIPPED:
+            average.include(of_step)
+        if logs and outcome is not SKIPPED:
             shown.update(of_step.read())
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
             running.log("train", of_step.read(), "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
+        if logs:
             running.sink.settle()
     schedule = running.settings.train.scheduler
-    if loop.scheduler is not None and schedule is not None and schedule.interval == "step" and not skipped:
+    if (
+        loop.scheduler is not None
+        and schedule is not None
+        and schedule.interval == "step"
+        and outcome is STEPPED
+    ):
         loop.scheduler.step()
     hooks.step()
 

@@ -1,0 +1,153 @@
+"""`train.on_nonfinite`: no optimizer step from a loss or gradients that are not finite, and where they come from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from hookrun.errors import HookrunError
+from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.before_step import BeforeStep
+from hookrun.tasks.loop.finite import all_finite, not_finite
+from hookrun.tasks.loop.producer import producer
+from hookrun.tasks.loop.running import Running
+
+WHERE = "train.on_nonfinite"
+
+Outcome = Literal["stepped", "overflow", "skipped"]
+STEPPED: Outcome = "stepped"
+OVERFLOW: Outcome = "overflow"
+"""The gradient scaler has left the step out by itself, to go on with a smaller scale."""
+SKIPPED: Outcome = "skipped"
+"""The loss or a gradient was not finite, and the optimizer has not stepped."""
+
+LEAST_SCALE = 1.0
+"""An overflow at this scale or below is not made by the scaling: a smaller scale would not mend it."""
+
+MOST_TOLD = 5
+"""Skipped steps that are looked into and told one by one; those after them are counted."""
+
+_HINT = (
+    "a smaller learning rate, train.clip_grad_norm or a `check` hook may help; "
+    f"{WHERE}: skip leaves such steps out, stop saves and ends the run"
+)
+
+
+class _NotFinite(Exception):
+    """Raised inside `optimizer.step()`, after every hook on the gradients, before a parameter changes."""
+
+
+class FiniteSteps:
+    """The optimizer steps of a run, each only where the losses and the gradients that it would use are finite.
+
+    A step that is left out counts for hooks, as one that a gradient scaler leaves out does: the data has moved on, and
+    `when: {step: ...}` means the same steps in every run. The optimizer, a schedule by steps and the average of the
+    weights do not move.
+
+    losses:  of the micro-batches of the step under way, without their graphs
+    skipped: how many steps were left out so far
+    """
+
+    def __init__(self, running: Running, optimizer: Optimizer) -> None:
+        prepared = running.prepared
+        own_code = running.settings.model.factory is not None or bool(prepared.plan.code)
+        own_code |= any(hook.code for hook in prepared.plan.hooks)
+        self.losses = list[Tensor]()
+        self.skipped = 0
+        self._running = running
+        self._optimizer = optimizer
+        self._group: Sequence[Batch] = ()
+        self._told = 0
+        self._before = BeforeStep(running.model, running.hooks, prepared.device, own_code=own_code)
+        optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
+
+    def state_dict(self) -> dict[str, int]:
+        """How many steps were left out, and in this epoch."""
+        return {"skipped": self.skipped, "told": self._told}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on counting from there."""
+        self.skipped, self._told = state["skipped"], state["told"]
+
+    def begin(self, group: Sequence[Batch]) -> None:
+        """A step over these micro-batches begins."""
+        self.losses.clear()
+        self._group = group
+        self._before.take()
+
+    def step(self) -> Outcome:
+        """Step the optimizer, through the gradient scaler; its gradients are unscaled and clipped.
+
+        Raises HookrunError where something is not finite, under `error`.
+        """
+        scaler = self._running.scaler
+        scale = scaler.get_scale()
+        try:
+            if scaler.is_enabled() and not all_finite(
+                self.losses
+            ):  # a scaler that overflows does not step at all
+                raise _NotFinite
+            scaler.step(self._optimizer)
+        except _NotFinite:
+            if scaler.is_enabled():
+                scaler.update(scale)  # begins its next step, with the same scale
+            return self._left_out()
+        scaler.update()
+        if scaler.get_scale() >= scale:
+            return STEPPED
+        return self._left_out() if scale <= LEAST_SCALE else OVERFLOW
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """torch's pre-hook of the optimizer."""
+        overflow = getattr(optimizer, "found_inf", None)  # set where the optimizer itself leaves the step out
+        if overflow is not None and overflow.item():
+            return
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if not all_finite([*self.losses, *gradients]):
+            raise _NotFinite
+
+    def _left_out(self) -> Outcome:
+        running = self._running
+        policy, clock = running.settings.train.on_nonfinite, running.hooks.clock
+        if running.stopped:  # a check hook has found it, and asks for the end of the run
+            return SKIPPED
+        self.skipped += 1
+        self._told += 1
+        if policy == "skip" and self.skipped > MOST_TOLD:
+            self._before.restore_buffers()
+            return SKIPPED
+        wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
+        what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
+        self._optimizer.zero_grad(set_to_none=True)  # room for a second run
+        source = producer(running, self._before, self._group, wrong)
+        text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
+        self._before.restore_buffers()
+        if policy == "error":
+            raise HookrunError(f"{WHERE}: {text}\n    {_HINT}")
+        if policy == "stop":
+            running.sink.stop = f"{WHERE}: {text}"
+            return SKIPPED
+        more = " (later ones are only counted)" if self.skipped == MOST_TOLD else ""
+        running.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
+        return SKIPPED
+
+    def tell_epoch(self) -> dict[str, float]:
+        """An epoch is over: say how many of its steps were skipped; for metrics.jsonl, where there are any."""
+        count, self._told = self._told, 0
+        if not count or self._running.settings.train.on_nonfinite != "skip":
+            return {}
+        running, epoch = self._running, self._running.hooks.clock.epoch
+        lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
+        bad = [name for name, parameter in running.model.named_parameters() if not_finite(parameter)]
+        if bad:
+            lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not mend it")
+        running.screen.note(lines)
+        return {"skipped_steps": count}

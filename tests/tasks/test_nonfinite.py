@@ -1,0 +1,259 @@
+"""`train.on_nonfinite`: what is not finite takes no step, and whoever made it first is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from hookrun.cli.compose import compose_dict
+from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks.loop.batches import Batches
+
+FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
+SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
+
+BLOCKS = """
+def __init__(self, kind="none", at=2):
+    super().__init__()
+    self.kind, self.at = kind, at
+    self.flat, self.first, self.norm = nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16)
+    self.drop, self.relu, self.last = nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 10)
+    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+def forward(self, x):
+    now = bool(self.seen == self.at)
+    self.seen += 1
+    x = self.first(self.flat(x))
+    if now and self.kind == "between":
+        x = torch.log(x * 0 - 1)
+    x = self.relu(self.norm(x))
+    if now and self.kind == "backward":
+        x = torch.where(x > 0, torch.sqrt(x), torch.zeros_like(x)) + self.first.bias.mean()
+        x = torch.where(x.detach() > 1e9, torch.sqrt(x * 0), x)
+    if now and self.kind == "call":
+        x = self.drop(self.relu(x) / x.detach().new_zeros(()))
+    x = self.drop(x)
+    scores = self.last(x)
+    return scores * float("inf") * 0 if now and self.kind == "end" else scores
+"""
+
+PASSES = """
+def __init__(self, factor=1.0):
+    super().__init__()
+    self.factor, self.last = factor, nn.Linear(64, 10)
+
+def forward(self, x):
+    return self.last(x.flatten(1)) * self.factor
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (["+model.args.kind=between"], "the forward of (root) (Net), call 0, itself, before it calls norm"),
+        (["+model.args.kind=call"], "the forward of (root) (Net), call 0, itself, before it calls drop"),
+        (["+model.args.kind=end"], "the forward of (root) (Net), call 0, itself, outside its submodules"),
+        (["+model.args.kind=backward"], "the backward of (root) (Net), call 0 (SqrtBackward0)"),
+    ],
+)
+def test_code_of_a_module(overrides, named, run, own_model, capsys) -> None:
+    """The forward of a module outside the modules in it, and its backward; `error` is the default."""
+    run(*own_model(BLOCKS), *FOUR_STEPS, *overrides, code=1)
+    said = capsys.readouterr().err
+    assert "train.on_nonfinite: epoch 0, step 2: " in said and f"first made by {named}" in said, said
+    assert "norm (BatchNorm1d)" not in said, "it only passes on what is not finite"
+
+
+@pytest.mark.parametrize(
+    ("hook", "named"),
+    [
+        ("select: relu1, hook: forward, action: scale, factor: 1e39", "(forward, scale) on relu1, call 0"),
+        (
+            "select: conv2, hook: forward_pre, action: scale, factor: 1e39",
+            "(forward_pre, scale) on conv2, call 0",
+        ),
+        ("select: fc.bias, hook: grad, action: scale, factor: 1e39", "(grad, scale) on fc.bias"),
+        ("select: relu2, hook: output_grad, action: scale, factor: 1e300", "(output_grad, scale) on relu2"),
+        (
+            "select: fc, hook: optimizer_step_pre, action: scale, factor: 1e39",
+            "(optimizer_step_pre, scale) on fc.",
+        ),
+    ],
+)
+def test_a_hook(hook, named, run, capsys) -> None:
+    """Whatever type it is of; with a probability it draws as it did."""
+    run(
+        "model=cnn",
+        *FOUR_STEPS,
+        f"+hooks.h={{{hook}, when: {{step: {{start: 1}}, probability: 0.7}}}}",
+        code=1,
+    )
+    assert f"first made by hook 'h' {named}" in (said := capsys.readouterr().err), said
+
+
+def test_tensors_that_are_wrong_before(run, own_model, capsys, tmp_path) -> None:
+    """A parameter with the hooks that change it, inputs with their samples, a finite output: no module is blamed."""
+    hook = "select: fc, hook: optimizer_step_post, action: scale, factor: 1e39, when: {step: [1]}"
+    run("model=cnn", *FOUR_STEPS, f"+hooks.h={{{hook}}}", code=1)
+    said = capsys.readouterr().err
+    assert (
+        "step 2: the loss is nan: not finite before the forward of this step: the parameter fc.weight" in said
+    )
+    assert "so are fc.bias; hook 'h' (optimizer_step_post, scale) changes it" in said
+
+    inputs = torch.zeros(256, 1, 8, 8)
+    inputs[130, 0, 0, 0] = float("nan")
+    save_file({"input": inputs, "target": torch.zeros(256, dtype=torch.int64)}, tmp_path / "some.safetensors")
+    data = ("data=tensors", "data.args.train_file=some.safetensors", "data.args.val_file=some.safetensors")
+    run(*own_model(PASSES), *FOUR_STEPS, *data, "train.accumulate=2", code=1)
+    said = capsys.readouterr().err
+    assert "step 1: the loss is nan: in micro-batch 0 of 2, the inputs of the batch" in said, said
+    assert "1 NaN of 4096 elements (train samples 130)" in said
+
+    save_file(
+        {"input": torch.ones(256, 1, 8, 8), "target": torch.zeros(256, 10)}, tmp_path / "some.safetensors"
+    )
+    run(*own_model(PASSES), *FOUR_STEPS, "+model.args.factor=1e30", "train.loss=mse", *data, code=1)
+    said = capsys.readouterr().err
+    assert "first made by the loss mse, from an output and targets that are finite" in said, said
+
+
+POISONED = """
+def __init__(self, at=()):
+    super().__init__()
+    self.at, self.last = at, nn.Linear(64, 10)
+    self.norm, self.drop = nn.BatchNorm1d(64), nn.Dropout(0.5)
+    self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+def forward(self, x):
+    bad = self.training and int(self.seen) in self.at
+    self.seen += self.training
+    x = self.norm(x.flatten(1) * (float("nan") if bad else 1.0))
+    return self.last(self.drop(x))
+"""
+LOOP = ("train.epochs=2", "train.limit_batches=5", "train.log_every=1", "train.shuffle=false")
+SCHEDULE = (
+    "train.optimizer.name=SGD",
+    "train.optimizer.lr=0.1",
+    "train.ema={decay: 0.9}",
+    "train.accumulate=2",
+)
+SEEN = "+hooks.seen={select: drop, hook: forward, action: stats, when: {mode: train}}"
+BY_STEP = "train.scheduler={name: StepLR, step_size: 1, gamma: 0.5, interval: step}"
+
+
+def test_skip_is_a_loop_that_leaves_batches_out(run, own_model, capsys) -> None:
+    """Weights, running statistics, rates and averages equal a plain loop that goes past the steps, bit for bit."""
+    net = (
+        *own_model(POISONED),
+        "+model.args.at=[3,8]",
+    )  # the second micro-batches of steps 1 and 4; epochs have 3
+    found = run(*net, *LOOP, *SCHEDULE, BY_STEP, SKIP, SEEN)
+    said = capsys.readouterr().out
+    assert "skipped a step: epoch 0, step 1: the loss is nan: in micro-batch 1 of 2, first made by" in said, (
+        said
+    )
+    assert "steps skipped in epoch 1: 1, so far: 2" in said
+    epochs = [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
+    assert [line["skipped_steps"] for line in epochs] == [1, 1]
+    assert all(line["loss"] == line["loss"] for line in epochs), "a batch that was left out is in no mean"
+    steps = [line["step"] for line in found.metrics if line.get("of") == "batch"]
+    assert steps == [0, 2, 3, 5], "the step counts on"
+
+    settings = parse_experiment(compose_dict(["compute.device=cpu", *net, *LOOP, *SCHEDULE, BY_STEP]))
+    assert len(found.stats) == 10, "the second run of a step leaves no record"
+    prepared = prepare(settings, trust=frozenset({"own_models"}))
+    torch.manual_seed(0)
+    model, batches = prepared.model, Batches(prepared, "train")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    schedule = StepLR(optimizer, 1, 0.5)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+    model.train()
+    for epoch in range(2):
+        everything = list(batches.epoch(epoch))
+        for group in (everything[:2], everything[2:4], everything[4:]):
+            before = {key: each.clone() for key, each in model.state_dict().items()}
+            samples = sum(len(batch.ids) for batch in group)
+            optimizer.zero_grad()
+            losses = [F.cross_entropy(model(batch.inputs), batch.target) for batch in group]
+            tracked = model.norm.num_batches_tracked.clone
+            if not all(loss.isfinite() for loss in losses):
+                model.load_state_dict({**before, "seen": model.seen, "norm.num_batches_tracked": tracked()})
+                continue
+            sum(
+                loss * (len(batch.ids) / samples) for loss, batch in zip(losses, group, strict=True)
+            ).backward()
+            optimizer.step()
+            schedule.step()
+            average.update_parameters(model)
+    for name, expected in (("last", model), ("ema", average.module)):
+        saved = load_file(found.path / f"checkpoints/{name}.safetensors")
+        for key, tensor in expected.state_dict().items():
+            if tensor.is_floating_point():
+                assert torch.equal(saved[key], tensor.detach()), key
+    rates = [line["lr"] for line in found.metrics if line.get("of") == "batch"]
+    assert rates == [0.1, 0.05, 0.025, 0.0125]
+
+
+def test_stop_saves_and_the_scaler_goes_its_way(run, own_model, capsys) -> None:
+    """`stop` ends with exit 3 and the weights from before; an overflow under fp16 is not a failure; a bad loss is."""
+    net = (*own_model(POISONED), "+model.args.at=[2]")
+    found = run(*net, *FOUR_STEPS, STOP, code=3)
+    assert found.status["status"] == "stopped" and "step 2: the loss is nan" in found.status["reason"]
+    saved = load_file(found.path / "checkpoints/last.safetensors")
+    assert all(tensor.isfinite().all() for tensor in saved.values())
+    assert not [line for line in found.metrics if line.get("of") == "epoch" and line["split"] == "train"]
+
+    fp16 = ("model=cnn", *FOUR_STEPS, "compute.precision=fp16", "data.batch_size=4")
+    hook = "select: {select}, hook: {hook}, action: scale, factor: 1e39, when: {{step: [1]}}"
+    overflow = run(*fp16, f"+hooks.h={{{hook.format(select='fc.bias', hook='grad')}}}")
+    assert len([line for line in overflow.metrics if line.get("of") == "batch"]) == 4
+    run(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}", code=1)
+    assert "first made by hook 'h' (forward, scale) on fc, call 0" in capsys.readouterr().err
+    found = run(*fp16, f"+hooks.h={{{hook.format(select='fc', hook='forward')}}}", SKIP)
+    assert [
+        line["skipped_steps"]
+        for line in found.metrics
+        if line.get("of") == "epoch" and line["split"] == "train"
+    ] == [1]
+
+
+def test_masks_of_infinity_are_not_blamed(run, own_model, capsys) -> None:
+    """A value that is finite again after a softmax is not where it begins; nor is a buffer that is a mask."""
+    body = """
+    def __init__(self):
+        super().__init__()
+        self.mask, self.soft, self.bad, self.last = Net.Mask(), nn.Softmax(-1), Net.Bad(), nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.last(self.bad(self.soft(self.mask(x.flatten(1)))))
+
+
+    class Mask(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("hidden", torch.full((64,), float("-inf")).index_fill(0, torch.arange(5), 0))
+
+        def forward(self, x):
+            return x + self.hidden
+
+
+    class Bad(nn.Module):
+        def forward(self, x):
+            return torch.log(x)
+    """
+    run(*own_model(body), *FOUR_STEPS, code=1)
+    assert "first made by the forward of bad (Bad), call 0, from finite inputs" in capsys.readouterr().err
+
+
+def test_a_check_that_stops_comes_first(run, capsys) -> None:
+    """Where a `check` hook asks for the end of the run, that is why it ends."""
+    check = "+hooks.c={select: fc, hook: forward, action: check, policy: stop}"
+    bad = "+hooks.b={select: relu1, hook: forward, action: scale, factor: 1e39}"
+    found = run("model=cnn", *FOUR_STEPS, bad, check, code=3)
+    assert "hook 'c' on fc" in found.status["reason"]
