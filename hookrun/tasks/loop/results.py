@@ -6,7 +6,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hookrun.tasks.loop.passing import SECONDS, SHARE
+from hookrun.tasks.loop.passing import SECONDS
+
+SHARE = 10
+"""States that are not cheap take at most one part in so many of the time."""
 
 CHEAP = 0.1
 """Seconds that saving may take at any time."""
