@@ -231,8 +231,10 @@ class RunDir:
     @property
     def shards(self) -> int:
         """How many shards of captured and predicted rows are on the disk, those left by an earlier process included."""
-        made = [self.__dict__[name] for name in ("captures", "predictions") if name in self.__dict__]
-        return sum(writer.shards for writer in made)
+        there = (
+            self.__dict__.get(name, getattr(self._reached, name, None)) for name in (CAPTURES, PREDICTIONS)
+        )
+        return sum(each.shards for each in there if each is not None)
 
     def close(self) -> None:
         """Write what is buffered and close every file; the status stays as it was set."""

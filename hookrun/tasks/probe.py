@@ -80,15 +80,19 @@ class ProbeTask(TaskOfCaptures):
         weights: dict[str, Tensor] = {}
         self.say_memory(analysing, max(self._needed(analysis, outputs, self.project).values()))
         for module, rows in features.items():
-            found = fit(rows, labels[module], seed)
-            analysing.run_dir.log_metrics(
-                split=self.name, module=module, score=found.score, samples=len(rows),
-                features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
-                **told(rows),
-            )  # fmt: skip
-            scores = [f"{value:.3f}" for value in (found.train, found.test, found.chance)]
+            probed = analysing.results.get(module)
+            if probed is None:
+                found = fit(rows, labels[module], seed)
+                analysing.run_dir.log_metrics(
+                    split=self.name, module=module, score=found.score, samples=len(rows),
+                    features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
+                    **told(rows),
+                )  # fmt: skip
+                probed = {"scores": [found.train, found.test, found.chance], "weights": found.weights}
+                analysing.results.add(module, probed)
+            scores = [f"{value:.3f}" for value in probed["scores"]]
             shown.add_row(module, shown_width(rows), *scores)
-            weights |= {f"{module}.{name}": tensor for name, tensor in found.weights.items()}
+            weights |= {f"{module}.{name}": tensor for name, tensor in probed["weights"].items()}
         analysing.screen.console.print(shown)
         self.say_projections(analysing)
         save_file(weights, analysing.run_dir.path / PROBES)

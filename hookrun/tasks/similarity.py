@@ -59,7 +59,7 @@ class SimilarityTask(TaskOfCaptures):
             raise HookrunError("the modules were captured on different samples: capture them in one run")
         features, way = self.features(analysis), self._way(analysis, self.project)
         self.say_memory(analysing, way.needed)
-        found = linear_cka_of_all(list(features.values()), way).tolist()
+        found = linear_cka_of_all(list(features.values()), way, analysing.results).tolist()
         shown = table("linear CKA", *features)
         for name, values in zip(features, found, strict=True):
             for other, value in zip(features, values, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.features import Features, Projection
 from hookrun.tasks.loop.memory import SHARE
 from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.results import Results
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,12 @@ class Analysis(Ready):
 
 @dataclass(frozen=True)
 class Analysing:
-    """An analysis under way: what it reads, the run directory of its own, the screen."""
+    """An analysis under way: what it reads, the run directory of its own, the screen, what it has found by now."""
 
     analysis: Analysis
     run_dir: RunDir
     screen: Screen
+    results: Results = field(default_factory=Results)
 
 
 def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis:

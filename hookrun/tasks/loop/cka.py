@@ -11,6 +11,10 @@ from torch import Tensor
 
 from hookrun.tasks.loop.features import BYTES, Features, gram
 from hookrun.tasks.loop.memory import reading_bytes
+from hookrun.tasks.loop.results import Results
+
+PRODUCTS, TILES = "products", "tiles"
+"""The inner products of all modules with each other; those of the first rows of tiles, and how many."""
 
 _FEWEST = 16
 """Samples of a tile, of which smaller ones would take too many passes over the captures."""
@@ -55,16 +59,22 @@ def _rows_of_all(features: Sequence[Features]) -> int:
     return max(1, features[0].block_bytes // (BYTES * max(sum(each.width for each in features), 1)))
 
 
-def linear_cka_of_all(features: Sequence[Features], way: Way) -> Tensor:
+def linear_cka_of_all(features: Sequence[Features], way: Way, results: Results | None = None) -> Tensor:
     """[modules, modules] from 0 to 1: linear centered kernel alignment of each pair; rows are the same samples.
 
     ||Yᵀ X||² / (||Xᵀ X|| ||Yᵀ Y||) with centered columns and Frobenius norms, or the same from the inner products
     between samples: <X Xᵀ, Y Yᵀ> = ||Yᵀ X||². Kornblith, Norouzi, Lee, Hinton: Similarity of Neural Network
     Representations Revisited (2019).
+
+    results: what was found by now, where the work goes on
     """
-    every = torch.arange(len(features[0]))
-    centered = [each.centered(every) for each in features]
-    products = _by_features(centered) if way.by_features else _by_samples(centered, way.tile)
+    results = results if results is not None else Results()
+    products: Tensor | None = results.get(PRODUCTS)
+    if products is None:
+        every = torch.arange(len(features[0]))
+        centered = [each.centered(every) for each in features]
+        products = _by_features(centered) if way.by_features else _by_samples(centered, way.tile, results)
+        results.add(PRODUCTS, products)
     norms = products.diagonal().sqrt()
     below = norms[:, None] * norms
     return torch.where(below > 0, products / below, 0.0).clamp(0, 1)  # of features that do not vary: 0
@@ -86,10 +96,11 @@ def _squares(block: Tensor) -> Tensor:
     return found
 
 
-def _by_samples(features: Sequence[Features], tile: int) -> Tensor:
+def _by_samples(features: Sequence[Features], tile: int, results: Results) -> Tensor:
     parts = torch.arange(len(features[0])).split(tile)
     products = torch.zeros(len(features), len(features), dtype=torch.float64)
-    for number, rows in enumerate(parts):
+    begin, products = results.get(TILES) or (0, products)
+    for number, rows in enumerate(parts[begin:], begin):
         for others in parts[number:]:
             alike = others is rows
             found = torch.empty(len(features), len(rows), len(others), dtype=torch.float64)
@@ -97,4 +108,5 @@ def _by_samples(features: Sequence[Features], tile: int) -> Tensor:
                 found[place] = gram(each, rows, None if alike else others)
             flat = found.flatten(1)
             products.addmm_(flat, flat.T, alpha=1 if alike else 2)  # the tile on the other side is the same
+        results.add(TILES, (number + 1, products.clone()), is_whole=False)
     return products

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -12,9 +11,6 @@ from hookrun.store.run_dir import RunDir
 
 SECONDS = 30.0
 """A state is due at the latest after so many."""
-
-SHARE = 10
-"""States take at most one part in so many of the time, but for those that `SECONDS` asks for."""
 
 
 class Holding(Protocol):
@@ -103,19 +99,16 @@ class Pass:
 class Rows:
     """When a state is due in a task that trains nothing: as soon as rows are on the disk, which are not computed again.
 
-    Each state also writes what is buffered; where shards are small, some of them go without.
+    A state writes what is buffered too, so that what the indexes name and what the newest state names are the same.
     """
 
     def __init__(self, run_dir: RunDir, points: PausePoints) -> None:
         self._run_dir, self._points = run_dir, points
         self._shards = run_dir.shards
-        self._cost = 0.0
 
     def point(self) -> None:
         """A batch is over."""
-        seconds = self._points.seconds
-        has_rows = self._run_dir.shards != self._shards and seconds >= SHARE * self._cost
-        due, start = has_rows or seconds >= SECONDS, time.monotonic()
+        due = self._run_dir.shards != self._shards or self._points.seconds >= SECONDS
         self._points.point(due)
         if due:
-            self._shards, self._cost = self._run_dir.shards, time.monotonic() - start
+            self._shards = self._run_dir.shards

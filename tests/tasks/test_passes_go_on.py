@@ -1,0 +1,128 @@
+"""A pass that was cut off after any batch goes on with the next one, and ends as a run that was not cut off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hookrun
+from hookrun.cli import main
+from hookrun.store.reader import Run
+from hookrun.store.verify import verify
+
+Resuming = pytest.importorskip("hookrun.tasks.loop.resuming").Resuming
+BATCHES = 4
+SMALL = [
+    "compute.device=cpu",
+    "compute.threads=1",
+    "compute.capture_buffer=1",
+    f"train.limit_batches={BATCHES}",
+]
+HOOKS = [
+    "+hooks.all={select: relu1, hook: forward, action: capture}",
+    "+hooks.few={select: relu2, hook: forward, action: capture, keep: {reservoir: 40}}",
+    "+hooks.bound={select: '**', hook: forward, action: capture, max_bytes: 700000}",
+    "+hooks.noisy={select: conv1, hook: forward, action: noise, std: 0.5}",
+    "+hooks.seldom={select: fc, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",
+    "+hooks.late={select: fc, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
+    "+hooks.warned={select: fc, hook: forward, action: check, max: 0.5, policy: warn}",
+    "+hooks.shown={select: fc, hook: forward, action: print}",
+]
+TASKS = {
+    "predict": ["task=predict", "task.metrics=[loss,accuracy]"],
+    "evaluate": ["task=evaluate", "task.split=all", "data.workers=2", "train.limit_batches=2"],
+    "gradients": [
+        "task=predict",
+        "+task.backward={score: top}",
+        "+hooks.grads={select: relu1, hook: output_grad, action: capture}",
+        "+hooks.weights={select: fc, hook: grad, action: noise}",
+    ],
+    "validation": ["task=train", "train.epochs=1", "train.checkpoint.save=last"],
+}
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
+    """Runs a command line that is saved after its n-th batch, and killed there or `later` batches on, if it lasts."""
+
+    def killed(*argv: str, after: int, later: int) -> bool:
+        passed, real = [0], Resuming.point
+
+        def point(self: Any, due: bool = False) -> None:
+            passed[0] += 1
+            real(self, passed[0] == after)
+            if passed[0] == after + later:
+                raise Killed
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Resuming, "point", point)
+            try:
+                assert main([*argv]) == 0
+            except Killed:
+                return True
+        return False
+
+    return killed
+
+
+def recorded(run: Run) -> dict[str, Any]:
+    """All that a reader finds in a run, but for times."""
+    assert verify(run.path).bad == []
+    rows = {
+        (hook, module): [
+            each[:].numpy().tobytes(), *(column.tolist() for column in (each.sample_ids, each.steps, each.calls))
+        ]
+        for hook, modules in run.captures.items()
+        for module, each in modules.items()
+    }  # fmt: skip
+    predicted = run.predictions
+    names = ("metrics.jsonl", "stats.jsonl", "samples.jsonl", "hooks.json")
+    files = {name: (run.path / name).read_text() for name in names if (run.path / name).exists()}
+    weights = [each.read_bytes() for each in sorted((run.path / "checkpoints").rglob("*.safetensors"))]
+    return {
+        "rows": rows,
+        "predictions": None if predicted is None else (predicted[:].tolist(), predicted.sample_ids.tolist()),
+        "files": files,
+        "weights": weights,
+        "status": {key: run.status[key] for key in ("status", "exit_code")},
+        "left": sorted(each.name for each in run.path.iterdir() if each.name != "report.html"),
+    }
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_that_is_killed_after_each_batch_ends_as_one_that_was_not_cut_off(
+    task: str, tmp_path: Path, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*SMALL, *HOOKS, *TASKS[task]]
+    assert main([*argv, "hydra.run.dir=whole"]) == 0
+    summary = end_of(capsys.readouterr().out)
+    expected = recorded(hookrun.open_run(tmp_path / "whole"))
+    assert killed(*argv, "hydra.run.dir=run", after=BATCHES + 1 if task == "validation" else 1, later=0)
+    processes, is_cut_off = 1, True
+    while is_cut_off:
+        assert hookrun.open_run(tmp_path / "run").status["status"] != "done"
+        capsys.readouterr()
+        is_cut_off = killed("resume=run", after=1, later=processes % 2)
+        said = capsys.readouterr().out
+        assert "goes on from state_" in said
+        processes += 1
+    assert processes >= BATCHES, "once for each batch"
+    assert recorded(hookrun.open_run(tmp_path / "run")) == expected
+    assert end_of(said).replace("/run", "/whole") == summary
+
+
+def end_of(said: str) -> str:
+    """What is said of each hook when a run is over."""
+    return said[said.index("all (forward, capture) fired") :]
