@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -210,6 +210,13 @@ class Watch:
 
     def settle(self) -> None:
         """Nothing is pending."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A second run of a step is not gone on with."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """A second run of a step is not gone on with."""
 
     # ---- backward ----------------------------------------------------------------------------------------------
 
