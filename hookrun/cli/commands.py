@@ -148,6 +148,10 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Go on with a run that did not come to its end."""
     if _is_done(resume):
         return DONE
+    shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
+    if typed := [text for text in asked.overrides if text in shown]:
+        what = f"{typed[0]} leaves nothing behind that could go on"
+        raise SpecError([Problem("resume", what, "leave one of them out")])
     with composed_again(asked, resume) as (again, cfg):
         return _run_once(again, cfg, trust, resume)
 
@@ -200,9 +204,6 @@ def _run_once(
             waiting_for("looking for other mistakes")
             raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
-    if shows and resume is not None:
-        what = f"task={tasks.task_of(experiment).name} leaves nothing behind that could go on"
-        raise SpecError([Problem("resume", what, "leave one of them out")])
     if not shows:
         tasks.refuse_ranks()
     if not shows and resume is None:

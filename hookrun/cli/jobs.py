@@ -67,9 +67,7 @@ class SingleRun:
         if not go_on:
             keep_found_runs(run_dir, cfg, self.prepared)
         with unguarded():
-            return _attempt(
-                run_dir, lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway), go_on
-            )
+            return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway))
 
 
 @dataclass(frozen=True)
@@ -139,12 +137,9 @@ def _run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def _attempt(run_dir: Path, run: Callable[[], int], go_on: bool = False) -> int:
-    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on.
-
-    go_on: the directory holds a run, which goes on
-    """
-    is_new = go_on or not (run_dir / STATUS).exists()
+def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
+    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on."""
+    before = _status(run_dir)
     try:
         return run()
     except KeyboardInterrupt as interruption:
@@ -156,8 +151,16 @@ def _attempt(run_dir: Path, run: Callable[[], int], go_on: bool = False) -> int:
         _tell_how_to_go_on(run_dir)
         return exit_code(error)
     finally:
-        if is_new and (run_dir / STATUS).exists():
+        if _status(run_dir) != before:  # else nothing has run there
             make_page(run_dir)
+
+
+def _status(run_dir: Path) -> bytes | None:
+    """What status.json holds; None where there is none."""
+    try:
+        return (run_dir / STATUS).read_bytes()
+    except OSError:
+        return None
 
 
 def _tell_how_to_go_on(run_dir: Path) -> None:

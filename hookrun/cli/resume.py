@@ -69,12 +69,13 @@ def take_resume(overrides: Iterable[str]) -> tuple[Resume | None, list[str]]:
 
 
 def _value(text: str) -> Any:
+    as_typed = text.partition("=")[2]
     try:
         override: Override = parse_override(text)
-        value = None if override.is_sweep_override() else override.value()
-    except HydraException:
-        value = text.partition("=")[2]  # a path may hold characters that mean something to Hydra
-    return str(value) if value is not None and not isinstance(value, bool | str | int) else value
+    except HydraException:  # a path may hold characters that mean something to Hydra
+        return as_typed
+    value = as_typed if override.is_sweep_override() else override.value()
+    return value if value is None or isinstance(value, bool | str | int) else as_typed
 
 
 def _folder(name: str) -> Path:

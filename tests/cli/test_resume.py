@@ -1,0 +1,202 @@
+"""`resume=DIR` on the command line: what it goes on with, what it refuses and says, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import hookrun
+from hookrun.cli import main
+from hookrun.tasks.loop import resuming, training
+
+SMALL = [
+    "compute.device=cpu",
+    "model=mlp",
+    "train.epochs=2",
+    "train.limit_batches=3",
+    "train.checkpoint.every.steps=1",
+]
+Say = Callable[[list[str]], tuple[int, str]]
+
+
+@pytest.fixture
+def say(capfd: pytest.CaptureFixture[str]) -> Say:
+    """Run a command line: its exit code, and all that it says."""
+
+    def run(argv: list[str]) -> tuple[int, str]:
+        capfd.readouterr()
+        code = main(argv)
+        said = capfd.readouterr()
+        return code, said.out + said.err
+
+    return run
+
+
+@pytest.fixture
+def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let training fail at its n-th step from now on; 0: no more."""
+    step = training._step
+
+    def at(number: int) -> None:
+        left = [number]
+
+        def failing(*args: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                raise RuntimeError("the machine is gone")
+            step(*args)
+
+        monkeypatch.setattr(training, "_step", failing)
+
+    return at
+
+
+@pytest.fixture
+def failed(cwd: Path, fail_at: Callable[[int], None], say: Say) -> Path:
+    """A run of six steps that failed in its fifth."""
+    fail_at(5)
+    code, said = say([*SMALL, "hydra.run.dir=outputs/one"])
+    fail_at(0)
+    assert code == 1 and "to go on: hookrun resume=outputs/one" in said
+    return cwd / "outputs" / "one"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_goes_on_and_is_then_done(failed: Path, say: Say) -> None:
+    config = (failed / ".hydra" / "config.yaml").read_bytes()
+    assert say([*SMALL, "hydra.run.dir=whole"])[0] == 0
+    code, said = say(["resume=latest"])
+    whole, run = hookrun.open_run("whole"), hookrun.open_run(failed)
+
+    assert code == 0 and "goes on from state_000005, step 4" in said
+    assert list(map(str, run.metrics)) == list(map(str, whole.metrics)) and run.status["status"] == "done"
+    assert (failed / "checkpoints" / "last.safetensors").read_bytes() == Path(
+        "whole/checkpoints/last.safetensors"
+    ).read_bytes()
+    assert (failed / ".hydra" / "config.yaml").read_bytes() == config
+    code, said = say([f"+resume={failed}"])
+    assert code == 0 and "is done: there is nothing to resume" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        (["train.optimizer.lr=0.5"], "train.optimizer.lr: 0.001 there, 0.5 now"),
+        (
+            ["+hooks.x={select: '**', hook: forward, action: capture}"],
+            "hooks.x.action: None there, 'capture' now",
+        ),
+        (["train.lr=3"], "train.lr"),
+        (["model=cnn"], "model.name: 'mlp' there, 'cnn' now"),
+        (["task=plan"], "task=plan leaves nothing behind"),
+    ],
+)
+def test_another_configuration_is_refused_line_by_line(
+    failed: Path, say: Say, more: list[str], expected: str
+) -> None:
+    before = files(failed)
+    code, said = say([f"resume={failed}", *more])
+    assert code == 2 and expected in said, said
+    assert files(failed) == before
+
+
+def test_the_same_overrides_again_are_no_change(failed: Path, say: Say) -> None:
+    code, said = say([*SMALL, f"resume={failed}"])
+    assert code == 0, said
+
+
+def test_resume_anyway_stores_what_it_goes_on_with(failed: Path, say: Say) -> None:
+    code, said = say([f"resume={failed}", "resume_anyway=true", "train.epochs=3"])
+    assert code == 0, said
+    assert "epochs: 3" in (failed / ".hydra" / "config.yaml").read_text()
+    assert hookrun.open_run(failed).metrics[-1]["epoch"] == 2
+
+
+def test_another_version_is_refused(failed: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "__version__", "99")
+    before = files(failed)
+    code, said = say([f"resume={failed}"])
+    assert code == 2 and "then, 99 now" in said and "resume_anyway=true" in said
+    assert files(failed) == before
+
+
+def test_changed_data_is_refused(cwd: Path, fail_at: Callable[[int], None], say: Say) -> None:
+    def write(value: float) -> None:
+        images, labels = torch.full((30, 1, 8, 8), value), torch.arange(30) % 10
+        save_file({"x": images, "y": labels}, "data.safetensors")
+
+    write(0.0)
+    fail_at(5)
+    argv = [
+        "data=tensors",
+        "data.args={file: data.safetensors, input: x, target: y}",
+        "model.args.num_classes=10",
+    ]
+    code, said = say([*SMALL, *argv, "data.batch_size=5", "hydra.run.dir=one"])
+    assert code == 1, said
+    fail_at(0)
+    write(1.0)
+    code, said = say(["resume=one"])
+    assert code == 2 and "data.safetensors: its content has changed" in said, said
+    write(0.0)
+    assert say(["resume=one"])[0] == 0
+
+
+def test_a_damaged_state_is_named_and_the_one_before_is_used(failed: Path, say: Say) -> None:
+    (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
+    code, said = say([f"resume={failed}"])
+    assert code == 0, said
+    assert "state_000005 is damaged" in said and "goes on from state_000004, step 3" in said
+
+
+def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
+    shutil.rmtree(failed / "checkpoints")
+    code, said = say([f"resume={failed}"])
+    steps = [line["step"] for line in hookrun.open_run(failed).metrics if line.get("of") == "batch"]
+    assert code == 0 and "goes on from" not in said and steps == [0]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["resume=latest"], "there is no"),
+        (["resume=outputs/on"], "there is no directory"),
+        (["resume=."], "has no status.json: no run began there"),
+        (["resume=sweep"], "hookrun -m resume="),
+        (["resume=1,2"], "there is no directory"),
+        (["resume=true"], "expected a directory"),
+        (["resume_anyway=true"], "goes with resume=DIR"),
+        (["resume=x", "resume_anyway=3"], "resume_anyway=true"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said(cwd: Path, say: Say, argv: list[str], expected: str) -> None:
+    (cwd / "sweep").mkdir()
+    (cwd / "sweep" / "multirun.yaml").touch()
+    code, said = say(argv)
+    assert code == 2 and expected in said, said
+    assert not (cwd / "outputs").exists()
+
+
+def test_no_file_resumes(conf: Callable[..., str], say: Say) -> None:
+    folder = conf(**{"experiment/mine": "# @package _global_\nresume: latest\n"})
+    code, said = say(["--config-dir", folder, "experiment=mine"])
+    assert code == 2 and "resume: is taken from the command line only" in said, said
+
+
+def test_states_stay_where_that_was_asked_for(cwd: Path, say: Say) -> None:
+    argv = [*SMALL, "train.checkpoint.keep=3", "train.checkpoint.keep_done=true", "hydra.run.dir=one"]
+    assert say(argv)[0] == 0
+    states = sorted(path.name for path in Path("one/checkpoints").glob("state_*"))
+    about = json.loads(Path("one/checkpoints", states[-1], "state.json").read_text())["about"]
+    assert states == ["state_000006", "state_000007", "state_000008"]
+    assert about["at"]["step"] == 6 and about["train"]["epochs"] == 2
