@@ -35,7 +35,7 @@ class Notes:
         self.shown.append(prepared)
         print(f"the plan of seed {prepared.settings.seed}")
 
-    def run(self, prepared: Experiment, run_dir: Path) -> int:
+    def run(self, prepared: Experiment, run_dir: Path, **_: bool) -> int:
         seed = prepared.settings.seed
         self.ran.append((seed, run_dir))
         run = RunDir.create(run_dir)
