@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.passing import SECONDS, NoPoints, Pass, Rows
+from hookrun.tasks.loop.passing import SECONDS, DurableRows, NoPoints, Pass
 
 
 class Points(NoPoints):
@@ -26,7 +26,7 @@ class Points(NoPoints):
 def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path, buffer=3 * 2**15)
     points = Points(run_dir)
-    rows = Rows(run_dir, points)
+    rows = DurableRows(run_dir, points)
     for number in range(6):
         size = 2**14 if number == 2 else 8  # which fills a shard and more
         value = torch.ones(4, size)

@@ -96,7 +96,7 @@ class Pass:
             each.load_state_dict(state["holding"][name])
 
 
-class Rows:
+class DurableRows:
     """When a state is due in a task that trains nothing: as soon as rows are on the disk, which are not computed again.
 
     A state writes what is buffered too, so that what the indexes name and what the newest state names are the same.
