@@ -204,13 +204,6 @@ class Findings:
     def settle(self) -> None:
         """Nothing is pending."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """A fake run is not gone on with."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """A fake run is not gone on with."""
-
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op; its failure becomes a problem, and its value passes unchanged."""
 

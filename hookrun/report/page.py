@@ -6,6 +6,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -61,6 +62,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
     )  # fmt: skip
 
 
+@cache
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader([_TEMPLATES, _SECTIONS]),

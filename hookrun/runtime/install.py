@@ -21,7 +21,7 @@ from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.records import Memory
+from hookrun.runtime.records import Memory, RecordSink
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.state import require_same_plan
 from hookrun.runtime.wiring import Wiring
@@ -171,7 +171,7 @@ class Installation:
             "plan": self.plan.hash,
             "clock": self.clock.state_dict(),
             "sites": sites,
-            "sink": self.sink.state_dict(),
+            "sink": self.sink.state_dict() if isinstance(self.sink, RecordSink) else {},
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -187,7 +187,8 @@ class Installation:
             if found is not None:
                 site.load_state_dict(found)
                 self._wiring.tracing.recount(site, found["in_graphs"])
-        self.sink.load_state_dict(state["sink"])
+        if isinstance(self.sink, RecordSink):
+            self.sink.load_state_dict(state["sink"])
 
     @property
     def mode(self) -> str:

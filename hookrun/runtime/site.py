@@ -57,12 +57,6 @@ class Sink(Protocol):
     def settle(self) -> None:
         """Read what is pending."""
 
-    def state_dict(self) -> dict[str, Any]:
-        """What it holds between two steps, as plain values."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-
 
 class PlacedHook:
     """Implements `hookrun.actions.base.Site`; made anew at each installation.

@@ -1,4 +1,4 @@
-"""`task=predict`, killed with SIGKILL at random moments and resumed: what was indexed stays, and the end is the same."""
+"""`task=predict`, killed with SIGKILL at random moments and resumed: indexed shards stay, and the end is the same."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from hookrun.cli import main
 torch.set_num_threads(1)  # a pool of threads does not survive a fork
 CAPTURE, NOISE = "{select: relu2, hook: forward, action: capture}", "{select: conv1, hook: forward, action: noise}"
 HOOKS = [f"+hooks.h={CAPTURE}", f"+hooks.n={NOISE}"]
-ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "data.batch_size=8", "train.limit_batches=80", "task=predict",
-        "task.split=train", *HOOKS]
+ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "data.batch_size=8",
+        "train.limit_batches=80", "task=predict", "task.split=train", *HOOKS]
 
 
 def run(argv):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.passing import SECONDS, NoPoints, Pass, Rows
+from hookrun.tasks.loop.passing import SECONDS, DurableRows, Pass
+from hookrun.tasks.loop.resuming import Resuming
 
 
-class Points(NoPoints):
+class Points:
     """Saves as a run does, and says when."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir, self.due = run_dir, list[bool]()
+        self.seconds = 0.0
 
     def point(self, due: bool = False) -> None:
         self.due.append(due)
@@ -26,7 +29,7 @@ class Points(NoPoints):
 def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Path) -> None:
     run_dir = RunDir.create(tmp_path, buffer=3 * 2**15)
     points = Points(run_dir)
-    rows = Rows(run_dir, points)
+    rows = DurableRows(run_dir, cast(Resuming, points))
     for number in range(6):
         size = 2**14 if number == 2 else 8  # which fills a shard and more
         value = torch.ones(4, size)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.resuming import Resuming
 
 SECONDS = 30.0
 """A state is due at the latest after so many."""
@@ -21,54 +21,6 @@ class Holding(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-
-
-class PausePoints(Protocol):
-    """The states of a run, as those see them who loop.
-
-    seconds: since the last state, or since the run began
-    """
-
-    @property
-    def seconds(self) -> float: ...
-
-    def hold(self, name: str, state: Callable[[], Any]) -> AbstractContextManager[None]:
-        """Within the block every state has a part `name`."""
-
-    def take(self, name: str, load: Callable[[Any], object]) -> bool:
-        """Load the part `name` of the state that the run goes on from; False where there is none."""
-
-    def begin(self) -> None:
-        """Everything is made: the generators go on from where they stood."""
-
-    def point(self, due: bool = False) -> None:
-        """The run could go on from here."""
-
-    def save(self) -> None:
-        """Write a state."""
-
-
-class NoPoints:
-    """Of a run that saves no states."""
-
-    seconds = 0.0
-
-    def hold(self, name: str, state: Callable[[], Any]) -> AbstractContextManager[None]:
-        """Nothing asks for it."""
-        return nullcontext()
-
-    def take(self, name: str, load: Callable[[Any], object]) -> bool:
-        """The run has just begun."""
-        return False
-
-    def begin(self) -> None:
-        """The generators are where they should be."""
-
-    def point(self, due: bool = False) -> None:
-        """The run goes on."""
-
-    def save(self) -> None:
-        """There is nowhere to write to."""
 
 
 @dataclass
@@ -96,19 +48,19 @@ class Pass:
             each.load_state_dict(state["holding"][name])
 
 
-class Rows:
+class DurableRows:
     """When a state is due in a task that trains nothing: as soon as rows are on the disk, which are not computed again.
 
     A state writes what is buffered too, so that what the indexes name and what the newest state names are the same.
     """
 
-    def __init__(self, run_dir: RunDir, points: PausePoints) -> None:
-        self._run_dir, self._points = run_dir, points
+    def __init__(self, run_dir: RunDir, resuming: Resuming) -> None:
+        self._run_dir, self._resuming = run_dir, resuming
         self._shards = run_dir.shards
 
     def point(self) -> None:
         """A batch is over."""
-        due = self._run_dir.shards != self._shards or self._points.seconds >= SECONDS
-        self._points.point(due)
+        due = self._run_dir.shards != self._shards or self._resuming.seconds >= SECONDS
+        self._resuming.point(due)
         if due:
             self._shards = self._run_dir.shards

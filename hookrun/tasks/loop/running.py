@@ -21,7 +21,7 @@ from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.metrics import Average
-from hookrun.tasks.loop.passing import Holding, Pass, Rows
+from hookrun.tasks.loop.passing import DurableRows, Holding, Pass
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.resuming import Resuming
@@ -193,7 +193,7 @@ class Running:
     ) -> Generator[Batch]:
         """The batches that are left; when the next one is asked for, the one before it is over."""
         rest = batches.epoch(0, at.batches)
-        trains, rows = self.prepared.task.trains, Rows(self.run_dir, self.resuming)
+        trains, rows = self.prepared.task.trains, DurableRows(self.run_dir, self.resuming)
         with closing(self.screen.track(rest, len(batches), label, shown, at.batches)) as tracked:
             for batch in tracked:
                 yield batch
