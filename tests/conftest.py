@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+
+FROZEN = pytest.StashKey[int]()
+"""How many modules had been imported when the collector last set its objects aside."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -78,3 +83,18 @@ def run(test: pytest.Function, case: dict[str, Any]) -> None:
         return
     with pytest.MonkeyPatch.context() as monkeypatch:
         test.obj(**fixtures | case | {"monkeypatch": monkeypatch})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Set aside what imports made: each run of a command ends with a collection, which would go through all of it."""
+    modules = len(sys.modules)
+    if modules > item.config.stash.get(FROZEN, 0) + 20:
+        item.config.stash[FROZEN] = modules
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Hand them back, for the process to end as any other."""
+    gc.unfreeze()

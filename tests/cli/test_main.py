@@ -146,9 +146,15 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 
 
 def test_a_process_without_stdin_runs_and_refuses(cwd: Path) -> None:
-    done = hookrun("experiment=clip_fx", preexec_fn=lambda: os.close(0))
-    assert done.returncode == 2
+    program = (
+        "import sys\n"
+        "from hookrun.cli import main\n"
+        f"codes = main({[*SMALL, 'hydra.run.dir=run']}), main(['experiment=clip_fx'])\n"
+        "print(sys.stdin, codes)"
+    )
+    command = [sys.executable, "-W", "error", "-c", program]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, text=True, capture_output=True, preexec_fn=lambda: os.close(0))
+    assert done.stdout.splitlines()[-1] == "None (0, 2)"
     assert done.stderr.startswith("1 configuration error\n")
-    done = hookrun(*SMALL, "hydra.run.dir=run", preexec_fn=lambda: os.close(0))
-    assert (done.returncode, done.stderr) == (0, "")
     assert status(cwd / "run") == ("done", 0)

@@ -44,13 +44,11 @@ def step(model: nn.Module) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_was_there_before() -> Iterator[None]:
+def _what_was_there_before() -> None:
     """Set aside what lives already, which the collector would otherwise go through before each test."""
     step(net())  # what torch makes once
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
