@@ -1,4 +1,4 @@
-"""`@pytest.mark.cases`: one test over many values, where `parametrize` makes a test of each."""
+"""What all tests share: the mark `cases`, runs without pages, less work for the garbage collector."""
 
 from __future__ import annotations
 
@@ -98,3 +98,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_unconfigure() -> None:
     """Hand them back, for the process to end as any other."""
     gc.unfreeze()
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and sweeps draw no page, which takes a fifth of a small run's time; tests/report is about pages."""
+    for module in ("jobs", "sweep"):
+        monkeypatch.setattr(f"hookrun.cli.{module}.make_page", lambda folder: None)
+
+
+@pytest.fixture
+def pages() -> None:
+    """For a test that reads a page, or what is said about it, in a folder whose tests draw none."""

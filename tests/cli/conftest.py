@@ -56,11 +56,9 @@ class Notes:
 
 
 @pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
+def notes(monkeypatch: pytest.MonkeyPatch, no_pages: None) -> Notes:
     """The tasks, replaced by notes of how they were called, and no page about a run of which nothing is to be seen."""
     taken = Notes()
-    for module in ("jobs", "sweep"):
-        monkeypatch.setattr(f"hookrun.cli.{module}.make_page", lambda folder: None)
     for name in ("prepare", "show", "run", "objective"):
         monkeypatch.setattr(tasks, name, getattr(taken, name), raising=False)
     return taken

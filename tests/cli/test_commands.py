@@ -81,8 +81,9 @@ def test_what_is_refused_leaves_nothing_behind_and_ends_with_2(arguments, cwd: P
     assert len(printed.err.splitlines()) < 30
 
 
-@pytest.mark.parametrize("task", ["plan", "modules"])
-@pytest.mark.parametrize("flags", [[], ["-m"], ["hydra.mode=MULTIRUN"]], ids=str)
+@pytest.mark.parametrize(
+    ("task", "flags"), [("plan", []), ("modules", ["-m"]), ("plan", ["hydra.mode=MULTIRUN"])], ids=str
+)
 def test_a_read_only_task_leaves_nothing_behind(task: str, flags: list[str], cwd: Path, notes) -> None:
     assert main([*flags, "experiment=clip_fc", f"task={task}"]) == 0
     of = {"plan": "train", "modules": "modules"}  # a plan is that of the task under it

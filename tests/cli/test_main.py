@@ -71,15 +71,6 @@ class TestRealRuns:
         assert main([*SMALL, hook, "hydra.run.dir=run"]) == 3
         assert status(cwd / "run") == (state, 3)
 
-    def test_a_job_of_a_sweep_is_what_it_would_be_alone(self, cwd: Path) -> None:
-        assert main([*SMALL, "seed=2", "hydra.run.dir=alone"]) == 0
-        noisy = "+hooks.noise={select: conv1, hook: forward, action: noise, std: 1.0}"
-        assert main(["-m", *SMALL, "seed=1,2", "hydra.sweep.dir=sweep"]) == 0
-        assert main(["-m", *SMALL, noisy, "seed=1", "hydra.sweep.dir=noisy"]) == 0
-        assert metrics(cwd / "sweep/1") == metrics(cwd / "alone")
-        assert metrics(cwd / "sweep/0") != metrics(cwd / "alone")
-        assert metrics(cwd / "noisy/0") != metrics(cwd / "sweep/0")
-
 
 class TestProcess:
     """What `main` leaves alone in the process that calls it."""
