@@ -47,7 +47,7 @@ def test_a_capture_says_how_many_bytes_it_takes() -> None:
     assert (target.bytes, target.per_sample) == (12, True)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("hook", "said"),
     [
         (
@@ -71,7 +71,6 @@ def test_a_capture_says_how_many_bytes_it_takes() -> None:
             "does not broadcast",
         ),
     ],
-    ids=str,
 )
 def test_a_hook_that_does_not_fit_is_refused(hook: dict[str, Any], said: str) -> None:
     with pytest.raises(CompileError) as caught:

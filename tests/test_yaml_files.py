@@ -30,7 +30,7 @@ def test_aliases_that_multiply_are_refused(text: str, what: str) -> None:
         check_text(text)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "text",
     [
         "",
@@ -40,7 +40,6 @@ def test_aliases_that_multiply_are_refused(text: str, what: str) -> None:
         "# & and * in a comment\n",
         "big: [" + "1, " * 9_000 + "1]\n",
     ],
-    ids=["empty", "merge", "few layers", "no aliases", "comment", "long"],
 )
 def test_what_people_write_is_read(text: str) -> None:
     check_text(text)

@@ -33,7 +33,7 @@ def test_it_starts_from_0_and_may_be_a_single_number(build: Callable[..., Any]) 
     assert module.slope.shape == () and module.slope.item() == 0
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "module",
     [
         nn.Linear(2, 2).double(),
@@ -43,7 +43,6 @@ def test_it_starts_from_0_and_may_be_a_single_number(build: Callable[..., Any]) 
         nn.LazyLinear(2),
         nn.Linear(2, 2, device="meta"),
     ],
-    ids=["parameter", "descendant's", "buffer", "none", "lazy", "meta"],
 )
 def test_it_has_the_dtype_and_device_of_the_module(module: nn.Module, build: Callable[..., Any]) -> None:
     tensors = [*module.parameters(), *module.buffers()]

@@ -32,7 +32,7 @@ def kept(site_of: Callable[..., Any], value: Any, **keys: Any) -> Any:
 X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("reduce", "expected"),
     [
         ("mean", X.mean((1, 2, 3))),
@@ -43,7 +43,6 @@ X = torch.linspace(-2, 3, 48).reshape(2, 4, 3, 2)
         ({"topk": 1}, X.amax(-1, keepdim=True)),
         ({"topk": 9}, X.sort(-1, descending=True).values),
     ],
-    ids=["mean", "mean of pictures", "mean of the last", "norm", "norm of channels", "largest", "sorted"],
 )
 def test_less_of_each_tensor_is_kept(
     site_of: Callable[..., Any], reduce: Any, expected: torch.Tensor
@@ -90,10 +89,9 @@ def test_a_reduction_carries_no_gradient(site_of: Callable[..., Any]) -> None:
     assert not kept(site_of, X.clone().requires_grad_(), reduce="mean").requires_grad
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "reduce",
     [{}, {"mean": 1, "norm": 1}, {"median": 1}, {"topk": 0}, {"project": 1.5}, {"mean": []}, "median"],
-    ids=str,
 )
 def test_what_is_no_reduction_is_refused(reduce: Any) -> None:
     with pytest.raises(ValidationError):

@@ -67,8 +67,8 @@ def test_what_was_clamped_to_a_bound_is_within_it(dtype: torch.dtype) -> None:
     assert passes(Check(min=-0.1, max=0.1), x)
 
 
-@pytest.mark.parametrize("dtype", DTYPES[:1] + DTYPES[2:], ids=str)
-@pytest.mark.parametrize("finite", [True, False])
+@pytest.mark.cases("dtype", DTYPES[:1] + DTYPES[2:])
+@pytest.mark.cases("finite", [True, False])
 def test_bounds_beyond_the_dtype_hold_everything_finite_and_no_infinity(
     dtype: torch.dtype, finite: bool
 ) -> None:
@@ -95,7 +95,7 @@ def test_an_empty_tensor_is_not_judged() -> None:
     assert site.given == []
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("params", "message"),
     [
         ({}, "finite"),
@@ -105,7 +105,7 @@ def test_an_empty_tensor_is_not_judged() -> None:
         ({"finite": False, "min": 0, "max": 3}, "at least 0 and at most 3"),
     ],
 )
-@pytest.mark.parametrize("policy", ["error", "stop", "warn"])
+@pytest.mark.cases("policy", ["error", "stop", "warn"])
 def test_the_message_says_what_is_required(
     params: dict[str, Any], message: str, policy: str, site_of: Callable[..., Any]
 ) -> None:

@@ -57,7 +57,7 @@ def test_statistics_of_truth_values(printed: Printed) -> None:
     assert float(data["mean"]) == 0.25
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("x", "shown"),
     [
         (torch.tensor([[1.0, 2.5], [-3.0, 0.0]]), [[1, 2.5], [-3, 0]]),
@@ -70,7 +70,6 @@ def test_statistics_of_truth_values(printed: Printed) -> None:
         (torch.empty(0, 3), []),
         (torch.tensor([math.inf, -math.inf]), [math.inf, -math.inf]),
     ],
-    ids=lambda value: str(value.dtype) if isinstance(value, Tensor) else "",
 )
 def test_values_are_nested_lists_of_six_significant_digits(x: Tensor, shown: Any, printed: Printed) -> None:
     assert printed("value", x) == [("", {"value": shown})]

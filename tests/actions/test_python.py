@@ -136,7 +136,7 @@ def returns(result: Any) -> Callable[[Tensor], Any]:
     return lambda x: result(x)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("function", "says"),
     [
         (returns(lambda x: x.sum(0)), r"changes the shape from \[2, 3\] to \[3\]"),
@@ -210,7 +210,7 @@ def test_of_a_class_each_module_has_an_object_that_leaves_the_generator_alone() 
         assert torch.allclose(model[1](first).mean(), torch.zeros(()), atol=1e-6)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("function", "args", "says"),
     [
         (halve, {"bye": 3}, r"hooks\.h\.args\.bye: .* takes no argument 'bye'; did you mean|there are: by"),

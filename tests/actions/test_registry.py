@@ -18,7 +18,7 @@ from hookrun.spec.hook import parse_hooks
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "conf" / "hooks").glob("*.yaml"))
-each_action = pytest.mark.parametrize("action", actions().values(), ids=actions())
+each_action = pytest.mark.cases("action", actions().values())
 
 
 def words(node: Any) -> set[str]:
@@ -86,7 +86,7 @@ def test_every_hook_type_carries_an_action() -> None:
     assert set().union(*(action.hook_types for action in actions().values())) == set(HOOK_TYPES.values())
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+@pytest.mark.cases("file", EXAMPLES)
 def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
     hooks, problems = parse_hooks(yaml.safe_load(file.read_text()))
     assert problems == []
@@ -95,7 +95,7 @@ def test_the_examples_are_hooks_that_their_types_can_carry(file: Path) -> None:
         assert hook.action.carried_by(hook.hook_type) is None
 
 
-@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+@pytest.mark.cases("file", EXAMPLES)
 def test_the_examples_begin_with_an_explanation(file: Path) -> None:
     assert re.match(r"# [A-Z].*\w", file.read_text())
 

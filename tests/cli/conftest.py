@@ -56,8 +56,8 @@ class Notes:
 
 
 @pytest.fixture
-def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    """The tasks, replaced by notes of how they were called."""
+def notes(monkeypatch: pytest.MonkeyPatch, no_pages: None) -> Notes:
+    """The tasks, replaced by notes of how they were called, and no page about a run of which nothing is to be seen."""
     taken = Notes()
     for name in ("prepare", "show", "run", "objective"):
         monkeypatch.setattr(tasks, name, getattr(taken, name), raising=False)

@@ -45,11 +45,7 @@ LINE = "needs: clean = experiment clean seed=0 → outputs/needs/"
 Call = Callable[..., tuple[int, str]]
 
 
-@pytest.fixture(autouse=True)
-def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing them takes longer than the runs."""
-    for module in ("jobs", "sweep"):
-        monkeypatch.setattr(f"hookrun.cli.{module}.make_page", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("no_pages")
 
 
 @pytest.fixture

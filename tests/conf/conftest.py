@@ -20,6 +20,12 @@ TUTORIALS = Path(__file__).parents[2] / "conf/experiment/tutorial"
 SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 
 
+@pytest.fixture(autouse=True)
+def _no_pages(request: pytest.FixtureRequest) -> None:
+    if "pages" not in request.fixturenames:
+        request.getfixturevalue("no_pages")
+
+
 @pytest.fixture
 def tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """Run the experiment of a row, which must end well and fire every hook."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_there_is_a_file_for_every_task() -> None:
     assert {path.stem for path in FILES if path.parts[0] == "task"} == set(tasks())
 
 
-@pytest.mark.parametrize(("name", "task"), tasks().items())
+@pytest.mark.cases(("name", "task"), tasks().items())
 def test_the_file_of_a_task_names_it_and_spells_out_its_keys(name: str, task: type[Task]) -> None:
     section = compose_dict([f"task={name}"])["task"]
     assert section.pop("name") == name
@@ -75,27 +76,35 @@ def test_the_file_of_a_task_names_it_and_spells_out_its_keys(name: str, task: ty
     )  # plan: those of another task
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_gives_a_valid_experiment(choice: str) -> None:
-    group, _, name = choice.partition("=")
-    factory = [f"{group}.factory=mypkg.own:build"] if name == "python" and group != "hooks" else []
-    parse_experiment(compose_dict([choice, *factory]))
+def one_of_each_group() -> list[list[str]]:
+    """Every choice once, in as few command lines as there are choices in the largest group."""
+    groups = dict[str, list[str]]()
+    for choice in CHOICES:
+        groups.setdefault(choice.partition("=")[0], []).append(choice)
+    return [[choice for choice in row if choice] for row in zip_longest(*groups.values())]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-class TestExperiment:
-    def test_it_lands_at_the_root_and_says_what_it_shows(self, name: str) -> None:
-        header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
-        assert header == "# @package _global_"
-        assert comment.startswith("# ") and len(comment) < 100
+@pytest.mark.cases("choices", one_of_each_group())
+def test_every_choice_gives_a_valid_experiment(choices: list[str]) -> None:
+    own = [f"{group}.factory=mypkg.own:build" for group in ("model", "data") if f"{group}=python" in choices]
+    parse_experiment(compose_dict([*choices, *own]))
 
-    def test_its_task_can_be_changed_on_the_command_line(self, name: str) -> None:
-        assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
+
+@pytest.mark.cases("name", EXPERIMENTS)
+def test_an_experiment_lands_at_the_root_and_says_what_it_shows(name: str) -> None:
+    header, comment = (CONF / f"experiment/{name}.yaml").read_text().splitlines()[:2]
+    assert header == "# @package _global_"
+    assert comment.startswith("# ") and len(comment) < 100
+
+
+@pytest.mark.cases("name", [name for name in EXPERIMENTS if name.startswith("tutorial/")])
+def test_the_task_of_a_tutorial_can_be_changed_on_the_command_line(name: str) -> None:
+    assert compose_dict([f"experiment={name}", "task=evaluate"])["task"]["name"] == "evaluate"
 
 
 # Those of the tutorials run, with their figures, in tests of their own.
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if not name.startswith("tutorial/")])
-def test_the_plan_of_an_experiment_is_shown(
+@pytest.mark.cases("name", [name for name in EXPERIMENTS if not name.startswith("tutorial/")])
+def test_the_task_of_an_experiment_can_be_changed_to_its_plan_which_leaves_nothing_behind(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -103,7 +112,7 @@ def test_the_plan_of_an_experiment_is_shown(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("path", FILES, ids=str)
+@pytest.mark.cases("path", FILES)
 def test_files_are_short_explained_and_hold_no_code(path: Path) -> None:
     text = (CONF / path).read_text()
     assert text.startswith("# ")

@@ -38,6 +38,7 @@ EXPERIMENTS = sorted(
 )
 
 
+@pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_runs_and_every_hook_fires(name: str, capsys) -> None:
     assert main([f"experiment={name}", *SMALL, "-r", "strict=true"]) == 0
@@ -47,18 +48,14 @@ def test_it_runs_and_every_hook_fires(name: str, capsys) -> None:
     assert hookrun.open_run("outputs/latest").status["status"] == "done"
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
-def test_every_hook_set_fits_the_small_network(name: str, capsys) -> None:
-    assert main([f"hooks={name}", "task=plan", "compute.device=cpu"]) == 0
-    hooks = yaml.safe_load((CONF / f"hooks/{name}.yaml").read_text()) or {}
-    printed = capsys.readouterr().out
-    assert all(f" {name} " in printed for name, hook in hooks.items() if hook.get("enabled", True))
-    assert "unchecked" not in printed
-
-
-@pytest.mark.parametrize("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
-def test_every_hook_set_runs(name: str) -> None:
+@pytest.mark.cases("name", sorted(file.stem for file in (CONF / "hooks").glob("*.yaml")))
+def test_every_hook_set_fits_the_small_network_and_runs(name: str, capsys) -> None:
     assert main([f"hooks={name}", *SMALL, "strict=true"]) == 0
+    hooks = yaml.safe_load((CONF / f"hooks/{name}.yaml").read_text()) or {}
+    plan, said, _ = capsys.readouterr().out.partition("\nplan ")
+    assert said, "the plan is printed before the run"
+    assert all(f" {name} " in plan for name, hook in hooks.items() if hook.get("enabled", True))
+    assert "unchecked" not in plan
 
 
 def test_clip_fc_reaches_95_percent_on_digits() -> None:

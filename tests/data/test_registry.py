@@ -39,7 +39,7 @@ def test_the_names_are_public() -> None:
     assert names() == (*NAMES, "python")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.cases("name", NAMES)
 def test_a_name_stands_for_a_source_that_knows_it(name: str) -> None:
     module, constant = registry._SOURCES[name]
     source = getattr(import_module(module), constant)

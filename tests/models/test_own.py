@@ -19,8 +19,8 @@ from hookrun.models import build, names, own_names
 from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-each_own = pytest.mark.parametrize("name", own_names())
-each_file = pytest.mark.parametrize("file", sorted(CONF.rglob("*.yaml")), ids=lambda p: p.stem)
+each_own = pytest.mark.cases("name", own_names())
+each_file = pytest.mark.cases("file", sorted(CONF.rglob("*.yaml")))
 
 
 def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **args: object) -> nn.Module:
@@ -29,7 +29,7 @@ def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **ar
 
 
 @each_own
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 10, 10)], ids=str)
+@pytest.mark.cases("shape", [(1, 8, 8), (3, 10, 10)])
 def test_a_model_takes_the_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
     output = built(name, shape)(torch.rand(4, *shape))
     assert output.isfinite().all()

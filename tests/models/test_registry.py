@@ -96,9 +96,7 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
     assert str(gone) in found["model.weights"]
 
 
-@pytest.mark.parametrize(
-    "value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None], ids=str
-)
+@pytest.mark.cases("value", [5, "32", [32], [32, 64, 128], [32, 0], [32, 1.5], [32, True], None])
 def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: object) -> None:
     found = problems(Model(name="cnn", args={"channels": value}))
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}

@@ -45,7 +45,7 @@ def problems(config: Model) -> list[Problem]:
     return caught.value.errors
 
 
-@pytest.mark.parametrize("name", list_models())
+@pytest.mark.cases("name", list_models())
 def test_every_model_of_torchvision_is_prepared_without_a_download(name: str) -> None:
     call = vision.prepare(Model(name=name), DIGITS)
     assert call.problems == ()

@@ -85,7 +85,7 @@ def test_a_hook_that_is_switched_off_is_not_planned_and_not_resolved() -> None:
     assert plan(Net(), select="nothing", enabled=False).hooks == ()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("hook", "said"),
     [
         ({"select": "fcc"}, "'fcc' matches no module of Net\n    did you mean 'fc'?"),
@@ -100,7 +100,6 @@ def test_a_hook_that_is_switched_off_is_not_planned_and_not_resolved() -> None:
         ({"select": "fc", "action": "scale", "factor": {"file": "none.safetensors"}}, "there is no file"),
         ({"select": "fc", "hook": "grad", "action": "add_bias", "value": 1, "trainable": True}, "trainable"),
     ],
-    ids=str,
 )
 def test_misfits_name_the_key_and_the_next_step(hook: dict[str, Any], said: str) -> None:
     (problem,) = problems(Net(), {"h": CAPTURE | hook})

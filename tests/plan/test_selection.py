@@ -33,7 +33,7 @@ def problems(select: Any, hook: str = "forward", **more: Any) -> list[str]:
     return [str(problem) for problem in caught.value.errors]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("select", "found"),
     [
         ("ps[-1]", ["ps.10"]),
@@ -47,7 +47,6 @@ def problems(select: Any, hook: str = "forward", **more: Any) -> list[str]:
         ("h.1.[0]", []),
         ({"path": "ps.*", "exclude": "ps[1:]"}, ["ps.0"]),
     ],
-    ids=str,
 )
 def test_an_index_takes_numbered_parameters_on_parameter_hooks(select: Any, found: list[str]) -> None:
     assert paths(select, "grad", expect=">=0") == found
@@ -64,7 +63,7 @@ def test_braces_list_classes(select: Any) -> None:
     assert paths(select) == ["h.0", "h.1"]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("select", "said"),
     [
         (
@@ -82,7 +81,6 @@ def test_braces_list_classes(select: Any) -> None:
         (["h.0", "type:LSTM"], "'type:LSTM' (member 2 of the list)"),
         (["h.0", "re:h.9"], "'re:h.9' (member 2 of the list)"),
     ],
-    ids=str,
 )
 def test_a_member_of_a_list_that_matches_nothing_is_an_error(select: Any, said: str) -> None:
     (problem,) = problems(select)

@@ -198,7 +198,7 @@ def test_bars_stand_on_zero() -> None:
     assert float(floor1) - float(top1) == pytest.approx(2 * (float(top2) - float(floor2)), abs=0.3)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("values", "log"),
     [
         ([0, 1], False),
@@ -209,7 +209,6 @@ def test_bars_stand_on_zero() -> None:
         ([], False),
         ([0], True),
     ],
-    ids=str,
 )
 def test_ticks_are_round_and_inside(values: list[float], log: bool) -> None:
     axis = axis_of(values, 0, 100, log=log)

@@ -78,7 +78,7 @@ class Widens(Doubles):
         return x.double()
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("action", "says"),
     [
         (Draws(), "declare `draws = True`"),
@@ -89,7 +89,6 @@ class Widens(Doubles):
         (Reshapes(), r"changes the shape from \[2, 3\] to \[3\]"),
         (Widens(), "changes the dtype from torch.float32 to torch.float64"),
     ],
-    ids=lambda value: type(value).__name__,
 )
 def test_an_undeclared_deed_is_an_error_of_the_hook(action: Action, says: str) -> None:
     model = net()

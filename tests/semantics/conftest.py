@@ -1,4 +1,4 @@
-"""Every action on every hook type that takes it: an `alone` test runs once with each."""
+"""Every action on every hook type that takes it: an `alone` test runs with each."""
 
 from __future__ import annotations
 
@@ -33,17 +33,14 @@ def parameters(action: str, hook: str) -> dict[str, Any]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`alone`: a hook of the configuration that lacks only its `select`."""
     if "alone" in metafunc.fixturenames:
-        pairs = [
-            (name, hook)
+        hooks = [
+            {"hook": hook, "action": name, **parameters(name, hook)}
             for name, action in sorted(actions().items())
             for hook, kind in HOOK_TYPES.items()
             if kind in action.hook_types
         ]
-        metafunc.parametrize(
-            "alone",
-            [{"hook": hook, "action": name, **parameters(name, hook)} for name, hook in pairs],
-            ids=[f"{name}-{hook}" for name, hook in pairs],
-        )
+        cases = pytest.mark.cases("alone", hooks)
+        metafunc.parametrize("alone", [pytest.param(None, marks=cases)], ids=["every action"])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -89,8 +89,8 @@ def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list
     return gradients, installed
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
+@pytest.mark.cases("mode", MODES)
+@pytest.mark.cases(
     "hook",
     [
         {"hook": "forward", "action": "scale", "factor": 0.5},
@@ -109,7 +109,6 @@ def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list
         {"hook": "backward_pre", "action": "scale", "factor": 2},
         {"hook": "saved_tensors", "action": "offload", "to": "cpu"},
     ],
-    ids=lambda hook: " ".join(map(str, hook.values())),
 )
 def test_gradients_are_those_without_checkpointing(mode: str, hook: dict[str, Any]) -> None:
     plain, other = nets(checkpointed(mode))
@@ -121,9 +120,9 @@ def test_gradients_are_those_without_checkpointing(mode: str, hook: dict[str, An
     assert any(with_checkpoints.fired.values())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "backward", "backward_pre"])
-@pytest.mark.parametrize("action", ["capture", "stats", "print", "check"])
+@pytest.mark.cases("mode", MODES)
+@pytest.mark.cases("kind", ["forward_pre", "forward", "output_grad", "backward", "backward_pre"])
+@pytest.mark.cases("action", ["capture", "stats", "print", "check"])
 def test_there_is_one_record_for_each_logical_call(
     mode: str, kind: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -142,10 +141,8 @@ def test_there_is_one_record_for_each_logical_call(
         assert_same(in_order(with_checkpoints.records), in_order(without.records))
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    "kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"]
-)
+@pytest.mark.cases("mode", MODES)
+@pytest.mark.cases("kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"])
 def test_hooks_on_parameters_fire_as_without(mode: str, kind: str) -> None:
     plain, other = nets(checkpointed(mode))
     hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
@@ -170,8 +167,8 @@ class Nested(Net):
 @pytest.mark.filterwarnings(
     "ignore:None of the inputs have requires_grad"
 )  # of the inner region, in the first run
-@pytest.mark.parametrize("inner", MODES)
-@pytest.mark.parametrize("outer", MODES)
+@pytest.mark.cases("inner", MODES)
+@pytest.mark.cases("outer", MODES)
 def test_a_region_within_a_region(outer: str, inner: str) -> None:
     torch.manual_seed(0)
     plain, other = Nested(), Nested(checkpointed(inner))

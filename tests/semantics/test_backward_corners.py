@@ -67,8 +67,8 @@ SUCCESSORS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
-@pytest.mark.parametrize("name", SUCCESSORS)
+@pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
+@pytest.mark.cases("name", SUCCESSORS)
 def test_an_in_place_successor(name: str, kind: str) -> None:
     torch.manual_seed(0)
     model = InPlace(SUCCESSORS[name])
@@ -151,8 +151,8 @@ class Around(nn.Module):
         return self.inner(y), beside
 
 
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
-@pytest.mark.parametrize("name", RETURNING)
+@pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
+@pytest.mark.cases("name", RETURNING)
 def test_a_module_that_returns_its_input(name: str, kind: str) -> None:
     """The gradient is that of this module's use alone, and an edit reaches that alone."""
     torch.manual_seed(0)
@@ -254,8 +254,8 @@ def test_a_module_that_carries_no_gradient_is_an_error_that_names_it(kind: str) 
         )
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
+@pytest.mark.cases("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
 def test_without_gradients_nothing_fires_and_that_is_reported(kind: str, mode: Any) -> None:
     model = nn.Linear(4, 4)
     with hookrun.hooked(model, spec("", kind)) as hooks, mode():

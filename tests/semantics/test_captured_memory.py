@@ -49,8 +49,8 @@ PARTS: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.cases("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.cases("name", PARTS)
 def test_a_part_is_kept_without_the_rest(name: str, mode: Any) -> None:
     make, keys, elements = PARTS[name]
     model = Makes(make)
@@ -84,7 +84,7 @@ def test_an_expanded_tensor_counts_with_what_it_holds() -> None:
     assert len(kept) == 8 and sum(map(kept_bytes, kept)) == 8 * 4 * WIDTH
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("limit", "rows"), [(3, 0), (4, 1), (7, 1), (11, 2), (16, 4), (23, 5), (64, 16), (1000, 20)]
 )
 def test_a_batch_beyond_max_bytes_is_cut_at_the_row(limit: int, rows: int) -> None:

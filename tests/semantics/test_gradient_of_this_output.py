@@ -79,8 +79,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.cases("kind", KINDS)
+@pytest.mark.cases("name", CASES)
 def test_what_is_written_later_through_an_alias_is_as_without_the_hook_or_refused(
     name: str, kind: str
 ) -> None:
@@ -151,8 +151,8 @@ class State(nn.Module):
         return state if self.returns else state["x"] * 1
 
 
-@pytest.mark.parametrize("returns", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases("returns", [True, False])
+@pytest.mark.cases("kind", KINDS)
 def test_the_caller_s_containers_stay_the_caller_s(kind: str, returns: bool) -> None:
     model = State(returns)
 
@@ -264,10 +264,8 @@ def test_views_and_parts_that_are_written_later(kind: str) -> None:
         assert_close(y.grad, x.grad)
 
 
-@pytest.mark.parametrize(
-    "last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)], ids=["made", "input", "kept"]
-)
-@pytest.mark.parametrize("before", [False, True], ids=["as it is", "edited input"])
+@pytest.mark.cases("last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)])
+@pytest.mark.cases("before", [False, True])
 def test_the_module_around_meets_the_gradient_first(last: nn.Module, before: bool) -> None:
     """A Sequential returns what its last module returned: one tensor, two outputs."""
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), last))

@@ -44,13 +44,11 @@ def step(model: nn.Module) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_was_there_before() -> Iterator[None]:
+def _what_was_there_before() -> None:
     """Set aside what lives already, which the collector would otherwise go through before each test."""
     step(net())  # what torch makes once
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +65,7 @@ def alive(kind: type) -> int:
     return sum(issubclass(type(each), kind) for each in gc.get_objects())
 
 
-@pytest.mark.parametrize("kind", [*EVERY, "all"])
+@pytest.mark.cases("kind", [*EVERY, "all"])
 def test_hundreds_of_cycles_leave_the_model_collectable(kind: str) -> None:
     model = net()
     spec = EVERY if kind == "all" else {kind: EVERY[kind]}

@@ -80,8 +80,8 @@ def declared(kind: str, names: Sequence[str], **more: dict[str, Any]) -> dict[st
     return {name: {"select": select, "hook": kind, **ACTIONS[name], **more.get(name, {})} for name in names}
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(EDITS)), ids=" ".join)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases("order", list(itertools.permutations(EDITS)))
+@pytest.mark.cases("kind", KINDS)
 def test_declaration_order_is_registration_order(kind: str, order: tuple[str, ...]) -> None:
     by_hand, model = net(), net()
     for name in order:
@@ -102,7 +102,7 @@ def test_a_lower_priority_is_prepend(kind: str) -> None:
     assert_close(found, results(by_hand))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases("kind", KINDS)
 def test_ties_of_priority_stay_in_declaration_order(kind: str) -> None:
     late = {"priority": 7}
     shuffled = declared(kind, ["raise", "double", "limit"], double=late, limit=late)

@@ -69,8 +69,8 @@ def same(first: Any, second: Any) -> bool:
     return str(first) == str(second) and first.hash == second.hash and first.to_dict() == second.to_dict()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("example", [None, ((torch.ones(4, 3),), {})])
+@pytest.mark.cases("way", WAYS)
+@pytest.mark.cases("example", [None, ((torch.ones(4, 3),), {})])
 def test_a_plan(way: str, example: Any) -> None:
     model = net()
     plan = hookrun.compile(HOOKS, model, example=example)
@@ -129,8 +129,8 @@ def test_a_plan_with_values_of_files_and_runs(way: str, tmp_path: Path) -> None:
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["fired", "records", "captures", "inactive", "effects"])
+@pytest.mark.cases("way", WAYS)
+@pytest.mark.cases("name", ["fired", "records", "captures", "inactive", "effects"])
 def test_what_an_installation_found(way: str, name: str) -> None:
     model = Twice()
     with hookrun.compile(

@@ -78,10 +78,14 @@ def foreign(model: Net) -> list[str]:
     return seen
 
 
-@pytest.fixture
-def model() -> Net:
+def net() -> Net:
     torch.manual_seed(0)
     return Net()
+
+
+@pytest.fixture
+def model() -> Net:
+    return net()
 
 
 def step(model: nn.Module) -> None:
@@ -112,12 +116,11 @@ class Stop(BaseException):
     """Not an Exception, as KeyboardInterrupt is not."""
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit, Stop, GeneratorExit])
-@pytest.mark.parametrize("after", [False, True], ids=["before the call", "after the call"])
-@pytest.mark.parametrize("call", range(7))
-def test_after_anything_raised_at_any_module_call(
-    model: Net, call: int, after: bool, error: type[BaseException]
-) -> None:
+@pytest.mark.cases("error", [RuntimeError, KeyboardInterrupt, SystemExit, Stop, GeneratorExit])
+@pytest.mark.cases("after", [False, True])
+@pytest.mark.cases("call", range(7))
+def test_after_anything_raised_at_any_module_call(call: int, after: bool, error: type[BaseException]) -> None:
+    model = net()
     foreign(model)
     before = hooked_state(model)
     numbers = itertools.count()
@@ -141,9 +144,10 @@ def test_after_anything_raised_at_any_module_call(
     assert hooked_state(model) == before
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-@pytest.mark.parametrize("where", ["a", "block.0", "b"])
-def test_after_anything_raised_in_the_backward(model: Net, where: str, error: type[BaseException]) -> None:
+@pytest.mark.cases("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.cases("where", ["a", "block.0", "b"])
+def test_after_anything_raised_in_the_backward(where: str, error: type[BaseException]) -> None:
+    model = net()
     before = hooked_state(model)
 
     def fail(_grad: Tensor) -> None:
@@ -159,10 +163,11 @@ def test_after_anything_raised_in_the_backward(model: Net, where: str, error: ty
         assert not hooks.inactive
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "kind", ["forward_pre", "forward", "output_grad", "backward", "grad", "optimizer_step_pre"]
 )
-def test_after_an_error_in_a_hook(model: Net, kind: str) -> None:
+def test_after_an_error_in_a_hook(kind: str) -> None:
+    model = net()
     before = hooked_state(model)
     failing = {"select": "a", "hook": kind, "action": "check", "max": -1e9}
     with pytest.raises(hookrun.CheckFailed), hookrun.hooked(model, {**EVERY, "failing": failing}):
@@ -177,8 +182,9 @@ def test_after_an_exception_of_the_user_s_own_code(model: Net) -> None:
     assert hooked_state(model) == before
 
 
-@pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
-def test_in_any_nesting_order_of_installations(model: Net, order: tuple[int, ...]) -> None:
+@pytest.mark.cases("order", list(itertools.permutations(range(3))))
+def test_in_any_nesting_order_of_installations(order: tuple[int, ...]) -> None:
+    model = net()
     foreign(model)
     states = [hooked_state(model)]
     plans = [

@@ -152,9 +152,9 @@ OBSERVERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("observer", OBSERVERS)
-@pytest.mark.parametrize("make", SHARED, ids=lambda make: make.__name__)
-@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.cases("observer", OBSERVERS)
+@pytest.mark.cases("make", SHARED)
+@pytest.mark.cases("times", [1, 3])
 def test_what_shared_memory_before_an_observer_shares_it_after(
     make: Callable[[], Shared], observer: str, times: int
 ) -> None:
@@ -179,7 +179,7 @@ WRITES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "by"), WRITES, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.cases(("make", "by"), WRITES)
 def test_a_capture_follows_no_later_write(make: Callable[[], Shared], by: str) -> None:
     tensor, _, fill = make()
     model = nn.Identity()
@@ -283,8 +283,8 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, on prototypes and deprecated layouts
-@pytest.mark.parametrize("budget", [None, 10**6])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.cases("budget", [None, 10**6])
+@pytest.mark.cases("kind", KINDS)
 def test_tensors_of_every_kind_are_kept_as_that_kind(kind: str, budget: int | None) -> None:
     tensor, model = KINDS[kind](), nn.Identity()
     spec = {"h": {**CAPTURE["h"], **({} if budget is None or kind == "mkldnn" else {"max_bytes": budget})}}

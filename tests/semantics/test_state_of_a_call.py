@@ -89,8 +89,8 @@ class Recursive(nn.Module):
         return self(x, depth - 1) * (depth + 1) if depth else x
 
 
-@pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "backward_pre"])
-@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.cases("kind", ["forward_pre", "forward", "output_grad", "backward_pre"])
+@pytest.mark.cases("inside", [True, False])
 def test_the_calls_of_a_module_that_calls_itself_are_told_apart(kind: str, inside: bool) -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(Recursive()) if inside else Recursive()

@@ -83,7 +83,7 @@ EDITED = [(trace, edit) for trace in TRACES for edit in EDITS if not draws_where
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own tracing
-@pytest.mark.parametrize(("trace", "edit"), EDITED)
+@pytest.mark.cases(("trace", "edit"), EDITED)
 def test_edits_give_real_values_after_a_trace(trace: str, edit: str) -> None:
     model = net()
     with hookrun.hooked(model, EDITS[edit], effects=True):
@@ -98,8 +98,8 @@ def test_edits_give_real_values_after_a_trace(trace: str, edit: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, of its own tracing
-@pytest.mark.parametrize("observer", OBSERVERS)
-@pytest.mark.parametrize("trace", TRACES)
+@pytest.mark.cases("observer", OBSERVERS)
+@pytest.mark.cases("trace", TRACES)
 def test_what_observers_keep_can_be_read_afterwards(
     trace: str, observer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,8 +189,8 @@ def test_an_export_leaves_captures_of_the_real_run_alone(strict: bool) -> None:
         torch.testing.assert_close(hooks.captures["h"]["0"], [model[0](X).detach()])  # type: ignore[index]
 
 
-@pytest.mark.parametrize("hook", ["backward", "backward_pre"])
-@pytest.mark.parametrize("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
+@pytest.mark.cases("hook", ["backward", "backward_pre"])
+@pytest.mark.cases("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
 def test_a_backward_hook_under_torch_func_says_so(hook: str, trace: str) -> None:
     model = net()
     with (

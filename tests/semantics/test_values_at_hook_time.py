@@ -125,8 +125,8 @@ MODES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.cases("mode", MODES)
+@pytest.mark.cases("part", range(10))
 def test_in_200_random_models_with_in_place_writes(part: int, mode: str) -> None:
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     for seed in range(part * 20, part * 20 + 20):
@@ -233,7 +233,7 @@ FOREIGN: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.cases("name", FOREIGN)
 def test_whatever_memory_a_value_has_it_is_kept_as_it_was(name: str) -> None:
     tensor = FOREIGN[name]()
     expected = tensor.detach().clone()

@@ -57,7 +57,7 @@ def test_trust_never_comes_from_a_file() -> None:
     assert "HOOKRUN_TRUST" in problems(trust=["mypkg"])["trust"]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("changes", "where", "what"),
     [
         ({"action": "clmap"}, "hooks.h.action", "did you mean 'clamp'"),
@@ -74,7 +74,6 @@ def test_trust_never_comes_from_a_file() -> None:
         ({True: 1}, "hooks.h.True", "YAML reads on, off"),
         ({"parameters": True}, "hooks.h.parameters", "unknown key"),
     ],
-    ids=str,
 )
 def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> None:
     found = (
@@ -86,9 +85,7 @@ def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> N
     assert what in found[where]
 
 
-@pytest.mark.parametrize(
-    "hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}], ids=str
-)
+@pytest.mark.cases("hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}])
 def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
     assert "expected" in next(iter(problems(hooks=hooks).values()))
 

@@ -38,7 +38,7 @@ def selected(raw: Any) -> list[str]:
     return parse_selector(raw).select(TREE)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "paths"),
     [
         ("layer1.0.conv1", ["layer1.0.conv1"]),
@@ -74,7 +74,6 @@ def selected(raw: Any) -> list[str]:
         ({"path": "*", "min_params": 60}, ["layer1", "layer2"]),
         ([{"path": "fc"}, "attn"], ["attn", "fc"]),
     ],
-    ids=str,
 )
 def test_the_grammar(raw: Any, paths: list[str]) -> None:
     assert selected(raw) == paths
@@ -89,7 +88,7 @@ def test_an_unquoted_integer_is_a_path() -> None:
     assert parse_selector(3).select(Tree({"3": Node("3")})) == ["3"]
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "reason"),
     [
         (1.1, "quote it"),
@@ -111,7 +110,6 @@ def test_an_unquoted_integer_is_a_path() -> None:
         ("a..b", "a name between two dots is empty"),
         ("a**", "** stands alone between dots"),
     ],
-    ids=str,
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(raw: Any, reason: str) -> None:
     with pytest.raises(ValueError, match=re.escape(reason)):
@@ -161,7 +159,7 @@ MODULES = Tree({name: Node(name, frozenset({"M"})) for name in ("", "a", "a.b", 
 PARAMETERS = Tree({name: Node(name, frozenset({"M"})) for name in ("w", "a.w", "a.b.w", "a.b.bias", "c.w")})
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "names"),
     [
         ("a", ["a.w", "a.b.w", "a.b.bias"]),
@@ -173,7 +171,6 @@ PARAMETERS = Tree({name: Node(name, frozenset({"M"})) for name in ("w", "a.w", "
         ({"path": "**", "exclude": "**.bias"}, ["w", "a.w", "a.b.w", "c.w"]),
         (["c", "**.bias"], ["c.w", "a.b.bias"]),
     ],
-    ids=str,
 )
 def test_a_module_stands_for_the_parameters_below_it(raw: Any, names: list[str]) -> None:
     assert parse_selector(raw).select_parameters(MODULES, PARAMETERS) == set(names)

@@ -29,7 +29,7 @@ def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, out
     assert not any(number in step for number in outside)
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "reason"),
     [
         ({"step": {"start": 5, "end": 5}}, "never fires"),
@@ -40,7 +40,6 @@ def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, out
         ({"probability": 1.5}, "less than or equal to 1"),
         ({"mode": "training"}, "'train', 'eval' or 'any'"),
     ],
-    ids=str,
 )
 def test_a_schedule_that_makes_no_sense_is_refused(raw: Any, reason: str) -> None:
     with pytest.raises(ValidationError, match=re.escape(reason)):
@@ -76,7 +75,7 @@ def test_expectations(raw: Any, inside: Any, outside: Any) -> None:
     assert not any(count in parse_expect(raw) for count in outside)
 
 
-@pytest.mark.parametrize("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
+@pytest.mark.cases("raw", ["3..1", "some", -1, 1.5, True, None, ">1"])
 def test_what_is_no_expectation_is_refused(raw: Any) -> None:
     with pytest.raises(ValueError, match="found"):
         parse_expect(raw)

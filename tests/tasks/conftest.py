@@ -22,6 +22,12 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def _no_pages(request: pytest.FixtureRequest) -> None:
+    if "pages" not in request.fixturenames:
+        request.getfixturevalue("no_pages")
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Run]:
     """Run a command line that must end with `code`, and open its directory."""

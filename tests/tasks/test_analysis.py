@@ -18,6 +18,7 @@ from sklearn.preprocessing import StandardScaler
 from torch.testing import assert_close
 
 import hookrun
+from hookrun.cli import main
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.cka import Way, linear_cka_of_all
@@ -97,9 +98,12 @@ def test_too_few_samples_are_told() -> None:
 # ---- the tasks
 
 
-@pytest.fixture
-def captured(run: Any) -> Run:
-    return run("model=mlp", "task=predict", SEEN)  # type: ignore[no-any-return]
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    path = tmp_path_factory.mktemp("captured") / "run"
+    small = ("compute.device=cpu", "compute.threads=1", "model=mlp", "task=predict")
+    assert main([*small, SEEN, f"hydra.run.dir={path}"]) == 0
+    return hookrun.open_run(path)
 
 
 def test_probes_of_a_run(run: Any, captured: Run, capsys: Any) -> None:
@@ -125,6 +129,7 @@ def test_similarity_of_a_run(run: Any, captured: Run) -> None:
     assert table["layers.1", "fc"] > table["flatten", "fc"]
 
 
+@pytest.mark.usefixtures("pages")
 def test_wide_rows_are_projected_where_that_is_asked_for_and_said(
     run: Any, captured: Run, capsys: Any
 ) -> None:
@@ -220,38 +225,26 @@ def test_wide_captures_are_analysed_in_little_memory(tmp_path: Path) -> None:
     assert pair["cka"] == pytest.approx(1)
 
 
-@pytest.mark.parametrize("task", ["probe", "similarity"])
-def test_what_is_missing_is_told_and_nothing_is_left(
-    refused: Any, run: Any, captured: Run, task: str
-) -> None:
-    assert "none is named\n      name its directory: task.run=outputs/latest" in refused(f"task={task}")
-    assert "task.run: there is no" in refused(f"task={task}", "task.run=nowhere")
-    said = refused(f"task={task}", f"task.run={captured.path}", "task.capture=sen")
-    assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said
-    bare = run("model=mlp", "task=predict")
-    assert "captured nothing" in refused(f"task={task}", f"task.run={bare.path}")
-    one = run("model=mlp", "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
-    if task == "similarity":
-        assert "there is nothing to compare it with" in refused(f"task={task}", f"task.run={one.path}")
-    trained = run(
-        "model=mlp",
-        "train.epochs=1",
-        "train.limit_batches=1",
-        "+hooks.a={select: fc, hook: grad, action: capture}",
-    )
-    said = refused(f"task={task}", f"task.run={trained.path}")
-    assert "no module of it has one row for each sample" in said
+def test_what_is_missing_is_told_and_nothing_is_left(refused: Any, run: Any, captured: Run) -> None:
+    small = ("model=mlp", "train.epochs=1", "train.limit_batches=1")
+    bare = run(*small, "task=predict")
+    one = run(*small, "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
+    trained = run(*small, "+hooks.a={select: fc, hook: grad, action: capture}")
+    for task in ("task=probe", "task=similarity"):
+        assert "none is named\n      name its directory: task.run=outputs/latest" in refused(task), task
+        assert "task.run: there is no" in refused(task, "task.run=nowhere"), task
+        said = refused(task, f"task.run={captured.path}", "task.capture=sen")
+        assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said, task
+        said = refused(task, f"task.run={bare.path}")
+        assert "captured nothing" in said and "action: capture" in said, task
+        said = refused(task, f"task.run={trained.path}")
+        assert "no module of it has one row for each sample" in said, task
+    assert "there is nothing to compare it with" in refused("task=similarity", f"task.run={one.path}")
 
 
-@pytest.mark.parametrize("task", ["probe", "similarity"])
-def test_one_number_for_each_sample_is_a_layer_too(run: Any, task: str) -> None:
+def test_one_number_for_each_sample_is_a_layer_too(run: Any) -> None:
     seen = SEEN.replace("action: capture", "action: capture, reduce: norm")
     source = run("model=mlp", "task=predict", seen)
-    found = run(f"task={task}", f"task.run={source.path}")
-    assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}
-
-
-def test_a_run_that_captured_nothing_is_told(run: Any, refused: Any) -> None:
-    source = run("model=mlp", "task=predict", "train.limit_batches=1")
-    said = refused("task=probe", f"task.run={source.path}")
-    assert "captured nothing" in said and "action: capture" in said
+    for task in ("task=probe", "task=similarity"):
+        found = run(task, f"task.run={source.path}")
+        assert {line["module"] for line in found.metrics} == {"flatten", "layers.1", "fc"}, task

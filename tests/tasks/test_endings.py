@@ -108,6 +108,7 @@ def test_warnings_of_a_check_are_records(run, hook) -> None:
     assert len(found.stats) == 8
 
 
+@pytest.mark.usefixtures("pages")
 def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Schedulers and containers send SIGTERM before they kill."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -31,6 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return root
 
 
+@pytest.mark.usefixtures("pages")
 def test_rows_are_called_by_file_and_class(run: Any, folder: Path) -> None:
     found = run(
         "model=mlp", "task=predict", "data=image_folder", f"data.root={folder}", "task.split=all",

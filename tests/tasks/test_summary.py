@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 QUICK = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
 
 
+@pytest.mark.usefixtures("pages")
 def test_metrics_and_the_run_directory(run, capsys) -> None:
     found = run(*QUICK)
     *_, train, val, kept, where, page = capsys.readouterr().out.splitlines()
@@ -16,6 +19,7 @@ def test_metrics_and_the_run_directory(run, capsys) -> None:
     assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
 
 
+@pytest.mark.usefixtures("pages")
 def test_metrics_of_an_evaluation(run, capsys) -> None:
     found = run(*QUICK, "task=evaluate")
     *_, val, where, page = capsys.readouterr().out.splitlines()

@@ -28,6 +28,7 @@ def test_random_weights_are_said(task: str, expected: str, capsys: Any) -> None:
     assert expected in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("pages")
 def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, capsys: Any) -> None:
     trained = run(*SMALL[2:], "model=mlp")
     assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
@@ -38,6 +39,7 @@ def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, c
     assert f"<dt>weights</dt><dd>{path}</dd>" in _joined(other.path)
 
 
+@pytest.mark.usefixtures("pages")
 def test_weights_by_a_link_are_recorded_as_the_file_that_it_meant(run: Any, tmp_path: Path) -> None:
     trained = run(*SMALL[2:], "model=mlp")
     Path("newest").symlink_to(trained.path.name)

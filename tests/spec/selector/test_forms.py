@@ -95,7 +95,7 @@ def test_every_form_brings_its_table_rows_and_reads_its_own_schema() -> None:
         Draft202012Validator.check_schema(form.schema())
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "hint"),
     [
         ("fcc", "did you mean 'fc'?"),
@@ -110,7 +110,6 @@ def test_every_form_brings_its_table_rows_and_reads_its_own_schema() -> None:
         ({"leaf": True}, "there are: fc, h"),
         (["fcc"], "did you mean 'fc'?"),
     ],
-    ids=str,
 )
 def test_each_form_names_what_may_have_been_meant(raw: object, hint: str) -> None:
     names = Names(("", "fc", "h", "h.0"), ("fc.bias", "h.0.weight"), ("Linear", "Conv2d", "Module"))

@@ -100,7 +100,7 @@ LONG = Tree({name: Node(name) for name in (f"{'ab' * 150}{n}.x" for n in range(5
 DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n in range(5000))})
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "tree"),
     [
         ("**.*.**.*.**.*.**.*.**.*.nosuch", LARGE),
@@ -118,7 +118,6 @@ DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n
         (r"re:(a|b|ab)*c", LONG),
         (r"re:.*[ab].{400}[ab].{400}.*", LONG),
     ],
-    ids=lambda value: "" if isinstance(value, Tree) else str(value)[:30],
 )
 def test_no_selector_takes_long_whatever_it_asks(raw: str | list[str], tree: Tree) -> None:
     """A backtracking matcher takes hours for most of these; the bound is far above what a slow machine needs."""

@@ -15,7 +15,7 @@ def tree(*names: str) -> Tree:
     return Tree({name: Node(name) for name in names})
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "pattern", ["a(?=b)", "a(?!b)", "(?<=a)b", "(?<!a)b", r"(a)\1", "(?P<n>a)(?P=n)", "(a)?(?(1)b|c)"]
 )
 def test_lookaround_and_backreferences_are_refused_with_a_pointer_to_exclude(pattern: str) -> None:

@@ -1,0 +1,112 @@
+"""What all tests share: the mark `cases`, runs without pages, less work for the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+FROZEN = pytest.StashKey[int]()
+"""How many modules had been imported when the collector last set its objects aside."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say what the mark is."""
+    config.addinivalue_line(
+        "markers",
+        "cases(names, values): like parametrize, in one test: every case runs, and a failure names its case. "
+        "For tests that leave nothing behind, since the cases share their fixtures",
+    )
+
+
+def names_of(mark: pytest.Mark) -> list[str]:
+    """``"model, hook"`` or ``("model", "hook")``."""
+    names = mark.args[0]
+    return [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+
+
+def cases_of(mark: pytest.Mark) -> Iterator[dict[str, Any]]:
+    names = names_of(mark)
+    for value in mark.args[1]:
+        yield dict(zip(names, (value,) if len(names) == 1 else value, strict=True))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Stand in for the arguments, which are no fixtures; `pytest_pyfunc_call` gives them their values."""
+    for mark in metafunc.definition.iter_markers("cases"):
+        names = names_of(mark)
+        metafunc.parametrize(names, [[None] * len(names)], ids=["all"])
+
+
+def every(marks: Iterable[pytest.Mark]) -> list[dict[str, Any]]:
+    """Each combination of the marks' cases; the lowest mark varies slowest, as with parametrize."""
+    combinations = itertools.product(*(list(cases_of(mark)) for mark in marks))
+    return [{name: value for case in each for name, value in case.items()} for each in combinations]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with each of its cases; the first failure is raised, with notes about the others."""
+    marks = list(pyfuncitem.iter_markers("cases"))
+    if not marks:
+        return None
+    cases = every(marks)
+    assert cases, "there is no case"
+    failed: list[tuple[BaseException, str]] = []
+    for case in cases:
+        try:
+            run(pyfuncitem, case)
+        except pytest.skip.Exception as skipped:
+            raise AssertionError("a case cannot be skipped: parametrize the test instead") from skipped
+        except (Exception, pytest.fail.Exception) as error:
+            failed.append((error, ", ".join(f"{name}={value!r:.200}" for name, value in case.items())))
+    if failed:
+        first, text = failed[0]
+        first.add_note(f"in {len(failed)} of {len(cases)} cases; here: {text}")
+        for other, text in failed[1:10]:
+            first.add_note(f"also: {text}: {type(other).__name__}: {str(other).partition(chr(10))[0]}")
+        raise first
+    return True
+
+
+def run(test: pytest.Function, case: dict[str, Any]) -> None:
+    """One case, with what earlier cases patched and printed taken away."""
+    fixtures = {name: test.funcargs[name] for name in test._fixtureinfo.argnames}
+    for name in fixtures.keys() & {"capsys", "capfd"}:
+        fixtures[name].readouterr()
+    if "monkeypatch" not in fixtures:
+        test.obj(**fixtures | case)
+        return
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        test.obj(**fixtures | case | {"monkeypatch": monkeypatch})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Set aside what imports made: each run of a command ends with a collection, which would go through all of it."""
+    modules = len(sys.modules)
+    if modules > item.config.stash.get(FROZEN, 0) + 20:
+        item.config.stash[FROZEN] = modules
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Hand them back, for the process to end as any other."""
+    gc.unfreeze()
+
+
+@pytest.fixture
+def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and sweeps draw no page, which takes a fifth of a small run's time; tests/report is about pages."""
+    for module in ("jobs", "sweep"):
+        monkeypatch.setattr(f"hookrun.cli.{module}.make_page", lambda folder: None)
+
+
+@pytest.fixture
+def pages() -> None:
+    """For a test that reads a page, or what is said about it, in a folder whose tests draw none."""
