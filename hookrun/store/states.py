@@ -27,6 +27,9 @@ VERSION = 1
 LEAST_KEPT = 2
 """States that are kept while a run goes on: the newest may be damaged."""
 
+SECONDS = 30.0
+"""In a task that trains nothing a state is due at the latest after so many."""
+
 _NAME = re.compile(r"state_(\d{6,12})")
 
 
@@ -41,7 +44,13 @@ class SavedState:
 
     path: Path
     about: Mapping[str, Any]
-    tree: Any
+    tree: Mapping[str, Any]
+
+    def part(self, name: str) -> Any:
+        """One part of what was saved. StoreError where it is missing."""
+        if name not in self.tree:
+            raise StoreError(f"{self.path} holds no {name!r}: it was not written by a run of this kind")
+        return self.tree[name]
 
 
 def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = LEAST_KEPT) -> Path:
@@ -138,7 +147,10 @@ def _read(run: Path, path: Path) -> SavedState:
                     raise ValueError(f"{TENSORS} has no tensor {name!r:.100}")
                 return read_tensor(tensors, name)
 
-            return SavedState(path, content["about"], unflatten(content["tree"], read))
+            tree = unflatten(content["tree"], read)
+            if not isinstance(tree, dict):
+                raise ValueError(f"it holds a {type(tree).__name__}")
+            return SavedState(path, content["about"], tree)
     except (ValueError, KeyError) as error:
         raise StoreError(f"{path} is damaged: {error}") from error
     except StoreError as error:

@@ -62,12 +62,13 @@ class TaskOfCaptures(Task):
         from hookrun.store.run_dir import environment
         from hookrun.tasks.loop.analysis import Analysing
         from hookrun.tasks.loop.progress import Screen
+        from hookrun.tasks.loop.resuming import results_of
 
         screen = Screen()
         run_dir.write_env(environment() | {"runs": [run.to_dict() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)
-        self.analyse(Analysing(prepared, run_dir, screen))
+        self.analyse(Analysing(prepared, run_dir, screen, results_of(prepared, run_dir)))
         screen.say(f"run directory: {run_dir.path}")
         return None
 

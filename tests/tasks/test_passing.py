@@ -8,7 +8,8 @@ from typing import cast
 import torch
 
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.passing import SECONDS, DurableRows, Pass
+from hookrun.store.states import SECONDS
+from hookrun.tasks.loop.passing import DurableRows, Pass
 from hookrun.tasks.loop.resuming import Resuming
 
 

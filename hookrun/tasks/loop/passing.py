@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hookrun.store.run_dir import RunDir
+from hookrun.store.states import SECONDS
 from hookrun.tasks.loop.resuming import Resuming
-
-SECONDS = 30.0
-"""A state is due at the latest after so many."""
 
 
 class Holding(Protocol):

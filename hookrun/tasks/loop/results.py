@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hookrun.tasks.loop.passing import SECONDS
+from hookrun.store.states import SECONDS
 
 SHARE = 10
 """States that are not cheap take at most one part in so many of the time."""

@@ -26,6 +26,7 @@ from hookrun.store.tree import NotPlain
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.results import Results
 from hookrun.version import __version__
 
 _MOST_LINES = 20
@@ -48,13 +49,15 @@ class Resuming:
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
-        tree = run_dir.resumed.tree if run_dir.resumed is not None else {}
-        self._waiting: dict[str, Any] = dict(tree.get("held", {}))
-        self._generators = tree.get("generators")
-        if run_dir.resumed is not None:
-            with _fitting(run_dir.resumed):
-                load_model(model, tree["model"])
-                hooks.load_state_dict(tree["hooks"], strict=False)  # what differs was told, and is meant
+        saved = run_dir.resumed
+        self._waiting: dict[str, Any] = {} if saved is None else dict(saved.part("held"))
+        self._generators = None if saved is None else saved.part("generators")
+        if saved is not None:
+            with _fitting(saved):
+                load_model(model, saved.part("model"))
+                hooks.load_state_dict(
+                    saved.part("hooks"), strict=False
+                )  # what differs was told, and is meant
             hooks.sink.stop = None  # a check that asked for the end may ask again
 
     @contextmanager
@@ -121,6 +124,17 @@ class Resuming:
     @cached_property
     def _about(self) -> dict[str, Any]:
         return about(self._ready)
+
+
+def results_of(ready: Ready, run_dir: RunDir) -> Results:
+    """What an analysis has found by now, each part saved in a state."""
+    found = run_dir.resumed.part("results") if run_dir.resumed is not None else {}
+    facts, keep = about(ready), ready.settings.train.checkpoint.keep
+
+    def save(parts: dict[str, Any]) -> None:
+        write_state(run_dir.path, facts, {"results": parts, "files": run_dir.position()}, keep=keep)
+
+    return Results(found, save)
 
 
 def about(ready: Ready) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     if saved is not None and not anyway:
         require_same(saved, ready)
     remove_unfinished(path)
-    run_dir = RunDir.reopen(path, None if saved is None else saved.tree["files"], buffer)
+    run_dir = RunDir.reopen(path, None if saved is None else saved.part("files"), buffer)
     run_dir.resumed = saved
     return run_dir
 
