@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
+from hookrun.cli.stored_sweep import KEY, in_folder, stored_sweep, sweep_folder
+from hookrun.cli.typed import take, take_flag
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
 from hookrun.trust import of_environment, read_once
@@ -48,9 +50,22 @@ def execute(arguments: Sequence[str]) -> int:
     _refuse_flags(args)
     typed, overrides = take_trust(args.overrides)
     trust = typed | of_environment()
+    resume, overrides = take(KEY, overrides)
+    fail_fast, overrides = take_flag("fail_fast", overrides)
+    stored, sweep_dir = None, None
+    if resume is not None:
+        sweep_dir = sweep_folder(resume)
+        stored = stored_sweep(sweep_dir) if all(map(_is_hydras, overrides)) else None
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
-    name = args.config_name or CONFIG_NAME
-    with opened(main, *_config_dirs(args)) as app:
+    name = args.config_name or (CONFIG_NAME if stored is None else stored.config_name)
+    folders = _config_dirs(args)
+    if stored is not None and not folders:
+        folders = stored.config_dirs()
+    with opened(main, *folders) as app:
+        if stored is not None:
+            overrides = [*stored.overrides(app.list_all_config_groups()), *overrides]
+        if sweep_dir is not None:
+            overrides = [*overrides, in_folder(sweep_dir, overrides)]
         asked = Composition(app, name, overrides)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
@@ -58,7 +73,25 @@ def execute(arguments: Sequence[str]) -> int:
         with read_once(
             trust
         ):  # what was typed counts as what the environment says, to the end of the command
-            return _run(asked, trust, _typed_mode(args))
+            mode = RunMode.MULTIRUN if sweep_dir is not None else _typed_mode(args)
+            return _run(asked, trust, mode, SweepMode(sweep_dir is not None, fail_fast))
+
+
+def _is_hydras(override: str) -> bool:
+    """Whether it is of Hydra's own section: it says how a sweep runs, and not what it sweeps."""
+    return override.lstrip("+~").startswith("hydra")
+
+
+@dataclass(frozen=True)
+class SweepMode:
+    """What was typed for a sweep alone.
+
+    go_on:     its directory holds jobs already
+    fail_fast: no job starts after one has failed
+    """
+
+    go_on: bool = False
+    fail_fast: bool = False
 
 
 def _refuse_flags(args: argparse.Namespace) -> None:
@@ -114,7 +147,7 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
     return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
 
 
-def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> int:
+def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sweep: SweepMode) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
     asked = replace(asked, overrides=over_shown_task(asked.overrides))
@@ -130,12 +163,14 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
             _refuse_with_the_rest(asked, error, trust)
         raise
     if mode is RunMode.RUN:
+        if of_sweep.fail_fast:
+            raise SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
-        return sweep(app, cfg, trust)
+        return sweep(app, cfg, trust, go_on=of_sweep.go_on, fail_fast=of_sweep.fail_fast)
 
 
 def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> None:

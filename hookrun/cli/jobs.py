@@ -16,18 +16,22 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
+from hookrun.cli.job_hash import job_hash, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.format import STATUS
+from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
     from hookrun.tasks import Ready
 
 DONE, FAILED, REFUSED, CHECK, INTERRUPTED = 0, 1, 2, 3, 130
+NOT_STARTED = -1
+"""What a job returns that does not run because another one failed; no process ends with it."""
 
 
 class JobFailed(HookrunError):
@@ -71,21 +75,29 @@ class SweepJob:
     optimizing: the sweeper wants the objective of each job, and an exception from a failed one
     goal:       the objective that every job must have; None: whichever it has
     runs:       the run of each need, and that before the sweep
+    go_on:      a job that has a run in its directory already goes on there
+    stop:       a file that a failed job makes, and that lets no other job start; None: the others run
     """
 
     trust: frozenset[str]
     optimizing: bool = False
     goal: Goal | None = None
     runs: KnownRuns = field(default_factory=KnownRuns)
+    go_on: bool = False
+    stop: Path | None = None
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
+        if self.stop is not None and self.stop.exists():
+            return NOT_STARTED
         run_dir = _run_dir()
         try:
             with read_once(self.trust):
-                code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
+                code = self._alone(cfg, run_dir)
         finally:
             release_memory()
+        if code != DONE and self.stop is not None:
+            self.stop.touch()
         if not self.optimizing:
             return code
         if code != DONE:
@@ -94,9 +106,24 @@ class SweepJob:
 
         return tasks.objective(run_dir)
 
+    def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
+        """The exit code of the job, which is the only one to write into its directory.
+
+        The sweep that started it may have been killed while the job went on in another process.
+        """
+        try:
+            with sole_writer(run_dir, within=Path(HydraConfig.get().sweep.dir).absolute()):
+                return _attempt(run_dir, lambda: self._run(cfg, run_dir), self.go_on)
+        except LockedError as error:
+            report(error)
+            return REFUSED
+
     def _run(self, cfg: DictConfig, run_dir: Path) -> int:
         from hookrun import tasks
 
+        go_on = self.go_on and (run_dir / STATUS).exists()
+        if not go_on:
+            write_job(run_dir, job_hash(cfg, HydraConfig.get()))
         try:
             experiment = self.runs.of(tasks.parse_experiment(plain(cfg))).of_a_sweep()
             if self.goal is not None:
@@ -107,9 +134,10 @@ class SweepJob:
             from hookrun.store.run_dir import RunDir
 
             reason = str(error) or type(error).__name__
-            RunDir.create(run_dir).set_status("failed", reason, exit_code(error))
+            run = RunDir(run_dir) if go_on else RunDir.create(run_dir)
+            run.set_status("failed", reason, exit_code(error))
             raise
-        return tasks.run(prepared, run_dir)
+        return tasks.run(prepared, run_dir, go_on=True) if go_on else tasks.run(prepared, run_dir)
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:
@@ -125,9 +153,12 @@ def _run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
 
 
-def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
-    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on."""
-    is_new = not (run_dir / STATUS).exists()
+def _attempt(run_dir: Path, run: Callable[[], int], go_on: bool = False) -> int:
+    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on.
+
+    go_on: a run that is in the directory already is this one
+    """
+    is_new = go_on or not (run_dir / STATUS).exists()
     try:
         return run()
     except KeyboardInterrupt:

@@ -177,14 +177,16 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
 
 
-def run(ready: Ready, path: Path) -> int:
+def run(ready: Ready, path: Path, *, go_on: bool = False) -> int:
     """Run the task in the directory `path`.
+
+    go_on: it is the directory of a run that was cut off or failed, which goes on there
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
     from hookrun.tasks.loop.run import run_in
 
-    return run_in(ready, path)
+    return run_in(ready, path, go_on=go_on)
 
 
 def objective(run_dir: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from hookrun.errors import HookrunError
-from hookrun.store.files import StoreError
+from hookrun.store.files import StoreError, os_reason
+from hookrun.store.format import JOB, LOCK
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
@@ -19,12 +21,20 @@ from hookrun.tasks.goals import goal_of
 STOPPED = 3
 
 
-def run_in(ready: Ready, path: Path) -> int:
+KEPT = frozenset({LOCK, JOB, ".hydra"})
+"""What a run directory holds before its run begins."""
+
+
+def run_in(ready: Ready, path: Path, go_on: bool = False) -> int:
     """Run the task in the directory `path`.
+
+    go_on: it is the directory of a run that was cut off or failed, and is begun anew
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
     goal = goal_of(ready.experiment)
+    if go_on:
+        _clear(path)
     run_dir = RunDir.create(path, ready.settings.compute.capture_buffer * 2**20)
     run_dir.set_status("running")
     try:
@@ -41,6 +51,20 @@ def run_in(ready: Ready, path: Path) -> int:
         return STOPPED
     run_dir.set_status("done", objective=found)
     return 0
+
+
+def _clear(path: Path) -> None:
+    """Remove what a run recorded there."""
+    try:
+        for each in path.iterdir():
+            if each.name in KEPT:
+                continue
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+    except OSError as error:
+        raise StoreError(f"cannot remove {error.filename}: {os_reason(error)}") from error
 
 
 @contextmanager
