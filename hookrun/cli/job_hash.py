@@ -27,10 +27,11 @@ def job_hash(users: DictConfig, hydra: Any) -> str:
     users: the user's part of the configuration
     hydra: Hydra's section
     """
-    neutral = copy.deepcopy(hydra)
-    with read_write(neutral), open_dict(neutral):
-        neutral.job.num, neutral.job.id = 0, "0"
-        neutral.sweep.dir, neutral.sweep.subdir, neutral.runtime.output_dir = ".", ".", "."
+    neutral: Any = OmegaConf.create(
+        OmegaConf.to_container(hydra, resolve=False), flags={"allow_objects": True}
+    )
+    neutral.job.num, neutral.job.id = 0, "0"
+    neutral.sweep.dir, neutral.sweep.subdir, neutral.runtime.output_dir = ".", ".", "."
     holder: Any = HydraConfig.instance()
     outer = holder.cfg
     holder.cfg = OmegaConf.create({"hydra": neutral}, flags={"allow_objects": True})

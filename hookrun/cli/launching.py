@@ -184,7 +184,7 @@ class Launching:
     def _over(self, config: DictConfig, name: str, code: int) -> JobReturn:
         """What a job returned that is over."""
         run_dir = self.sweep_dir / name
-        with read_write(config), open_dict(config):
+        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
             config.hydra.runtime.output_dir = str(run_dir)
         job = JobReturn(hydra_cfg=OmegaConf.masked_copy(config, ["hydra"]), status=JobStatus.COMPLETED)
         try:
