@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.compose import plain
+from hookrun.cli.errors import explained
+from hookrun.cli.hydra import App
 from hookrun.store.files import write_json
 from hookrun.store.format import JOB
 from hookrun.store.read_records import read_record
@@ -42,12 +44,23 @@ def job_hash(users: DictConfig, hydra: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def hash_of(job: DictConfig) -> str:
-    """The hash of a whole configuration, `hydra` included."""
-    users = copy.deepcopy(job)
-    with read_write(users), open_dict(users):
-        hydra = users.pop("hydra")
-    return job_hash(users, hydra)
+class JobHashes:
+    """The hashes of the jobs of a sweep by their overrides, each job composed once."""
+
+    def __init__(self, app: App, cfg: DictConfig) -> None:
+        self._app, self._cfg = app, cfg
+        self._known = dict[frozenset[str], str]()
+
+    def of(self, overrides: Sequence[str]) -> str:
+        """The hash of one job. Raises SpecError where it does not compose."""
+        key = frozenset(overrides)
+        if key not in self._known:
+            with explained():
+                job = self._app.job_config(self._cfg, overrides, 0)
+                hydra: Any = job.hydra
+                users = OmegaConf.masked_copy(job, [str(each) for each in job if each != "hydra"])
+                self._known[key] = job_hash(users, hydra)
+        return self._known[key]
 
 
 def write_job(run_dir: Path, config: str) -> None:

@@ -11,14 +11,13 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
-from hookrun.cli.compose import plain_job
-from hookrun.cli.errors import explained
-from hookrun.cli.hydra import BASIC_LAUNCHER, MAX_JOBS, App, numbered
+from hookrun.cli.hydra import BASIC_LAUNCHER, App, numbered
 from hookrun.cli.job_directories import JobDirectories
-from hookrun.cli.job_hash import hash_of
+from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import DONE, NOT_STARTED, JobFailed, exit_code
+from hookrun.cli.study import Study
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec.objective import Goal
 
@@ -52,20 +51,30 @@ class Launching:
 
     sweep_dir: of the sweep
     goal:      of a sweeper that chooses its jobs by it; None for any other
-    go_on:     the directory holds jobs already: those that are over are not run again
+    known:     the jobs that the directory holds already, where the sweep goes on; else None
+    hashes:    by which they are known
     fail_fast: no job starts after one has failed
     codes:     directory -> exit code, of the jobs that were asked for so far
     again:     the number of jobs that were over before
     """
 
     def __init__(
-        self, app: App, cfg: DictConfig, sweep_dir: Path, goal: Goal | None, *, go_on: bool, fail_fast: bool
+        self,
+        app: App,
+        cfg: DictConfig,
+        sweep_dir: Path,
+        known: JobDirectories | None,
+        hashes: JobHashes,
+        *,
+        goal: Goal | None,
+        fail_fast: bool,
     ) -> None:
-        self._app, self._cfg = app, cfg
+        self._app, self._cfg, self._known, self._hashes = app, cfg, known, hashes
         self.sweep_dir, self._goal, self.fail_fast = sweep_dir, goal, fail_fast
-        self._known = JobDirectories(sweep_dir) if go_on else None
-        keys = [override.get_key_element() for override in app.swept(cfg)]
-        self._order = {key: place for place, key in enumerate(keys)}
+        typed = app.swept(cfg)
+        self._order = {override.get_key_element(): place for place, override in enumerate(typed)}
+        self._fixed = {each.get_key_element() for each in typed if not each.is_sweep_override()}
+        self._study = None if goal is None else Study(sweep_dir)
         self.codes = dict[str, int]()
         self.again = 0
 
@@ -90,13 +99,24 @@ class Launching:
         jobs = [self._ordered(each) for each in job_overrides]
         returned = dict[int, JobReturn]()
         for batch in self._batches(jobs, first, returned):
-            placed = [self._placed(start, batch) for start in batch]
+            placed = [self._placed(start) for start in batch]
             found = launcher.launch(placed, batch[0].number)
             returned |= {start.place: each for start, each in zip(batch, found, strict=True)}
             self._keep(found)
             if self.fail_fast and (failed := self._failed(found)):
                 raise SweepStopped(os.path.relpath(failed, self.sweep_dir), self.codes[failed])
+        self._tell(jobs, [returned[place] for place in range(len(jobs))])
         return [returned[place] for place in range(len(jobs))]
+
+    def _tell(self, jobs: list[list[str]], returned: Sequence[JobReturn]) -> None:
+        """Add the jobs to the study, where the sweeper chose them."""
+        if self._study is None:
+            return
+        for overrides, job in zip(jobs, returned, strict=True):
+            pairs = (text.partition("=") for text in overrides)
+            params = {key.lstrip("+"): value for key, _, value in pairs if key not in self._fixed}
+            value = None if job.status is JobStatus.FAILED else float(job._return_value)
+            self._study.add(os.path.relpath(_run_dir(job), self.sweep_dir), params, value)
 
     def _ordered(self, overrides: Overrides) -> list[str]:
         """As they were typed: of two overrides of one key the later one counts, and `+` comes before what is below."""
@@ -134,29 +154,25 @@ class Launching:
 
         returned: gets what the others returned
         """
-        configs = [self._composed(overrides, first + place) for place, overrides in enumerate(jobs)]
-        found = [known.take(hash_of(config)) for config in configs]
-        starts, new = list[Start](), list[int]()
-        for place, (job, config) in enumerate(zip(found, configs, strict=True)):
+        found = [known.take(self._hashes.of(overrides)) for overrides in jobs]
+        starts, by_number = list[Start](), False
+        new = list[tuple[int, DictConfig]]()
+        for place, (job, overrides) in enumerate(zip(found, jobs, strict=True)):
+            if job is not None and job.exit_code is not None:
+                returned[place] = self._over(job.name, job.exit_code)
+                continue
+            config = self._app.job_config(self._cfg, overrides, first + place)
+            by_number = by_number or "${hydra:job." in _users_text(config)
             if job is None:
-                new.append(place)
-            elif job.exit_code is None:
-                number = int(job.name) if job.name.isdecimal() else first + place
-                starts.append(Start(place, number, job.name, jobs[place]))
+                new.append((place, config))
             else:
-                returned[place] = self._over(config, job.name, job.exit_code)
-                self._keep([returned[place]])
+                number = int(job.name) if job.name.isdecimal() else first + place
+                starts.append(Start(place, number, job.name, overrides))
+        self._keep(list(returned.values()))
         self.again += len(returned)
-        for place in sorted(new, key=lambda place: not known.is_free(_subdir(configs[place]))):
-            starts.append(self._new(known, configs[place], place, first, jobs[place]))
-        starts.sort(key=lambda start: start.number)
-        return starts, any("${hydra:job." in OmegaConf.to_yaml(_users(config)) for config in configs)
-
-    def _composed(self, overrides: Overrides, number: int) -> DictConfig:
-        with explained():
-            config = self._app.job_config(self._cfg, overrides, number)
-            plain_job(config)
-            return config
+        new.sort(key=lambda each: not known.is_free(_subdir(each[1])))  # first those that get their own place
+        starts += [self._new(known, config, place, first, jobs[place]) for place, config in new]
+        return sorted(starts, key=lambda start: start.number), by_number
 
     def _new(
         self, known: JobDirectories, config: DictConfig, place: int, first: int, overrides: Overrides
@@ -165,28 +181,24 @@ class Launching:
         number = first + place
         while not known.is_free(name := _subdir(numbered(config, number))):
             number += 1
-            if number > first + place + MAX_JOBS or _subdir(numbered(config, number)) == name:
+            if _subdir(numbered(config, number)) == name:
                 what = f"{name} is the directory of a job with another configuration"
                 raise SpecError([Problem(SUBDIR, what, "let it hold ${hydra.job.num}")])
         known.use(name)
         return Start(place, number, name, overrides)
 
-    def _placed(self, start: Start, batch: Sequence[Start]) -> list[str]:
-        """The overrides of a job, with its directory where the launcher would give it another one."""
+    def _placed(self, start: Start) -> list[str]:
+        """The overrides of a job, with its directory where the launcher might give it another one."""
         if self._known is None:
-            return list(start.overrides)
-        number = batch[0].number + batch.index(start)
-        if _subdir(self._composed(start.overrides, number)) == start.name:
             return list(start.overrides)
         name = start.name.replace("${", "\\${")
         return [*start.overrides, f"{SUBDIR}={QuotedString(name, Quote.single).with_quotes()}"]
 
-    def _over(self, config: DictConfig, name: str, code: int) -> JobReturn:
+    def _over(self, name: str, code: int) -> JobReturn:
         """What a job returned that is over."""
         run_dir = self.sweep_dir / name
-        with read_write(config.hydra.runtime), open_dict(config.hydra.runtime):
-            config.hydra.runtime.output_dir = str(run_dir)
-        job = JobReturn(hydra_cfg=OmegaConf.masked_copy(config, ["hydra"]), status=JobStatus.COMPLETED)
+        hydra = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(run_dir)}}})
+        job = JobReturn(hydra_cfg=hydra, status=JobStatus.COMPLETED)
         try:
             job.return_value = self._value(run_dir, code)
         except HookrunError as error:
@@ -239,5 +251,6 @@ def _subdir(config: DictConfig) -> str:
     return os.path.normpath(str(config.hydra.sweep.subdir))
 
 
-def _users(config: DictConfig) -> DictConfig:
-    return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+def _users_text(config: DictConfig) -> str:
+    """The user's part of a configuration as text, unresolved."""
+    return OmegaConf.to_yaml(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))

@@ -6,6 +6,7 @@ What is stored there has the rights of an experiment file, and no more: a direct
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ SWEEPS = "multirun"
 _SAID_BY_RESUME = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Stored settings that `resume` itself decides."""
 _SUBDIR = "hydra.sweep.subdir"
+_INSIDE = re.compile(r"(?![/.])(?:[\w=,+./-]|\$\{hydra\.job\.(?:num|id)\})+")
+"""A directory of a job that lies in its sweep's."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,8 @@ def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> 
         return
     if hydra_section.is_open(key) and isinstance(value, str):
         return
-    if key == _SUBDIR and isinstance(value, str):
-        return  # whether it stays inside is seen for each job
+    if key == _SUBDIR and _INSIDE.fullmatch(str(value)) and ".." not in str(value):
+        return
     section: Any = value
     for part in reversed(key.split(".")[1:]):
         section = {part: section}

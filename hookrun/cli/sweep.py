@@ -22,13 +22,14 @@ from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.job_directories import JobDirectories
-from hookrun.cli.job_hash import hash_of
+from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
 from hookrun.cli.launching import Launching, SweepStopped
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
 from hookrun.cli.stopping import STOP, forget_stop, keep_stop
 from hookrun.cli.stored_sweep import KEY
+from hookrun.cli.study import prepare_study
 from hookrun.cli.sweep_check import SECONDS, check
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 from hookrun.spec import Experiment
@@ -69,7 +70,8 @@ def sweep(
     if not jobs:
         raise SpecError(_why_no_job(app, cfg))
     typed = [list(filter_overrides(overrides)) for overrides in jobs]
-    over = _over(app, cfg, sweep_dir, jobs) if go_on else frozenset[int]()
+    hashes = JobHashes(app, cfg)
+    over = _over(hashes, sweep_dir, jobs) if go_on else frozenset[int]()
     experiments, refused, shows = _validated(app, cfg, jobs, over, go_on)
     if not shows:
         refuse_ranks()
@@ -91,18 +93,15 @@ def sweep(
     del experiments
     with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, sweep_dir, replace(asked, runs=needs.known(previous)))
+        return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)))
 
 
-def _over(app: App, cfg: DictConfig, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
+def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
     """The jobs that are over already."""
     hashes = list[str]()
-    for number, overrides in enumerate(jobs):
+    for overrides in jobs:
         try:
-            with explained():
-                job = app.job_config(cfg, overrides, number)
-            plain_job(job)
-            hashes.append(hash_of(job))
+            hashes.append(job_hashes.of(overrides))
         except SpecError:  # it is told with what is wrong with the others
             hashes.append("")
     over = JobDirectories(sweep_dir).over(hashes)
@@ -136,9 +135,10 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs
     print(said, flush=True)
     with claimed(sweep_dir, KEY if asked.go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(
-            app, cfg, sweep_dir, replace(asked, optimizing=True, goal=goal, runs=needs.known(previous))
-        )
+        if kept := prepare_study(cfg, sweep_dir, experiment.settings.seed):
+            print(kept, flush=True)
+        job = replace(asked, optimizing=True, goal=goal, runs=needs.known(previous))
+        return _launch(app, cfg, JobHashes(app, cfg), sweep_dir, job)
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
@@ -238,9 +238,10 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
     return DONE
 
 
-def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob) -> int:
+def _launch(app: App, cfg: DictConfig, hashes: JobHashes, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
-    launching = Launching(app, cfg, sweep_dir, job.goal, go_on=job.go_on, fail_fast=job.stop is not None)
+    known = JobDirectories(sweep_dir) if job.go_on else None
+    launching = Launching(app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None)
     forget_stop(sweep_dir)
     try:
         return _run_jobs(app, cfg, launching, job)

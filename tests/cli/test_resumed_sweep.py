@@ -125,7 +125,7 @@ def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cw
         ("hydra", "hydra.searchpath=[file:///etc]", "type it as well: -m resume="),
         ("hydra", "hydra.job.env_set={A: b}", "type it as well"),
         ("hydra", "hydra/job_logging=default", "is not for a file to choose"),
-        ("hydra", "hydra.sweep.subdir=../out", "outside the directory of the sweep"),
+        ("hydra", "hydra.sweep.subdir=../out", "type it as well"),
         ("hydra", "+hydra.callbacks.x={_target_: os.system}", "type it as well"),
     ):
         changed = stored.copy()
