@@ -19,7 +19,8 @@ Conf = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def earlier(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the sweeps of these tests are; their jobs are not checked before."""
+    """Where the sweeps of these tests are; their jobs are not checked before, and have no pages."""
+    monkeypatch.setattr("hookrun.cli.jobs.make_page", lambda _: None)
     monkeypatch.setattr("hookrun.tasks.check_jobs", lambda *_, **__: Checked({}, 0, 0))
     return cwd / "mine"
 
