@@ -46,7 +46,7 @@ def prepare_study(cfg: DictConfig, sweep_dir: Path, seed: int) -> str:
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         sampler = sweeper.get("sampler")
         if OmegaConf.is_dict(sampler) and sampler.get("seed", 0) is None:
-            sampler.seed = seed
+            sampler.seed = seed % 2**32  # what NumPy's generators take
         if "storage" not in sweeper or sweeper.storage is not None:
             return ""
         if not _has_database():

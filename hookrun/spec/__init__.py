@@ -161,4 +161,8 @@ def _unknown_root(key: Any) -> Problem:
     if key == "trust":
         hint = "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment"
         return Problem("trust", "is taken from the command line only, never from a file", hint)
+    if key in ("resume", "resume_anyway", "fail_fast"):
+        return Problem(
+            str(key), "is taken from the command line only, never from a file", f"type it: {key}=…"
+        )
     return Problem(str(key), "unknown key", nearest(str(key), ROOT_KEYS))
