@@ -98,6 +98,12 @@ def sweep_folder(value: Any) -> Path:
     folder = _newest() if value == LATEST else _path(value)
     if not (folder / MULTIRUN).is_file():
         raise SpecError([_no_sweep(folder)])
+    _refuse_running(folder)
+    return folder
+
+
+def _refuse_running(folder: Path) -> None:
+    """Raise SpecError where a sweep is under way in the directory."""
     try:
         for each in (folder, *folder.parents):
             refuse_held(each)
@@ -105,7 +111,6 @@ def sweep_folder(value: Any) -> Path:
         raise SpecError([Problem(KEY, str(error), "wait until that sweep has ended, or end it")]) from error
     except StoreError as error:
         raise SpecError([Problem(KEY, str(error))]) from error
-    return folder
 
 
 def _path(value: str) -> Path:
@@ -144,8 +149,10 @@ def stored_sweep(folder: Path) -> StoredSweep:
             file, checked(content["hydra"] if isinstance(content, dict) else None, HydraRecord)
         )
     except (StoreError, KeyError) as error:
+        _refuse_running(folder)  # one that began just now writes the file
         raise SpecError([Problem(str(file), f"cannot be read: {error}")]) from error
     except ValueError as error:
+        _refuse_running(folder)
         raise SpecError([Problem(str(file), f"is not what Hydra writes: {error}")]) from error
 
 
