@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,9 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
-from hookrun.cli.resume import Resume, composed_again, state_of_run, take_resume
+from hookrun.cli.resume import Resume, composed_again, run_folder, state_of_run, take_resume
+from hookrun.cli.stored_sweep import in_folder, stored_sweep, sweep_folder
+from hookrun.cli.typed import take_flag
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
 from hookrun.store.format import State
@@ -50,21 +52,53 @@ def execute(arguments: Sequence[str]) -> int:
     args = read_flags(arguments)
     _refuse_flags(args)
     typed, overrides = take_trust(args.overrides)
-    resume, overrides = take_resume(overrides)
     trust = typed | of_environment()
+    resume, overrides = take_resume(overrides)
+    fail_fast, overrides = take_flag("fail_fast", overrides)
+    stored, sweep_dir = None, None
+    if resume is not None and args.multirun:
+        sweep_dir = sweep_folder(resume.name)
+        stored = stored_sweep(sweep_dir) if all(map(_is_hydras, overrides)) else None
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)
-    name = args.config_name or CONFIG_NAME
-    with opened(main, *_config_dirs(args)) as app:
+    name = args.config_name or (CONFIG_NAME if stored is None else stored.config_name)
+    folders = _config_dirs(args)
+    if stored is not None and not folders:
+        folders = stored.config_dirs()
+    with opened(main, *folders) as app:
+        if stored is not None:
+            overrides = [*stored.overrides(app.list_all_config_groups()), *overrides]
+        if sweep_dir is not None:
+            overrides = [*overrides, in_folder(sweep_dir, overrides)]
         asked = Composition(app, name, overrides)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
                 return _show_information(asked, args)
-        with read_once(
-            trust
-        ):  # what was typed counts as what the environment says, to the end of the command
-            if resume is not None:
+        # what was typed counts as what the environment says, to the end of the command
+        with read_once(trust):
+            if resume is not None and sweep_dir is None:
                 return _resume(asked, trust, resume)
-            return _run(asked, trust, _typed_mode(args))
+            anyway = resume is not None and resume.anyway
+            mode = RunMode.MULTIRUN if sweep_dir is not None else _typed_mode(args)
+            return _run(asked, trust, mode, SweepMode(sweep_dir is not None, anyway, fail_fast))
+
+
+def _is_hydras(override: str) -> bool:
+    """Whether it is of Hydra's own section: it says how a sweep runs, and not what it sweeps."""
+    return override.lstrip("+~").startswith("hydra")
+
+
+@dataclass(frozen=True)
+class SweepMode:
+    """What was typed for a sweep alone.
+
+    go_on:     its directory holds jobs already
+    anyway:    they go on also where their states are of another model, data or version
+    fail_fast: no job starts after one has failed
+    """
+
+    go_on: bool = False
+    anyway: bool = False
+    fail_fast: bool = False
 
 
 def _refuse_flags(args: argparse.Namespace) -> None:
@@ -120,7 +154,7 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
     return RunMode.MULTIRUN if args.multirun else RunMode.RUN if args.run else None
 
 
-def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> int:
+def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sweep: SweepMode) -> int:
     """Compose and check, then show, run or sweep."""
     app, name = asked.app, asked.config_name
     asked = replace(asked, overrides=over_shown_task(asked.overrides))
@@ -136,30 +170,33 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None) -> in
             _refuse_with_the_rest(asked, error, trust)
         raise
     if mode is RunMode.RUN:
+        if of_sweep.fail_fast:
+            raise SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
-        return sweep(app, cfg, trust)
+        return sweep(app, cfg, trust, **vars(of_sweep))
 
 
 def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Go on with a run that did not come to its end."""
-    if _is_done(resume):
+    folder = run_folder(resume.name)
+    if _is_done(folder):
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
         what = f"{typed[0]} leaves nothing behind that could go on"
         raise SpecError([Problem("resume", what, "leave one of them out")])
-    with composed_again(asked, resume) as (again, cfg):
+    with composed_again(asked, folder, anyway=resume.anyway) as (again, cfg):
         return _run_once(again, cfg, trust, resume)
 
 
-def _is_done(resume: Resume) -> bool:
-    is_done = state_of_run(resume.folder) == DONE_STATE
+def _is_done(folder: Path) -> bool:
+    is_done = state_of_run(folder) == DONE_STATE
     if is_done:
-        print(f"{resume.folder} is done: there is nothing to resume")
+        print(f"{folder} is done: there is nothing to resume")
     return is_done
 
 
@@ -235,7 +272,9 @@ def _run_once(
         return DONE
     where = "hydra.run.dir" if resume is None else "resume"
     with claimed(Path(cfg.hydra.runtime.output_dir), where, go_on=resume is not None):
-        if resume is not None and _is_done(resume):  # another process has just finished it
+        if resume is not None and _is_done(
+            Path(cfg.hydra.runtime.output_dir)
+        ):  # another process has just finished it
             return DONE
         if experiment.settings.needs:
             is_new = needs.missing

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository as IConfigRepository
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
@@ -31,7 +32,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
+from hydra.plugins.launcher import Launcher
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -42,6 +45,7 @@ from hookrun.interpolations import guarded
 from hookrun.version import __version__
 
 BASIC_SWEEPER = f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"
+BASIC_LAUNCHER = f"{BasicLauncher.__module__}.{BasicLauncher.__name__}"
 MAX_JOBS = 10_000
 OUTPUT = "HOOKRUN_OUTPUT"
 """The environment variable that names the folder of all outputs."""
@@ -81,9 +85,12 @@ class App(Hydra):
         with self._checking(cfg):
             return self.run(cfg.hydra.job.config_name, task, [])
 
-    def sweep_checked(self, cfg: DictConfig, task: TaskFunction) -> Any:
-        """Let sweeper and launcher of `cfg` call `task` once per job; returns what the sweeper returns."""
-        with self._checking(cfg):
+    def sweep_checked(self, cfg: DictConfig, task: TaskFunction, over: Callable[[Launcher], Launcher]) -> Any:
+        """Let sweeper and launcher of `cfg` call `task` once per job; returns what the sweeper returns.
+
+        over: the launcher that `cfg` names -> the one that the sweeper gets
+        """
+        with self._checking(cfg), _launchers(over):
             return self.multirun(cfg.hydra.job.config_name, task, [])
 
     @contextmanager
@@ -185,6 +192,24 @@ def numbered(cfg: DictConfig, number: int) -> DictConfig:
     with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
         cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
     return cfg
+
+
+@contextmanager
+def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
+    """Whoever asks Hydra for a launcher in the block gets ``over(launcher)``: sweepers have no other place for it.
+
+    On the class, since launchers carry the instance to other processes.
+    """
+    made = Plugins.instantiate_launcher
+
+    def instantiate_launcher(self: Plugins, *args: Any, **options: Any) -> Launcher:
+        return over(made(self, *args, **options))
+
+    Plugins.instantiate_launcher = instantiate_launcher  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Plugins.instantiate_launcher = made  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
+from hookrun.cli.job_hash import job_hash, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
@@ -24,6 +25,7 @@ from hookrun.interruptions import code_of, pending, shielded
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.format import CHECKPOINTS, STATUS, State
+from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from hookrun.tasks import Ready
 
 DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
+NOT_STARTED = -1
+"""What a job returns that does not run because another one failed; no process ends with it."""
 
 
 class JobFailed(HookrunError):
@@ -78,23 +82,33 @@ class SweepJob:
     optimizing: the sweeper wants the objective of each job, and an exception from a failed one
     goal:       the objective that every job must have; None: whichever it has
     runs:       the run of each need, and that before the sweep
+    go_on:      a job that has a run in its directory already goes on there
+    anyway:     also where its state is of another model, data or version
+    stop:       a file that a failed job makes, and that lets no other job start; None: the others run
     """
 
     trust: frozenset[str]
     optimizing: bool = False
     goal: Goal | None = None
     runs: KnownRuns = field(default_factory=KnownRuns)
+    go_on: bool = False
+    anyway: bool = False
+    stop: Path | None = None
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
         if (signal := pending()) is not None:  # whoever was to raise it was kept from it
             raise signal
+        if self.stop is not None and self.stop.exists():
+            return NOT_STARTED
         run_dir = _run_dir()
         try:
             with read_once(self.trust):
-                code = _attempt(run_dir, lambda: self._run(cfg, run_dir))
+                code = self._alone(cfg, run_dir)
         finally:
             release_memory()
+        if code != DONE and self.stop is not None:
+            self.stop.touch()
         if not self.optimizing:
             return code
         if code != DONE:
@@ -103,9 +117,24 @@ class SweepJob:
 
         return tasks.objective(run_dir)
 
+    def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
+        """The exit code of the job, which is the only one to write into its directory.
+
+        The sweep that started it may have been killed while the job went on in another process.
+        """
+        try:
+            with sole_writer(run_dir, within=Path(HydraConfig.get().sweep.dir).absolute()):
+                return _attempt(run_dir, lambda: self._run(cfg, run_dir))
+        except LockedError as error:
+            report(error)
+            return REFUSED
+
     def _run(self, cfg: DictConfig, run_dir: Path) -> int:
         from hookrun import tasks
 
+        go_on = self.go_on and (run_dir / STATUS).exists()
+        if not go_on:
+            write_job(run_dir, job_hash(cfg, HydraConfig.get()))
         try:
             experiment = self.runs.of(tasks.parse_experiment(plain(cfg))).of_a_sweep()
             if self.goal is not None:
@@ -116,12 +145,11 @@ class SweepJob:
             from hookrun.store.run_dir import RunDir
 
             status: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            run = RunDir(run_dir) if go_on else RunDir.create(run_dir)
             with shielded():
-                RunDir.create(run_dir).set_status(
-                    status, str(error) or type(error).__name__, exit_code(error)
-                )
+                run.set_status(status, str(error) or type(error).__name__, exit_code(error))
             raise
-        return tasks.run(prepared, run_dir)
+        return tasks.run(prepared, run_dir, go_on=go_on, anyway=self.anyway)
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:

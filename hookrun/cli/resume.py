@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import plain_run
 from hookrun.cli.errors import explained
-from hookrun.cli.hydra import conf_dir, opened, parse_override
+from hookrun.cli.hydra import conf_dir, opened
+from hookrun.cli.typed import take, take_flag
 from hookrun.errors import Problem, SpecError, nearest
+from hookrun.report.yaml_files import MULTIRUN
 from hookrun.store.format import CONFIG, STATUS
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
-SWEEP = "multirun.yaml"
-_TYPED = re.compile(rf"\+{{0,2}}({RESUME}|{ANYWAY})=")
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint")
 """Keys that may change between a run and its resumption."""
@@ -38,47 +35,29 @@ _MOST_SHOWN = 20
 class Resume:
     """What was typed.
 
-    folder: of the run, or of a sweep
+    name:   of a directory, or `latest`
     anyway: go on also where something has changed
     """
 
-    folder: Path
+    name: str
     anyway: bool = False
 
 
-def take_resume(overrides: Iterable[str]) -> tuple[Resume | None, list[str]]:
+def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
     """What is to be resumed, if that was typed, and the other overrides. Raises SpecError."""
-    typed, others = dict[str, Any](), list[str]()
-    for text in overrides:
-        match = _TYPED.match(text)
-        if match is None:
-            others.append(text)
-        else:
-            typed[match[1]] = _value(text)
-    anyway = typed.get(ANYWAY, False)
-    if not isinstance(anyway, bool):
-        raise SpecError([Problem(ANYWAY, f"found {anyway!r}", f"write {ANYWAY}=true")])
-    if RESUME not in typed:
+    name, others = take(RESUME, overrides)
+    anyway, others = take_flag(ANYWAY, others)
+    if name is None:
         if anyway:
             raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
         return None, others
-    name = typed[RESUME]
-    if not isinstance(name, str | int) or isinstance(name, bool) or name == "":
+    if isinstance(name, bool) or name == "":
         raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
-    return Resume(_folder(str(name)), anyway), others
+    return Resume(str(name), anyway), others
 
 
-def _value(text: str) -> Any:
-    as_typed = text.partition("=")[2]
-    try:
-        override: Override = parse_override(text)
-    except HydraException:  # a path may hold characters that mean something to Hydra
-        return as_typed
-    value = as_typed if override.is_sweep_override() else override.value()
-    return value if value is None or isinstance(value, bool | str | int) else as_typed
-
-
-def _folder(name: str) -> Path:
+def run_folder(name: str) -> Path:
+    """The directory that `resume` names. Raises SpecError where there is no latest one."""
     if name != LATEST:
         return Path(os.path.realpath(os.path.expanduser(name)))
     link = outputs_folder() / LATEST
@@ -96,12 +75,12 @@ def state_of_run(folder: Path) -> str:
     if not (folder / STATUS).exists():
         hint = (
             f"put -m first: hookrun -m resume={folder}"
-            if (folder / SWEEP).exists()
+            if (folder / MULTIRUN).exists()
             else "name the directory of a run"
         )
         what = (
             "is the directory of a sweep"
-            if (folder / SWEEP).exists()
+            if (folder / MULTIRUN).exists()
             else f"has no {STATUS}: no run began there"
         )
         raise SpecError([Problem(RESUME, f"{folder} {what}", hint)])
@@ -113,20 +92,21 @@ def state_of_run(folder: Path) -> str:
 
 
 @contextmanager
-def composed_again(asked: Composition, resume: Resume) -> Iterator[tuple[Composition, DictConfig]]:
+def composed_again(
+    asked: Composition, folder: Path, *, anyway: bool
+) -> Iterator[tuple[Composition, DictConfig]]:
     """The stored configuration under the typed overrides, to be run in the directory that it is from.
 
     Overrides that name a group (``experiment=clip_fc``) are composed as they were the first time, from the
-    configuration folders alone. Raises SpecError, with each difference that the overrides make.
+    configuration folders alone. Raises SpecError, unless `anyway`, with each difference that the overrides make.
     """
-    folder = resume.folder
     with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
         stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
         groups = set(asked.app.config_loader.list_groups(""))
         from_folders = any(_key(text) in groups for text in asked.overrides)
         again = asked if from_folders else replace(stored, overrides=[*_HYDRAS, *asked.overrides])
-        cfg = _composed(again, folder, stores=bool(asked.overrides) and resume.anyway)
-        if asked.overrides and not resume.anyway:
+        cfg = _composed(again, folder, stores=bool(asked.overrides) and anyway)
+        if asked.overrides and not anyway:
             before, now = plain_run(_composed(stored, folder)), plain_run(cfg)
             if lines := list(_differences(before, now)):
                 more = [f"and {len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else []

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, Override, RangeSweep
-from hydra.core.utils import JobReturn, filter_overrides
+from hydra.core.utils import filter_overrides
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,9 +23,15 @@ from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.interrupted import interrupted
+from hookrun.cli.job_directories import JobDirectories
+from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
+from hookrun.cli.launching import Launching, SweepStopped
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
+from hookrun.cli.stopping import STOP, forget_stop, keep_stop
+from hookrun.cli.stored_sweep import KEY
+from hookrun.cli.study import prepare_study
 from hookrun.cli.sweep_check import SECONDS, check
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 from hookrun.spec import Experiment
@@ -40,8 +46,20 @@ MOST_REFUSED = 100
 """Jobs that do not validate, before the others are left alone."""
 
 
-def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
+def sweep(
+    app: App,
+    cfg: DictConfig,
+    trust: frozenset[str],
+    *,
+    go_on: bool = False,
+    anyway: bool = False,
+    fail_fast: bool = False,
+) -> int:
     """Run the jobs of `cfg`; returns the most serious of their exit codes.
+
+    go_on:     the sweep's directory holds jobs already, and those that are over are not run again
+    anyway:    the others go on also where their states are of another model, data or version
+    fail_fast: no job starts after one has failed
 
     Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
     its jobs as it goes cannot name them: there the configuration that they share is checked.
@@ -55,12 +73,15 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         jobs = app.jobs(cfg)
     needs = NeededRuns(_asked(app, cfg, []), trust)
+    asked = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
     if jobs is None:
-        return _optimize(app, cfg, sweep_dir, trust, needs)
+        return _optimize(app, cfg, sweep_dir, asked, needs)
     if not jobs:
         raise SpecError(_why_no_job(app, cfg))
     typed = [list(filter_overrides(overrides)) for overrides in jobs]
-    experiments, refused, shows = _validated(app, cfg, jobs)
+    hashes = JobHashes(app, cfg)
+    over = _over(hashes, sweep_dir, jobs) if go_on else frozenset[int]()
+    experiments, refused, shows = _validated(app, cfg, jobs, over, go_on)
     if not shows:
         refuse_ranks()
     if refused and not _compile_differently(app, cfg):
@@ -71,14 +92,29 @@ def sweep(app: App, cfg: DictConfig, trust: frozenset[str]) -> int:
     previous = previous_run(experiments.values(), outputs_folder())
     runs = needs.known(previous)
     experiments = {number: runs.of(experiment) for number, experiment in experiments.items()}
-    said = check(experiments, typed, refused, trust)
-    if shows:
-        return _show(list(experiments.values()), list(map(" ".join, typed)), trust)
-    print(said, flush=True)
+    if experiments or refused:
+        said = check(experiments, typed, refused, trust)
+        if shows:
+            return _show(
+                list(experiments.values()), [" ".join(typed[number]) for number in experiments], trust
+            )
+        print(said, flush=True)
     del experiments
-    with claimed(sweep_dir, "hydra.sweep.dir"):
+    with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, sweep_dir, SweepJob(trust, runs=needs.known(previous)))
+        return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)))
+
+
+def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
+    """The jobs that are over already."""
+    hashes = list[str]()
+    for overrides in jobs:
+        try:
+            hashes.append(job_hashes.of(overrides))
+        except SpecError:  # it is told with what is wrong with the others
+            hashes.append("")
+    over = JobDirectories(sweep_dir).over(hashes)
+    return frozenset(number for number, is_over in enumerate(over) if is_over)
 
 
 def _compile_differently(app: App, cfg: DictConfig) -> bool:
@@ -87,8 +123,9 @@ def _compile_differently(app: App, cfg: DictConfig) -> bool:
     return not swept.isdisjoint(_COMPILED)
 
 
-def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str], needs: NeededRuns) -> int:
+def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs: NeededRuns) -> int:
     """A sweep whose jobs are chosen by their objective. Each is checked before it runs; here, what they share."""
+    trust = asked.trust
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
     shows = task_of(experiment).shows
     if not shows:
@@ -105,10 +142,12 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, trust: frozenset[str],
         for error in check_jobs({0: experiment}, SECONDS, trust=trust).refused.values():
             raise error
     print(said, flush=True)
-    with claimed(sweep_dir, "hydra.sweep.dir"):
+    with claimed(sweep_dir, KEY if asked.go_on else "hydra.sweep.dir"):
         needs.make()
-        job = SweepJob(trust, optimizing=True, goal=goal, runs=needs.known(previous))
-        return _launch(app, cfg, sweep_dir, job)
+        if kept := prepare_study(cfg, sweep_dir, experiment.settings.seed):
+            print(kept, flush=True)
+        job = replace(asked, optimizing=True, goal=goal, runs=needs.known(previous))
+        return _launch(app, cfg, JobHashes(app, cfg), sweep_dir, job)
 
 
 def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
@@ -117,15 +156,20 @@ def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
 
 
 def _validated(
-    app: App, cfg: DictConfig, jobs: list[list[str]]
+    app: App, cfg: DictConfig, jobs: list[list[str]], over: frozenset[int], go_on: bool
 ) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
     """The experiment of each job that validates, what is wrong with each other, and whether all are only shown.
 
     Where the first jobs are all refused there is no use in composing thousands more.
+
+    over:  jobs that do not run again
+    go_on: directories may hold runs already
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
     for number, overrides in enumerate(jobs):
+        if number in over:
+            continue
         try:
             with explained(_asked(app, cfg, overrides)):
                 job = app.job_config(cfg, overrides, number)
@@ -134,7 +178,9 @@ def _validated(
                 shown.add(number)
                 experiment = planned(experiment, overrides, partial(_job_config, app, cfg, number))
             else:
-                run_dir = unused_run_dir(job, "hydra.sweep.dir")
+                run_dir = (
+                    Path(job.hydra.runtime.output_dir) if go_on else unused_run_dir(job, "hydra.sweep.dir")
+                )
                 _refuse_outside(run_dir, job)
                 _refuse_shared(run_dir, run_dirs.setdefault(run_dir, number), number)
         except SpecError as error:
@@ -201,21 +247,28 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
     return DONE
 
 
-def _launch(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob) -> int:
+def _launch(app: App, cfg: DictConfig, hashes: JobHashes, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
+    known = JobDirectories(sweep_dir) if job.go_on else None
+    launching = Launching(app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None)
+    forget_stop(sweep_dir)
     try:
-        return _run_jobs(app, cfg, sweep_dir, job, before)
+        return _run_jobs(app, cfg, launching, job)
     except KeyboardInterrupt as interruption:
         print(interrupted(interruption, sweep_dir, app.jobs(cfg)), file=sys.stderr, flush=True)
         raise
     finally:
-        if _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
+        if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well
             make_page(sweep_dir)
 
 
-def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, before: dict[Path, int]) -> int:
+def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob) -> int:
+    sweep_dir, codes = launching.sweep_dir, launching.codes
     try:
-        returned = app.sweep_checked(cfg, job)
+        app.sweep_checked(cfg, job, launching.over)
+    except SweepStopped as stopped:
+        keep_stop(sweep_dir, stopped)
+        print(stopped)
     except (HydraException, OmegaConfBaseException, ImportError, OSError) as error:
         # Jobs raise nothing: this exception comes from a sweeper, a launcher or a directory.
         with explained(_asked(app, cfg, [])):
@@ -223,15 +276,17 @@ def _run_jobs(app: App, cfg: DictConfig, sweep_dir: Path, job: SweepJob, before:
     except Exception as error:
         if job.goal is None or isinstance(error, HookrunError):
             raise
-        _refuse_no_value(sweep_dir, before, job.goal, error)
+        _refuse_no_value(sweep_dir, codes, job.goal, error)
         raise
-    codes = dict(_returned(returned)) if job.goal is None else _written(sweep_dir, before)
     if not codes:
         raise SpecError(
             [Problem("hydra.sweeper", "the sweeper ran no job", "see how many it is told to run")]
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
-    print(f"sweep: {len(codes) - len(failed)} of {len(codes)} jobs done, in {sweep_dir}")
+    before = f", {launching.again} of them before" if launching.again else ""
+    print(f"sweep: {len(codes) - len(failed)} of {len(codes)} jobs done{before}, in {sweep_dir}")
+    if launching.left:
+        print(f"  {launching.left} more in it, of other configurations than this sweep's")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     if best := _best(sweep_dir):
@@ -253,11 +308,10 @@ def _best(sweep_dir: Path) -> str:
     return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}; to {facts.goals[0]}"
 
 
-def _refuse_no_value(sweep_dir: Path, before: dict[Path, int], goal: Goal, error: Exception) -> None:
+def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:
     """Where no job has a value of the goal, that is why the sweeper failed. Raises HookrunError."""
     from hookrun import tasks
 
-    codes = _written(sweep_dir, before)
     for run_dir in (path for path, code in codes.items() if code == DONE):
         try:
             tasks.objective(Path(run_dir))
@@ -274,19 +328,6 @@ def _refuse_no_value(sweep_dir: Path, before: dict[Path, int], goal: Goal, error
 
 class NoResult(HookrunError):
     """No job of an optimizing sweep has a value of its objective."""
-
-
-def _returned(batches: list[list[JobReturn]]) -> Iterator[tuple[str, int]]:
-    for batch in batches:
-        for job in batch:
-            yield str(job.hydra_cfg.hydra.runtime.output_dir), int(job.return_value)  # type: ignore[union-attr]
-
-
-def _written(sweep_dir: Path, before: dict[Path, int]) -> dict[str, int]:
-    """The exit codes that this sweep's jobs left on disk: an optimizing sweeper does not pass on what they returned."""
-    changed = [path for path, time in _statuses(sweep_dir).items() if before.get(path) != time]
-    codes = {path: json.loads(path.read_text(encoding="utf-8")).get("exit_code") for path in changed}
-    return {str(path.parent): FAILED if code is None else int(code) for path, code in sorted(codes.items())}
 
 
 def _statuses(sweep_dir: Path) -> dict[Path, int]:

@@ -65,10 +65,10 @@ class JobFacts:
 
 def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
-    return sorted((_job(folder, path) for path in _job_folders(folder)), key=lambda job: _by_number(job.name))
+    return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: _by_number(job.name))
 
 
-def _job_folders(folder: Path) -> Iterator[Path]:
+def job_folders(folder: Path) -> Iterator[Path]:
     """Directories that hold a run, or where Hydra has begun one; their own folders are not searched."""
     for where, folders, files in os.walk(folder):
         path = Path(where)

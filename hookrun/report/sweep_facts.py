@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs
+from hookrun.report.study import Trial, read_study
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
 from hookrun.spec.objective import Goal
 from hookrun.store.files import StoreError
+from hookrun.store.format import SWEEP
+from hookrun.store.inside import is_there
+from hookrun.store.read_records import read_record
+from hookrun.store.records import SweepRecord
 
 MOST_OVERRIDES = 50_000
 """Characters of a sweep's command line that is taken apart."""
@@ -21,6 +26,7 @@ MOST_OVERRIDES = 50_000
 MOST_JOBS = 10**9
 """A sweep that asks for more was not started by a person: the number of its jobs counts as unknown."""
 
+_BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _NOT_WELL = ("cut off", "failed", "stopped", "interrupted", "unreadable")
 _ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started", "done")
 
@@ -30,11 +36,15 @@ class SweepFacts:
     """What the directory of one sweep says.
 
     asked: swept key -> number of its values, as the sweep was started; empty where that is not known
+    stopped_by: the job whose failure ended the sweep, as `fail_fast` asks for; "" where none did
+    chosen:     a sweeper chose the jobs, by what came out
     """
 
     folder: Path
     jobs: Sequence[JobFacts]
     asked: dict[str, int]
+    stopped_by: str = ""
+    chosen: Sequence[Trial] = ()
 
     @cached_property
     def varied(self) -> list[str]:
@@ -91,7 +101,12 @@ def read_sweep(folder: Path) -> SweepFacts:
     jobs = find_jobs(folder)
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
-    return SweepFacts(folder, jobs, _asked(folder))
+    return SweepFacts(folder, jobs, _asked(folder), _stopped_by(folder), read_study(folder))
+
+
+def _stopped_by(folder: Path) -> str:
+    path = folder / SWEEP
+    return str(read_record(path, SweepRecord).get("stopped_by", "")) if is_there(path) else ""
 
 
 def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:
@@ -109,6 +124,8 @@ def _asked(folder: Path) -> dict[str, int]:
     content = read_yaml(folder / MULTIRUN, folder)
     hydra = content.get("hydra", {}) if isinstance(content, dict) else {}
     try:
+        if hydra["sweeper"].get("_target_") != _BASIC_SWEEPER:
+            return {}
         params = [f"{key}={value}" for key, value in (hydra["sweeper"].get("params") or {}).items()]
         texts = [*params, *hydra["overrides"]["task"]]
         if sum(map(len, texts)) > MOST_OVERRIDES:

@@ -62,10 +62,12 @@ if hasattr(os, "register_at_fork"):
 
 
 @contextmanager
-def sole_writer(folder: Path) -> Iterator[None]:
+def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
     """Make the folder if it is missing, and be the only one to write into it during the block.
 
     A folder inside that of another writer, as a job's is inside its sweep's, is that writer's as well.
+
+    within: a folder above it that this writer belongs to, as a job does to its sweep: who writes there does not count
 
     Raises LockedError where another process holds the lock, StoreError where the folder or the lock cannot be made. A
     directory that was made here is removed again if the block leaves it empty.
@@ -74,7 +76,8 @@ def sole_writer(folder: Path) -> Iterator[None]:
     make_folder(folder)
     try:
         for parent in folder.parents:
-            _refuse_held(parent)
+            if parent != within:
+                refuse_held(parent)
         descriptor = _acquired(folder)
     except BaseException:
         _remove_empty(folder, made)
@@ -130,7 +133,7 @@ def _acquired(folder: Path, *, wait: bool = False) -> int:
         os.close(descriptor)  # the holder before removed the file after this process had opened it
 
 
-def _refuse_held(folder: Path) -> None:
+def refuse_held(folder: Path) -> None:
     """Raise LockedError where another process is writing into the folder."""
     if not (folder / LOCK).is_file():
         return

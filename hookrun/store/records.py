@@ -73,6 +73,32 @@ class Status(Record):
     objective: ObjectiveRecord | None = None
 
 
+class JobRecord(Record):
+    """job.json: the SHA-256 of the job's resolved configuration."""
+
+    config: Sha256
+
+
+class SweepRecord(Record):
+    """sweep.json. `stopped_by` is the directory of the job whose failure ended the sweep, as `fail_fast` asks for."""
+
+    fail_fast: bool = False
+    stopped_by: Text = ""
+
+
+class TrialLine(Record):
+    """A line of study.jsonl: a job that a sweeper chose.
+
+    params: the values that it chose, by key
+    value:  of the objective; None where the job has none
+    """
+
+    number: Count
+    job: Text
+    params: dict[Name, Text]
+    value: Annotated[float, Field(allow_inf_nan=False)] | None = None
+
+
 class PlannedMatch(Record):
     """A module or parameter that a hook matched."""
 
@@ -318,6 +344,7 @@ class SampleLine(Record):
 
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
+TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
 
 R = TypeVar("R", bound=Record)
 

@@ -222,6 +222,32 @@ class TestOptimizingSweeper:
 
         return bearing
 
+    def test_what_it_chose_stands_where_it_was_typed(self, folder: str, notes, monkeypatch) -> None:
+        hook = "+hooks.x={select:fc,hook:forward,action:scale,factor:1}"
+
+        def chosen_first(self: Climber, arguments: list[str]) -> None:
+            self.launcher.launch([["hooks.x.factor=2", "seed=5", hook]], initial_job_idx=0)
+
+        monkeypatch.setattr(Climber, "sweep", chosen_first)
+        command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", hook, "seed=5,6"]
+        assert main([*command, "hooks.x.factor=1,2"]) == 0
+        ((experiment, _),) = notes.prepared
+        assert experiment.hooks.hooks[0].action.factor == 2
+
+    def test_it_goes_on_with_what_the_jobs_that_are_over_returned(
+        self, folder: str, cwd: Path, notes, capsys
+    ) -> None:
+        command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweep.dir=mine"]
+        assert main(command) == 0
+        assert main(["-m", "resume=mine", "hydra.sweeper.steps=3"]) == 0
+        assert [seed for seed, _ in notes.ran] == [5, 6, 7]
+        assert Climber.objectives == [0.5, 0.6, 0.5, 0.6, 0.7]
+        assert "sweep: 3 of 3 jobs done, 2 of them before" in capsys.readouterr().out
+        lines = [json.loads(line) for line in (cwd / "mine/study.jsonl").read_text().splitlines()]
+        assert [(each["job"], each["params"], each["value"]) for each in lines] == [
+            (str(n), {"seed": str(5 + n)}, (5 + n) / 10) for n in range(3)
+        ]
+
     def test_a_read_only_task_shows_what_the_jobs_share(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "task=plan"]) == 0
         assert (len(notes.shown), list(cwd.iterdir())) == (1, [])

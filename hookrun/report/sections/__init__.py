@@ -19,6 +19,7 @@ from hookrun.report.sections import (
     outcome,
     plan,
     repeat,
+    study,
     summary,
     swept,
 )
@@ -42,6 +43,7 @@ OF_A_SWEEP: tuple[ReportSection[SweepFacts], ...] = (
     job_outcomes.SECTION,
     objective.SECTION,
     jobs.SECTION,
+    study.SECTION,
     swept.SECTION,
     failed_jobs.SECTION,
     repeat.OF_A_SWEEP,

@@ -10,15 +10,18 @@ from hookrun.report.sweep_facts import SweepFacts
 
 @dataclass(frozen=True)
 class JobOutcomes:
-    """Numbers of jobs that are not over, and that did not end well."""
+    """Numbers of jobs that are not over, and that did not end well; the job that ended the sweep, or ""."""
 
     unfinished: int
     failed: int
+    stopped_by: str
 
 
 def _outcomes(facts: SweepFacts) -> JobOutcomes | None:
     unfinished = facts.counts.get("running", 0) + facts.counts.get("not started", 0)
-    return JobOutcomes(unfinished, len(facts.failed)) if unfinished or facts.failed else None
+    return (
+        JobOutcomes(unfinished, len(facts.failed), facts.stopped_by) if unfinished or facts.failed else None
+    )
 
 
 SECTION = ReportSection("outcomes", "", _outcomes, "job_outcomes.html")

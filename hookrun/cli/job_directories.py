@@ -1,0 +1,90 @@
+"""The jobs that a sweep's directory holds, each known by the hash of its configuration."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hookrun.cli.job_hash import read_job
+from hookrun.cli.stored_sweep import KEY
+from hookrun.errors import Problem, SpecError
+from hookrun.report.jobs import job_folders
+from hookrun.store.files import StoreError
+from hookrun.store.format import JOB, STATUS
+from hookrun.store.lock import LockedError, refuse_held
+from hookrun.store.read_records import read_record
+from hookrun.store.records import Status
+
+_OVER = ("done", "stopped")
+"""A run that a check stopped would stop there again."""
+
+
+@dataclass(frozen=True)
+class KnownJob:
+    """A job that was begun.
+
+    name:      its directory within the sweep's
+    exit_code: of a job that came to its end; None: it was cut off, failed or was interrupted, and goes on
+    """
+
+    name: str
+    exit_code: int | None
+
+
+class JobDirectories:
+    """What is in the directory of a sweep when it goes on; each job is taken once."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises SpecError for a job that nobody can tell, or that another process still runs."""
+        self.folder = folder
+        self._jobs = defaultdict[str, list[KnownJob]](list)
+        self._used = set[str]()
+        for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
+            name = path.relative_to(folder).as_posix()
+            if (path / JOB).exists() or (path / STATUS).exists():
+                self._used.add(name)
+                config, job = _read(path, name)
+                self._jobs[config].append(job)
+
+    def take(self, config: str) -> KnownJob | None:
+        """The next job with that hash; None where there is none."""
+        found = self._jobs.get(config)
+        return found.pop(0) if found else None
+
+    @property
+    def left(self) -> int:
+        """The number of jobs that were not taken."""
+        return sum(map(len, self._jobs.values()))
+
+    def is_free(self, name: str) -> bool:
+        """Whether no job has that directory."""
+        return name not in self._used
+
+    def use(self, name: str) -> None:
+        """Give the directory to a new job."""
+        self._used.add(name)
+
+    def over(self, configs: Sequence[str]) -> list[bool]:
+        """Of each hash whether its job came to its end; nothing is taken."""
+        waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
+        taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
+        return [job is not None and job.exit_code is not None for job in taken]
+
+
+def _read(path: Path, name: str) -> tuple[str, KnownJob]:
+    try:
+        refuse_held(path)
+        if not (path / JOB).exists():
+            hint = "an earlier version began it: start the sweep anew, in another directory"
+            raise SpecError([Problem(KEY, f"{path} does not say which job it is: it has no {JOB}", hint)])
+        config = read_job(path)
+        status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}
+    except LockedError as error:
+        hint = "wait until that job has ended, or end it"
+        raise SpecError([Problem(KEY, str(error), hint)]) from error
+    except StoreError as error:
+        raise SpecError([Problem(KEY, str(error), f"remove {path}: the job is run again then")]) from error
+    is_over = status.get("status") in _OVER
+    return config, KnownJob(name, int(status.get("exit_code") or 0) if is_over else None)

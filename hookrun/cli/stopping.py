@@ -1,0 +1,27 @@
+"""A sweep that ends at its first failed job: how its jobs hear of it, and what its directory says afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hookrun.cli.launching import SweepStopped
+from hookrun.store.files import StoreError, os_reason, write_json
+from hookrun.store.format import SWEEP
+
+STOP = ".stop"
+"""In the directory of the sweep: a job failed, and no other is to start."""
+
+
+def forget_stop(sweep_dir: Path) -> None:
+    """Remove what an earlier start left. Raises StoreError."""
+    for name in (STOP, SWEEP):
+        try:
+            (sweep_dir / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise StoreError(f"cannot remove {sweep_dir / name}: {os_reason(error)}") from error
+
+
+def keep_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
+    """Write sweep.json: which job ended the sweep. Raises StoreError."""
+    write_json(sweep_dir / SWEEP, {"fail_fast": True, "stopped_by": stopped.job})
+    (sweep_dir / STOP).unlink(missing_ok=True)

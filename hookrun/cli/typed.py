@@ -1,0 +1,43 @@
+"""Root keys that only the command line knows, taken out of what was typed: no file can set them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.errors import HydraException
+
+from hookrun.cli.hydra import parse_override
+from hookrun.errors import Problem, SpecError
+
+
+def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
+    """The value that was typed for the root key, with or without `+`, None without one; and the other overrides.
+
+    Raises SpecError where it is given twice, or not as one value.
+    """
+    pattern = re.compile(rf"\+{{0,2}}{key}=")
+    found = [text for text in overrides if pattern.match(text)]
+    others = [text for text in overrides if not pattern.match(text)]
+    if not found:
+        return None, others
+    if len(found) > 1:
+        raise SpecError([Problem(key, f"is given {len(found)} times", "give it once")])
+    text = found[0].lstrip("+")
+    try:
+        override = parse_override(text)
+        value = None if override.is_sweep_override() else override.value()
+    except HydraException:
+        value = text.partition("=")[2]  # such as a path with characters that mean something to Hydra
+    if value is None or isinstance(value, dict | list):
+        raise SpecError([Problem(key, f"found {text.partition('=')[2]!r}, expected one value", "")])
+    return value, others
+
+
+def take_flag(key: str, overrides: Sequence[str]) -> tuple[bool, list[str]]:
+    """Whether the root key was typed as true; and the other overrides. Raises SpecError for what is not a boolean."""
+    value, others = take(key, overrides)
+    if value is not None and not isinstance(value, bool):
+        raise SpecError([Problem(key, f"found {value!r}, expected true or false", f"write {key}=true")])
+    return bool(value), others

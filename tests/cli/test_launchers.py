@@ -1,0 +1,86 @@
+"""The launchers and the sweeper that hookrun's extras install, each as the README shows it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import hookrun
+from hookrun.cli import main
+from hookrun.report.sections.study import importance
+from hookrun.report.study import Trial, read_study
+
+SHORT = ["model=mlp", "train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "compute.threads=1"]
+CHECK = "+hooks.c={select: fc, hook: forward, action: check, max: 1}"
+
+
+def statuses(sweep: Path) -> dict[str, str]:
+    found = {path.parent.name: json.loads(path.read_text())["status"] for path in sweep.glob("*/status.json")}
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize(
+    ("name", "plugin", "settings"),
+    [
+        ("joblib", "hydra_joblib_launcher", ["hydra.launcher.n_jobs=2"]),
+        ("submitit_local", "hydra_submitit_launcher", ["hydra.launcher.timeout_min=5"]),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of the plugins
+def test_jobs_in_other_processes_fail_fast_and_go_on(
+    name: str, plugin: str, settings: list[str], cwd: Path
+) -> None:
+    extra = name.partition("_")[0]
+    pytest.importorskip(f"hydra_plugins.{plugin}", reason=f"pip install 'hookrun[{extra}]'")
+    launcher = [f"hydra/launcher={name}", *settings]
+    jobs = [CHECK, "hooks.c.max=-1e9,1e9,1e8", "task=evaluate", *SHORT]
+    assert main(["-m", *launcher, *jobs, "hydra.sweep.dir=mine", "fail_fast=true"]) == 3
+    assert json.loads((cwd / "mine/sweep.json").read_text())["stopped_by"] == "0"
+    shutil.rmtree(cwd / "mine/1", ignore_errors=True)
+    assert main(["-m", "resume=mine"]) == 3
+    assert statuses(cwd / "mine") == {"0": "failed", "1": "done", "2": "done"}
+    kept = [hookrun.open_run(cwd / f"mine/{job}").config["hooks"]["c"]["max"] for job in range(3)]
+    assert kept == [-1e9, 1e9, 1e8]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
+def test_optuna_goes_on_with_the_same_trials(cwd: Path, capsys) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
+    command = [
+        "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "experiment=clip_fc,add_bias", *SHORT[1:],
+        "+hooks.x={select: fc, hook: forward, action: scale, factor: 1}", "hooks.x.factor=interval(0.5,2)",
+    ]  # fmt: skip
+    assert main([*command, "hydra.sweeper.n_trials=4", "hydra.sweep.dir=whole"]) == 0
+    assert main([*command, "hydra.sweeper.n_trials=2", "hydra.sweep.dir=cut"]) == 0
+    shutil.rmtree(cwd / "cut/1")
+    capsys.readouterr()
+    assert main(["-m", "resume=cut", "hydra.sweeper.n_trials=4"]) == 0
+    assert "sweep: 4 of 4 jobs done, 1 of them before" in capsys.readouterr().out
+    assert (cwd / "cut/study.jsonl").read_text() == (cwd / "whole/study.jsonl").read_text()
+    assert len(read_study(cwd / "cut")) == 4 and read_study(cwd / "cut")[0].params.keys() == {
+        "experiment",
+        "hooks.x.factor",
+    }
+    factors = [hookrun.open_run(cwd / f"cut/{n}").config["hooks"]["x"]["factor"] for n in range(4)]
+    assert factors == [float(trial.params["hooks.x.factor"]) for trial in read_study(cwd / "cut")], (
+        "what a trial chose is what its job has"
+    )
+    page = (cwd / "cut/report.html").read_text()
+    assert "What the sweeper chose" in page and "4 trials" in page and "best so far" in page
+
+
+def test_importance_is_the_share_of_the_key_that_makes_the_difference() -> None:
+    trials = [
+        Trial(
+            n, str(n), {"lr": str(n / 10), "kind": "ab"[n % 2], "same": "1", "noise": str(n * 7 % 5)}, n / 2
+        )
+        for n in range(20)
+    ]
+    shares = importance(trials)
+    assert next(iter(shares)) == "lr" and shares["lr"] > 0.8
+    assert "same" not in shares and sum(shares.values()) == pytest.approx(1)
+    assert importance(trials[:3]) == {}
+    assert importance([Trial(n, str(n), {"lr": str(n)}, 1.0) for n in range(9)]) == {}
