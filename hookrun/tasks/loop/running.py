@@ -133,7 +133,8 @@ class Running:
             for number, batch in enumerate(passed):
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    average.add(self.loss(output, batch), output, batch.target)
+                    loss = self.loss(output, batch)
+                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
                 if names is not None:
                     names.write(batch, output)
                 self.hooks.step()
