@@ -17,7 +17,7 @@ from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.sequences import Sequences
 from hookrun.data.source import Source
 from hookrun.data.split import part_of
-from hookrun.data.text_files import Stamp, checked_file, records, text_field
+from hookrun.data.text_files import Stamp, asked_file, checked_file, records, text_field
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,
@@ -50,7 +50,7 @@ class PromptsArgs(PaddingArgs):
     labels:         whether the model also gets the whole answer as `labels`: for encoder-decoders
     """
 
-    file: str
+    file: str | None = None
     prompt: str = "prompt"
     answer: str | None = "answer"
     wrong: str | None = "wrong"
@@ -152,7 +152,7 @@ def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) ->
 def _read(root: Path | None, args: PromptsArgs) -> tuple[Tokenizer, Path, _Read]:
     """Raises SpecError for a file that cannot be used."""
     tokenizer = tokenizer_named(args.tokenizer)
-    path = (root or Path.cwd()) / Path(args.file).expanduser()
+    path = asked_file(args.file, root, FILE)
     stamp = checked_file(path, FILE, (".jsonl",))
     read = _tokenized(path, stamp, _Wanted(args, tokenizer))
     if not len(read.prompts):

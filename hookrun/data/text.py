@@ -15,7 +15,7 @@ from hookrun.data.samples import Samples
 from hookrun.data.sequences import Sequences
 from hookrun.data.source import Source
 from hookrun.data.split import part_of
-from hookrun.data.text_files import Stamp, checked_file, lines, records, text_field
+from hookrun.data.text_files import Stamp, asked_file, checked_file, lines, records, text_field
 from hookrun.data.tokenizer import BYTES, WHERE, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,
@@ -44,7 +44,7 @@ class TextArgs(PaddingArgs):
     labels:         whether the model also gets the tokens as `labels`, from which models of transformers compute a loss
     """
 
-    file: str
+    file: str | None = None
     val_file: str | None = None
     val_fraction: float = Field(default=0.2, ge=0, le=1)
     field: str = "text"
@@ -145,7 +145,7 @@ def _read(root: Path | None, args: TextArgs) -> tuple[Tokenizer, dict[Split, _Co
 
 def _corpus(root: Path | None, args: TextArgs, key: str, tokenizer: Tokenizer) -> _Corpus:
     where = f"data.args.{key}"
-    path = (root or Path.cwd()) / Path(getattr(args, key)).expanduser()
+    path = asked_file(getattr(args, key), root, where)
     stamp = checked_file(path, where, SUFFIXES)
     special = args.special_tokens and not args.packed
     sequences = _tokenized(path, stamp, where, args.field, tokenizer, args.packed, special)

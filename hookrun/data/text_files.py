@@ -19,6 +19,13 @@ Stamp = tuple[int, int, int]
 """What changes with a file's content: its inode, size and time."""
 
 
+def asked_file(name: str | None, root: Path | None, where: str) -> Path:
+    """The path that was given; a relative one starts at the root, or at the working directory. Raises SpecError."""
+    if not name:
+        raise SpecError([Problem(where, "is missing: no file is named", f"set {where}=FILE")])
+    return (root or Path.cwd()) / Path(name).expanduser()
+
+
 def checked_file(path: Path, where: str, suffixes: tuple[str, ...]) -> Stamp:
     """The stamp of a file that can be read. Raises SpecError, at the key `where`, for one that cannot."""
     if path.suffix not in suffixes:
