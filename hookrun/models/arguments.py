@@ -103,7 +103,9 @@ def too_large(build: Callable[[], nn.Module]) -> str | None:
     import torch
 
     with torch.device("meta"):
-        bytes_ = sum(each.numel() * each.element_size() for each in build().state_dict().values())
+        model = build()
+        tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+        bytes_ = sum(each.numel() * each.element_size() for each in tensors.values())
     free = _free_memory()
     if free is None or bytes_ <= free:
         return None

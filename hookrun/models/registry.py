@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hookrun.arguments import missing_arguments, parameters, unknown_arguments
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.models import factory, gpt2_folder, vision
+from hookrun.models import factory, gpt2_folder, language, vision
 from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
 from hookrun.models.weights import misplaced
 
@@ -42,8 +42,8 @@ def own_names() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """The name of every model: hookrun's own, torchvision's, and `python`; imports torchvision."""
-    return (*_OWN, *vision.names(), PYTHON)
+    """The name of every model: hookrun's own, torchvision's, `transformers` and `python`; imports torchvision."""
+    return (*_OWN, *vision.names(), language.TRANSFORMERS, PYTHON)
 
 
 def build(
@@ -68,7 +68,7 @@ def build(
     that are missing, a factory that is not trusted, cannot be imported or does not return a module.
     """
     data = DataDefaults(sample_shape, num_classes, vocab_size, length)
-    wrong = misplaced(config, published=config.name not in (*_OWN, PYTHON))
+    wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
     try:
         call = _prepare(config, data, trust)
     except SpecError as error:
@@ -83,6 +83,8 @@ def _prepare(config: Model, data: DataDefaults, trust: frozenset[str]) -> ModelC
         return gpt2_folder.prepare(config)
     if config.name in _OWN:  # before torchvision, whose import costs two seconds
         return _own(config, data)
+    if config.name == language.TRANSFORMERS:
+        return language.prepare(config, data)
     if config.name == PYTHON:
         return factory.prepare(config, trust)
     if config.name in vision.names():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.errors import Problem, SpecError
+from hookrun.models.token_fit import unfit_tokens
 from hookrun.models.weights import is_path
 from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.proving import Score as OutputScore
@@ -178,6 +179,8 @@ def attempt(
     problems += more(info)
     made = collected(problems, lambda: maker.model(settings, info, trust))
     problems += made.problems if made is not None else ()
+    if info is not None and made is not None:
+        problems += unfit_tokens(made.model, info.vocab_size, info.length)
     return Attempt(info, made, device, loss, metrics, trust, problems)
 
 

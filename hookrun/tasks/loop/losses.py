@@ -118,7 +118,8 @@ def _of_next_tokens(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> 
 
 def scored_tokens(output: Any, target: Tensor) -> tuple[Tensor, Tensor] | None:
     """Scores [N, vocabulary] and tokens [N] of the positions at which one is to be predicted; None: no such scores."""
-    scores = main_tensor(output)
+    found = output if isinstance(output, Tensor) else dict(children(output)).get("logits")
+    scores = found if isinstance(found, Tensor) else target
     if scores.dim() < 3 or scores.shape[:-1] != target.shape:
         return None
     kept = target != IGNORED
