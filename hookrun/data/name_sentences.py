@@ -53,7 +53,7 @@ class NamesArgs(GeneratedTokensArgs):
     form: Literal["clean", "swapped", "other"] = "clean"
 
 
-class Names(Source[NamesArgs]):
+class NameSentences(Source[NamesArgs]):
     """`When Mary and John went to the store , John gave a book to`: the target at the last token is `Mary`.
 
     The wrong answer is the name that comes twice. Spans: `io` and `subject` where the answer and the other name come
@@ -105,4 +105,4 @@ class _Sentences(TokenSamples):
         return TokenSequence(ids, targets, spans=spans, wrong=_WORDS.id(subject))
 
 
-NAMES = Names("names")
+NAMES = NameSentences("names")

@@ -21,8 +21,8 @@ from hookrun.data.text_files import Stamp, asked_file, checked_file, records, te
 from hookrun.data.tokenizer import BYTES, WHERE, Encoded, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,
-    Layout,
     PaddingArgs,
+    TokenLayout,
     TokenSamples,
     TokenSequence,
     next_tokens,
@@ -104,7 +104,7 @@ class Prompts(Source[PromptsArgs]):
 
 
 class _PromptSamples(TokenSamples):
-    def __init__(self, layout: Layout, path: Path, read: _Read, numbers: Sequence[int]) -> None:
+    def __init__(self, layout: TokenLayout, path: Path, read: _Read, numbers: Sequence[int]) -> None:
         super().__init__(layout, list(read.spans))
         self._labels = layout.labels is not None
         self._path = path
@@ -140,7 +140,7 @@ def _part(args: PromptsArgs, read: _Read, split: Split) -> Sequence[int]:
     return part_of(len(read.prompts), args.val_fraction, val=split == "val")
 
 
-def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) -> Layout:
+def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) -> TokenLayout:
     length = read.prompts.length(args.length, "data.args.length")
     if read.prompts.longest > length:
         line = next(read.prompts.line(n) for n in range(len(read.prompts)) if len(read.prompts[n]) > length)
@@ -202,7 +202,8 @@ class _Reader:
         if not len(self.read.prompts):
             self._fields = self._optional(record)
         text = text_field(record, self._args.prompt, at, "data.args.prompt")
-        encoded = self._encoded(text, at, special=self._args.special_tokens)
+        spans = self._spans(record, at)
+        encoded = self._encoded(text, at, special=self._args.special_tokens, offsets=bool(spans))
         if not len(encoded.ids):
             raise SpecError([Problem("data.args.prompt", f"{at}: the prompt has no tokens", "write a text")])
         answer, wrong = (self._next(record, key, at) for key in ("answer", "wrong"))
@@ -211,7 +212,7 @@ class _Reader:
             what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
             hint = "give two that differ in their first token, or leave the wrong one out"
             raise SpecError([Problem("data.args.wrong", what, hint)])
-        self._add_spans(self._spans(record, at), text, encoded, at)
+        self._add_spans(spans, text, encoded, at)
         self.read.prompts.append(encoded.ids, number)
         if answer:
             self.read.answers.append(answer, number)
@@ -240,9 +241,9 @@ class _Reader:
             raise SpecError([Problem(where, f"{at}: '{self._fields[key]}' has no tokens", "write a text")])
         return ids
 
-    def _encoded(self, text: str, at: str, *, special: bool = False) -> Encoded:
+    def _encoded(self, text: str, at: str, *, special: bool = False, offsets: bool = False) -> Encoded:
         try:
-            return self._tokenizer.encode(text, special=special)
+            return self._tokenizer.encode(text, special=special, offsets=offsets)
         except Exception as error:  # a tokenizer of a folder may raise anything
             raise SpecError([Problem(WHERE, f"{at} cannot be tokenized: {reason(error)}")]) from error
 

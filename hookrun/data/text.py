@@ -19,8 +19,8 @@ from hookrun.data.text_files import Stamp, asked_file, checked_file, lines, reco
 from hookrun.data.tokenizer import BYTES, WHERE, Tokenizer, tokenizer_named
 from hookrun.data.tokens import (
     MOST_LENGTH,
-    Layout,
     PaddingArgs,
+    TokenLayout,
     TokenSamples,
     TokenSequence,
     next_tokens,
@@ -102,7 +102,7 @@ class Text(Source[TextArgs]):
 
 
 class _TextSamples(TokenSamples):
-    def __init__(self, layout: Layout, corpus: _Corpus, numbers: Sequence[int], *, labels: bool) -> None:
+    def __init__(self, layout: TokenLayout, corpus: _Corpus, numbers: Sequence[int], *, labels: bool) -> None:
         super().__init__(layout)
         self._corpus = corpus
         self._numbers = numbers
@@ -128,7 +128,7 @@ def _numbers(args: TextArgs, corpora: dict[Split, _Corpus], split: Split) -> Seq
     return part_of(count, args.val_fraction, val=split == "val")
 
 
-def _layout(args: TextArgs, tokenizer: Tokenizer, corpora: dict[Split, _Corpus]) -> Layout:
+def _layout(args: TextArgs, tokenizer: Tokenizer, corpora: dict[Split, _Corpus]) -> TokenLayout:
     length = max(corpus.length for corpus in corpora.values())
     return args.layout(length, tokenizer.pad_id, length if args.labels else None)
 
@@ -162,7 +162,7 @@ def _tokenized(
     found = Sequences(where)
     for number, text in _documents(path, where, field, packed):
         try:
-            ids = list(tokenizer.encode(text, special=special).ids)
+            ids = list(tokenizer.encode(text, special=special, offsets=False).ids)
         except Exception as error:  # a tokenizer of a folder may raise anything
             what = f"{path} line {number} cannot be tokenized: {reason(error)}"
             raise SpecError([Problem(WHERE, what)]) from error

@@ -46,8 +46,11 @@ class Tokenizer(ABC):
         """The token between two documents; None where there is none."""
 
     @abstractmethod
-    def encode(self, text: str, *, special: bool = False) -> Encoded:
-        """The tokens of a text; special: with those that the tokenizer puts around every sequence.
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        """The tokens of a text.
+
+        special: with those that the tokenizer puts around every sequence
+        offsets: whether those are wanted
 
         Raises ValueError for a text that it cannot encode.
         """
@@ -67,16 +70,14 @@ class Bytes(Tokenizer):
     vocab_size = 256
     separator = ord("\n")
 
-    def encode(self, text: str, *, special: bool = False) -> Encoded:
-        ids: list[int] = []
-        offsets: list[tuple[int, int]] = []
-        if text.isascii():
-            return Encoded(list(text.encode()), [(place, place + 1) for place in range(len(text))])
-        for place, character in enumerate(text):
-            found = character.encode()
-            ids += found
-            offsets += [(place, place + 1)] * len(found)
-        return Encoded(ids, offsets)
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        ids = text.encode()
+        if not offsets:
+            return Encoded(ids, ())
+        if len(ids) == len(text):
+            return Encoded(ids, [(place, place + 1) for place in range(len(text))])
+        places = [(place, place + 1) for place, each in enumerate(text) for _ in each.encode()]
+        return Encoded(ids, places)
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(ids).decode(errors="backslashreplace")
@@ -100,12 +101,9 @@ class Words(Tokenizer):
     def separator(self) -> int | None:
         return None
 
-    def encode(self, text: str, *, special: bool = False) -> Encoded:
-        ids, offsets = list[int](), list[tuple[int, int]]()
-        for found in re.finditer(r"[^ ]+", text):
-            ids.append(self.id(found.group()))
-            offsets.append(found.span())
-        return Encoded(ids, offsets)
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        found = list(re.finditer(r"[^ ]+", text))
+        return Encoded([self.id(each.group()) for each in found], [each.span() for each in found])
 
     def decode(self, ids: Sequence[int]) -> str:
         return " ".join(self.words[each] for each in ids)
@@ -142,9 +140,9 @@ class FromFolder(Tokenizer):
         found = self._tokenizer.eos_token_id
         return found if isinstance(found, int) else None
 
-    def encode(self, text: str, *, special: bool = False) -> Encoded:
-        found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=True)
-        return Encoded(found["input_ids"], found["offset_mapping"])
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
+        return Encoded(found["input_ids"], found["offset_mapping"] if offsets else ())
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)

@@ -32,10 +32,10 @@ class PaddingArgs(Args):
     padding: Literal["right", "left"] = "right"
     position_ids: bool | None = None
 
-    def layout(self, length: int, pad_id: int = 0, labels: int | None = None) -> Layout:
+    def layout(self, length: int, pad_id: int = 0, labels: int | None = None) -> TokenLayout:
         """The layout of samples of at most `length` tokens."""
         told = self.padding == "left" if self.position_ids is None else self.position_ids
-        return Layout(length, self.padding, pad_id, told, labels)
+        return TokenLayout(length, self.padding, pad_id, told, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class TokenSequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TokenLayout:
     """What a sample of tokens looks like.
 
     length:       of every sample, padding included
@@ -113,7 +113,7 @@ class TokenSamples(Samples):
 
     of_tokens: ClassVar[bool] = True
 
-    def __init__(self, layout: Layout, span_names: Sequence[str] = ()) -> None:
+    def __init__(self, layout: TokenLayout, span_names: Sequence[str] = ()) -> None:
         self._layout = layout
         self._span_names = tuple(span_names)
 

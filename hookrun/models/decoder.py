@@ -75,7 +75,7 @@ class Decoder(nn.Module):
         self.pos_embed = nn.Embedding(length, width) if learned else None
         hidden = (mlp_width or 4 * width) if mlp else None
         self.blocks = nn.ModuleList(
-            Block(width, heads, hidden, activation, rotary=not learned) for _ in range(layers)
+            DecoderBlock(width, heads, hidden, activation, rotary=not learned) for _ in range(layers)
         )
         self.ln_final = nn.LayerNorm(width)
         self.unembed = nn.Linear(width, vocab_size, bias=False)
@@ -105,7 +105,7 @@ class Decoder(nn.Module):
         return scores
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One layer: x + attention, then + MLP."""
 
     def __init__(
@@ -115,11 +115,11 @@ class Block(nn.Module):
         self.ln1 = nn.LayerNorm(width)
         self.attn = Attention(width, heads, rotary=rotary)
         if mlp_width is not None:
-            self.resid_mid = Add()
+            self.resid_mid = SumOfTwo()
             self.ln2 = nn.LayerNorm(width)
-            self.mlp = MLP(width, mlp_width, activation)
+            self.mlp = FeedForward(width, mlp_width, activation)
         self.has_mlp = mlp_width is not None
-        self.resid_post = Add()
+        self.resid_post = SumOfTwo()
 
     def forward(self, x: Tensor, allowed: Tensor, position_ids: Tensor) -> Tensor:
         """The residual stream [batch, length, width] with this layer's part added."""
@@ -200,7 +200,7 @@ class SumOfHeads(nn.Module):
         return out
 
 
-class MLP(nn.Module):
+class FeedForward(nn.Module):
     """Two linear layers, `pre` and `out`, with the activation `act` between them."""
 
     def __init__(self, width: int, hidden: int, activation: str) -> None:
@@ -214,7 +214,7 @@ class MLP(nn.Module):
         return out
 
 
-class Add(nn.Module):
+class SumOfTwo(nn.Module):
     """The sum of two tensors, as a module, so that a hook can be placed on it."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
