@@ -19,6 +19,7 @@ NAME = "hookrun_points"
 """What transformers knows our function by."""
 
 POINTS = ("q", "k", "v", "scores", "pattern", "z")
+_PROJECTIONS = ("c_proj", "o_proj", "out_proj", "out_lin", "o", "dense")
 _KNOWN = {
     *("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
     *("softcap", "position_bias", "sliding_window"),
@@ -42,6 +43,32 @@ class Pattern(Point):
     def __init__(self, upcast: bool) -> None:
         super().__init__()
         self.upcast = upcast
+
+
+class HeadwiseProjection(nn.Module):
+    """An output projection that computes each head's part by itself, with the same parameters under the same names.
+
+    `result` is [batch, position, head, width of the residual stream]: their sum and the bias are the output.
+    """
+
+    def __init__(self, projection: nn.Module, heads: int, result: Point) -> None:
+        super().__init__()
+        self.weight = projection.get_parameter("weight")
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", projection._parameters.get("bias"))
+        self.heads = heads
+        self.in_rows = not isinstance(
+            projection, nn.Linear
+        )  # Conv1D of transformers multiplies from the right
+        self.result = result
+
+    def forward(self, z: Tensor) -> Tensor:
+        """[batch, position, heads * width of a head] to [batch, position, width]."""
+        weight = self.weight if self.in_rows else self.weight.T
+        by_head = weight.unflatten(0, (self.heads, -1))
+        parts = torch.einsum("bphd,hdw->bphw", z.unflatten(-1, (self.heads, -1)), by_head)
+        total: Tensor = self.result(parts).sum(-2)
+        return total if self.bias is None else total + self.bias
 
 
 def register() -> None:
@@ -125,6 +152,22 @@ def add_points(model: nn.Module) -> None:
                 module.add_module(name, point)
         if not isinstance(module._modules.get("pattern"), Pattern):
             raise ValueError(f"{type(module).__name__} has something else under the name 'pattern'")
+
+
+def add_results(model: nn.Module) -> None:
+    """Give each attention module the child `result`: what each head adds, after the output projection.
+
+    Raises ValueError where an attention module has no output projection of its own.
+    """
+    for path, module in list(_attentions(model)):
+        name = next((each for each in _PROJECTIONS if each in module._modules), None)
+        if name is None:
+            raise ValueError(f"{type(module).__name__} ({path}) has no output projection of its own")
+        config: Any = module.config
+        result = Point()
+        module.add_module("result", result)
+        projection = module.get_submodule(name)
+        module.add_module(name, HeadwiseProjection(projection, config.num_attention_heads, result))
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -66,6 +66,8 @@ class TransformersArgs(Args):
     dtype:     of the weights; null: as they were saved, float32 for a random model
     attention: how it is computed: eager by plain operations, sdpa by torch's fused ones, points by plain ones through a
                module for each value on the way
+    result:    with points: also what each head adds to the residual stream, after the output projection; its sum over
+               the heads equals the projection but for rounding
     """
 
     path: str | None = None
@@ -80,11 +82,14 @@ class TransformersArgs(Args):
     ] = Field(default="causal_lm", alias="class")
     dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
     attention: Literal["eager", "sdpa", "points"] = "eager"
+    result: bool = False
 
     @model_validator(mode="after")
     def _one_source(self) -> TransformersArgs:
         if (self.path is None) == (self.config is None):
             raise ValueError("give either `path`, or `config` with a model_type for a random model")
+        if self.result and self.attention != "points":
+            raise ValueError("`result: true` goes with `attention: points`")
         return self
 
 
@@ -117,6 +122,8 @@ def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
     if attention == "points":
         try:
             attention_points.add_points(model)
+            if args.result:
+                attention_points.add_results(model)
         except ValueError as error:
             raise SpecError(
                 [Problem("model.args.attention", f"points: {error}", "use eager or sdpa")]

@@ -152,6 +152,32 @@ def test_values_at_the_points_are_by_position_and_head() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_results_of_the_heads_sum_to_the_output_projection_and_can_be_edited(name: str) -> None:
+    eager, model = random_model(name, "eager"), random_model(name, "points", result=True)
+    inputs = batch(name)
+    assert set(model.state_dict()) == set(eager.state_dict())
+    off = {
+        "seen": {"select": "**.result", "hook": "forward", "action": "capture"},
+        "off": {"select": "**.result", "hook": "forward", "action": "scale", "factor": 0, "index": ":, :, 1"},
+    }
+    with torch.no_grad():
+        torch.testing.assert_close(model(**inputs).logits, eager(**inputs).logits, atol=1e-4, rtol=1e-4)
+        model = copy.deepcopy(model)
+        with hookrun.compile(off, model, example=((), inputs)).install(model) as installed:
+            edited = model(**inputs).logits
+        expected = _without_head_1(eager, name)(**inputs).logits
+    torch.testing.assert_close(edited, expected, atol=1e-4, rtol=1e-4)
+    assert next(iter(installed.captures["seen"].values()))[0].shape == (3, 10, 4, 32)
+
+
+def test_results_are_refused_where_there_are_none() -> None:
+    config = {**SIZES, "model_type": "bert"}
+    said = problem(attention="points", result=True, config=config, **{"class": "masked_lm"})
+    assert "has no output projection of its own" in said
+    assert "`result: true` goes with `attention: points`" in problem(result=True, config=GPT2)
+
+
 @pytest.mark.parametrize("name", ["llama", "bert"])
 def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
     """One of them computes its softmax in float32, the other does not."""
