@@ -17,6 +17,7 @@ from torch import nn
 
 from hookrun.models import build, names, own_names
 from hookrun.models.decoder import Decoder
+from hookrun.models.language import TransformersArgs
 from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
@@ -88,6 +89,10 @@ def test_a_file_in_conf_lists_only_arguments_that_the_model_takes(file: Path) ->
     config = Model(**yaml.safe_load(file.read_text(encoding="utf-8")))
     if config.name == "decoder":
         assert set(config.args) == {"path", *signature(Decoder).parameters}
+    elif config.name == "transformers":
+        assert set(config.args) == {
+            field.alias or name for name, field in TransformersArgs.model_fields.items()
+        }
     elif config.name in OF_IMAGES:
         build(config, sample_shape=(3, 32, 32), num_classes=10, trust=frozenset())
         assert set(config.args) <= set(signature(type(built(config.name))).parameters)
