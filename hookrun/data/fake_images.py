@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import torch
 from pydantic import Field
 
 from hookrun.arguments import Args
+from hookrun.data.generated import generator_of
 from hookrun.data.info import DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples
 from hookrun.data.source import Source
@@ -66,9 +66,7 @@ class _Generated(Samples):
 
     def __getitem__(self, index: int) -> Sample:
         number = range(self._size)[index]  # as in a list: negative counts from the end, past it IndexError
-        # Hashed, because torch's CPU generator keeps only the low 32 bits of a seed.
-        digest = hashlib.sha256(f"{self._stream}/{number}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
+        generator = generator_of(f"{self._stream}/{number}")
         image = torch.rand(self._shape, generator=generator)
         return image, torch.randint(self._num_classes, (), generator=generator)
 

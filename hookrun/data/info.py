@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from hookrun.data.tokenizer import Tokenizer
+
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 ALL = "all"
@@ -20,19 +22,23 @@ ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of one sample; -1 stands for a size that differs between samples."""
+    """One tensor of one sample; -1 stands for a size that differs between samples.
+
+    fill: what an example of it is filled with
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    fill: int = 0
 
     def __str__(self) -> str:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
     def example(self, batch_size: int) -> Tensor:
-        """Zeros of shape [batch_size, *shape]."""
+        """Zeros, or what it is filled with, of shape [batch_size, *shape]."""
         import torch
 
-        return torch.zeros(batch_size, *self.shape, dtype=self.dtype)
+        return torch.full((batch_size, *self.shape), self.fill, dtype=self.dtype)
 
 
 InputsInfo = TensorInfo | Mapping[str, TensorInfo]
@@ -46,6 +52,9 @@ class DataInfo:
     target:      None where the data has none; its samples then carry an empty tensor, which can be batched
     num_classes: the number of class labels; None where the target is not a label or their number is unknown
     sizes:       samples in each split; 0 where the data has no such split, None where it is unknown before reading
+    tokenizer:   of samples that are sequences of tokens, whose target is the next token of each position; None: they
+                 are something else
+    spans:       names of the spans that such samples may have
     """
 
     name: str
@@ -53,6 +62,20 @@ class DataInfo:
     target: TensorInfo | None
     num_classes: int | None
     sizes: Mapping[Split, int | None]
+    tokenizer: Tokenizer | None = None
+    spans: tuple[str, ...] = ()
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number of different tokens; None where the samples are something else."""
+        return None if self.tokenizer is None else self.tokenizer.vocab_size
+
+    @property
+    def length(self) -> int | None:
+        """How many tokens a sample has, padding included; None where it is something else."""
+        if self.tokenizer is None or isinstance(self.inputs, TensorInfo):
+            return None
+        return self.inputs["input_ids"].shape[0]
 
     @property
     def input(self) -> TensorInfo:

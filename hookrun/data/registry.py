@@ -33,6 +33,11 @@ _SOURCES: Mapping[str, tuple[str, str]] = {
     "fashion_mnist": ("hookrun.data.torchvision_sets", "FASHION_MNIST"),
     "cifar10": ("hookrun.data.torchvision_sets", "CIFAR10"),
     "cifar100": ("hookrun.data.torchvision_sets", "CIFAR100"),
+    "text": ("hookrun.data.text", "TEXT"),
+    "prompts": ("hookrun.data.prompts", "PROMPTS"),
+    "repeated_tokens": ("hookrun.data.repeated_tokens", "REPEATED_TOKENS"),
+    "modular_addition": ("hookrun.data.modular_addition", "MODULAR_ADDITION"),
+    "names": ("hookrun.data.name_sentences", "NAMES"),
 }
 
 

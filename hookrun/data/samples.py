@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+
+IGNORED = -100
+"""The target of a position at which nothing is to be predicted; what torch's cross_entropy leaves out."""
 
 Inputs = Tensor | dict[str, Tensor]
 Sample = tuple[Inputs, Tensor]
@@ -17,10 +21,13 @@ Step = Callable[[Tensor], Tensor]
 class Samples(Dataset[Sample], ABC):
     """A data set of fixed order and length: sample i has the sample id i.
 
-    classes: the name of each label; None where labels have no names but their numbers
+    classes:   the name of each label; None where labels have no names but their numbers
+    of_tokens: a sample is a sequence of tokens, and its target the next token at each position: IGNORED where none is
+               to be predicted
     """
 
     classes: Sequence[str] | None = None
+    of_tokens: ClassVar[bool] = False
 
     @abstractmethod
     def __len__(self) -> int:
@@ -33,6 +40,17 @@ class Samples(Dataset[Sample], ABC):
     def file(self, index: int) -> str:
         """Where the sample comes from: a file below the data's root, or a row of one; ``""`` where neither is known."""
         return ""
+
+    def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
+        """Of sequences of tokens: name -> [len(ids), 2] int64, the first position and the end (excluded) of a span.
+
+        They count from the sample's first real token. A sample without a span of that name has -1 and -1.
+        """
+        return {}
+
+    def wrong(self, ids: Tensor) -> Tensor | None:
+        """[len(ids)] int64: the token that would be the wrong answer, the target being the right one; None: no such."""
+        return None
 
     def class_name(self, label: int) -> str:
         """The name of a label; its number where it has no other."""

@@ -36,3 +36,12 @@ def stratified_indices(labels: Sequence[int], fraction: float) -> tuple[list[int
         train += [members[i] for i in kept]
         val += [members[i] for i in held_out]
     return sorted(train), sorted(val)
+
+
+def part_of(total: int, fraction: float, *, val: bool) -> Sequence[int]:
+    """The indices of one part of `total` samples; a part that is all of them has them in order."""
+    count = val_count(total, fraction)
+    if count in (0, total):
+        return range(total if val == (count > 0) else 0)
+    train, held_out = split_indices(total, fraction)
+    return held_out if val else train

@@ -20,7 +20,7 @@ Size = Annotated[int, Field(ge=1, le=2**20, strict=True)]
 
 # Arguments that a data set can supply. In any model's section null stands for the data set's value, so that one
 # section serves many models.
-FROM_DATA = ("num_classes", "in_features", "in_channels", "image_size")
+FROM_DATA = ("num_classes", "in_features", "in_channels", "image_size", "vocab_size", "length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +38,24 @@ class DataDefaults:
 
     shape:       of one sample, without the batch; -1 for a size that differs between samples; None: unknown
     num_classes: None: unknown
+    vocab_size:  of token ids; None: its samples are not of tokens
+    length:      the most tokens of a sample; None: likewise
     """
 
     shape: tuple[int, ...] | None
     num_classes: int | None
+    vocab_size: int | None = None
+    length: int | None = None
 
     def values(self) -> dict[str, Any]:
         """The arguments that the data set supplies, by name; all of them are in `FROM_DATA`."""
         found: dict[str, Any] = {}
         if self.num_classes is not None:
             found["num_classes"] = self.num_classes
+        if self.vocab_size is not None:
+            found["vocab_size"] = self.vocab_size
+        if self.length is not None:
+            found["length"] = self.length
         if self.shape is not None and -1 not in self.shape:
             found["in_features"] = math.prod(self.shape)
         if self.shape is not None and len(self.shape) == 3:
@@ -64,6 +72,8 @@ class DataDefaults:
             return ""
         if name == "num_classes":
             return "the data set names no number of classes"
+        if name in ("vocab_size", "length"):
+            return "the data set's samples are not of tokens"
         shape = "no known shape" if self.shape is None else f"the shape {list(self.shape)}"
         return f"the data set's samples have {shape}"
 
@@ -83,6 +93,33 @@ def checked(model: type[nn.Module], args: Mapping[str, Any]) -> tuple[dict[str, 
     schema = create_model(model.__name__, __config__=ConfigDict(extra="forbid"), **fields)
     found, problems = parse(schema, args, "model.args")
     return dict(found or {}), problems
+
+
+def too_large(build: Callable[[], nn.Module]) -> str | None:
+    """Why the memory of this machine does not hold the parameters of the model; None where it does.
+
+    The model is built without memory for its numbers.
+    """
+    import torch
+
+    with torch.device("meta"):
+        model = build()
+        tensors = {id(each): each for each in (*model.parameters(), *model.buffers())}
+        bytes_ = sum(each.numel() * each.element_size() for each in tensors.values())
+    free = _free_memory()
+    if free is None or bytes_ <= free:
+        return None
+    return f"its parameters take {bytes_ / 2**30:,.0f} GiB, and {free / 2**30:,.0f} GiB of memory are free"
+
+
+def _free_memory() -> int | None:
+    """Bytes of memory that are free or can be freed; None where the system does not say."""
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file if ":" in line)
+        return int(lines["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
 
 
 def construct(call: ModelCall, model: str) -> nn.Module:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hookrun.arguments import missing_arguments, parameters, unknown_arguments
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.models import factory, vision
-from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given
+from hookrun.models import factory, gpt2_folder, language, vision
+from hookrun.models.arguments import DataDefaults, ModelCall, checked, construct, given, too_large
 from hookrun.models.weights import misplaced
 
 if TYPE_CHECKING:
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from hookrun.spec.experiment import Model
 
 PYTHON = "python"
+DECODER = "decoder"
 
 # Name -> module and class, so that listing the names imports no torch, and building one of them no torchvision.
 _OWN: Mapping[str, tuple[str, str]] = {
     "mlp": ("mlp", "MLP"),
     "cnn": ("cnn", "CNN"),
+    "decoder": ("decoder", "Decoder"),
     "tutorial/doubling": ("tutorial.doubling", "Doubling"),
     "tutorial/regression": ("tutorial.regression", "Regression"),
     "tutorial/testnet": ("tutorial.testnet", "TestNet"),
@@ -40,12 +42,18 @@ def own_names() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """The name of every model: hookrun's own, torchvision's, and `python`; imports torchvision."""
-    return (*_OWN, *vision.names(), PYTHON)
+    """The name of every model: hookrun's own, torchvision's, `transformers` and `python`; imports torchvision."""
+    return (*_OWN, *vision.names(), language.TRANSFORMERS, PYTHON)
 
 
 def build(
-    config: Model, *, sample_shape: tuple[int, ...] | None, num_classes: int | None, trust: frozenset[str]
+    config: Model,
+    *,
+    sample_shape: tuple[int, ...] | None,
+    num_classes: int | None,
+    trust: frozenset[str],
+    vocab_size: int | None = None,
+    length: int | None = None,
 ) -> nn.Module:
     """The module that `config` names, on the CPU, in training mode, with published weights if it asks for them.
 
@@ -53,13 +61,14 @@ def build(
 
     sample_shape: of one sample of the data set, without the batch; -1 where it differs, None where there is none
     num_classes:  of the data set; with sample_shape it fills in the arguments that `config.args` leaves out or null
+    vocab_size:   of the data set's tokens, None where it has none; likewise `length`, the most tokens of a sample
     trust:        packages that the command line trusts, beside those of HOOKRUN_TRUST and installed entry points
 
     Raises SpecError with every mistake: an unknown name or argument, a value that the constructor refuses, weights
     that are missing, a factory that is not trusted, cannot be imported or does not return a module.
     """
-    data = DataDefaults(sample_shape, num_classes)
-    wrong = misplaced(config, published=config.name not in (*_OWN, PYTHON))
+    data = DataDefaults(sample_shape, num_classes, vocab_size, length)
+    wrong = misplaced(config, published=config.name not in (*_OWN, language.TRANSFORMERS, PYTHON))
     try:
         call = _prepare(config, data, trust)
     except SpecError as error:
@@ -70,8 +79,12 @@ def build(
 
 
 def _prepare(config: Model, data: DataDefaults, trust: frozenset[str]) -> ModelCall:
+    if config.name == DECODER and config.args.get("path") is not None:
+        return gpt2_folder.prepare(config)
     if config.name in _OWN:  # before torchvision, whose import costs two seconds
         return _own(config, data)
+    if config.name == language.TRANSFORMERS:
+        return language.prepare(config, data)
     if config.name == PYTHON:
         return factory.prepare(config, trust)
     if config.name in vision.names():
@@ -84,8 +97,22 @@ def _own(config: Model, data: DataDefaults) -> ModelCall:
     module, name = _OWN[config.name]
     cls: type[nn.Module] = getattr(import_module(f"hookrun.models.{module}"), name)
     found = parameters(cls) or {}
-    args = data.values() | given(config.args)
-    problems = unknown_arguments(given(config.args), found, "model.args", config.name)
+    asked = given(config.args)
+    if config.name == DECODER:  # its defaults are those of a folder where there is one: null in conf/
+        asked = {key: value for key, value in asked.items() if value is not None}
+    args = data.values() | asked
+    problems = unknown_arguments(asked, found, "model.args", config.name)
     problems += missing_arguments(args, found, "model.args", config.name, why=data.lack)
     args, wrong = checked(cls, {name: args[name] for name in found if name in args})
+    if config.name == DECODER and not problems and not wrong:
+        wrong = _oversize(cls, args)
     return ModelCall(cls, args, (*problems, *wrong))
+
+
+def _oversize(cls: type[nn.Module], args: Mapping[str, Any]) -> list[Problem]:
+    """A decoder's sizes multiply: each of them may be right, and the model larger than any memory."""
+    try:
+        why = too_large(lambda: cls(**args))
+    except ValueError:  # of sizes that do not go together, which building it says
+        return []
+    return [] if why is None else [Problem("model.args", why, "give smaller sizes")]

@@ -37,6 +37,9 @@ def origin(config: Model) -> str:
         return str(_absolute(config.weights).resolve()) if is_path(config.weights) else config.weights
     if config.factory is not None:
         return f"as {config.factory} makes them"
+    if config.args.get("path") is not None:
+        folder = Path(str(config.args["path"])).expanduser().absolute()
+        return str(folder.resolve()) if folder.is_dir() else str(config.args["path"])
     backbone = config.args.get("weights_backbone")
     return RANDOM if backbone is None else f"{RANDOM}, with those of the backbone from {backbone}"
 

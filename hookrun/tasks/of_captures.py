@@ -65,6 +65,8 @@ class TaskOfCaptures(Task):
         from hookrun.tasks.loop.resuming import results_of
 
         screen = Screen()
+        if run_dir.resumed is not None:
+            screen.say(f"goes on from {run_dir.resumed.path.name}")
         run_dir.write_env(environment() | {"runs": [run.to_dict() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)

@@ -65,7 +65,7 @@ class PredictTask(TaskWithBackward):
                 )
                 if self.metrics is not None:
                     loss = running.loss(output, batch) if wants_loss else None
-                    average.add(loss, output, batch.target)
+                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
                 names.write(batch, output)
                 written.samples += len(batch.ids)
                 running.hooks.step()

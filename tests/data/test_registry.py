@@ -25,6 +25,11 @@ NAMES = (
     "fashion_mnist",
     "cifar10",
     "cifar100",
+    "text",
+    "prompts",
+    "repeated_tokens",
+    "modular_addition",
+    "names",
 )
 NORMALIZE = {"mean": [0.5], "std": [0.5]}
 

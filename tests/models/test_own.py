@@ -16,10 +16,13 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from hookrun.models import build, names, own_names
+from hookrun.models.decoder import Decoder
+from hookrun.models.language import TransformersArgs
 from hookrun.spec.experiment import Model
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
-each_own = pytest.mark.cases("name", own_names())
+OF_IMAGES = [name for name in own_names() if name != "decoder"]  # it takes token ids: see test_decoder.py
+each_own = pytest.mark.cases("name", OF_IMAGES)
 each_file = pytest.mark.cases("file", sorted(CONF.rglob("*.yaml")))
 
 
@@ -82,7 +85,13 @@ def test_a_file_in_conf_is_chosen_by_its_path_in_the_group(file: Path) -> None:
 @each_file
 def test_a_file_in_conf_lists_only_arguments_that_the_model_takes(file: Path) -> None:
     config = Model(**yaml.safe_load(file.read_text(encoding="utf-8")))
-    if config.name in own_names():
+    if config.name == "decoder":
+        assert set(config.args) == {"path", *signature(Decoder).parameters}
+    elif config.name == "transformers":
+        assert set(config.args) == {
+            field.alias or name for name, field in TransformersArgs.model_fields.items()
+        }
+    elif config.name in OF_IMAGES:
         build(config, sample_shape=(3, 32, 32), num_classes=10, trust=frozenset())
         assert set(config.args) <= set(signature(type(built(config.name))).parameters)
     else:
@@ -135,7 +144,7 @@ def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> 
 
 
 def test_no_relu_of_ours_works_in_place() -> None:
-    relus = [m for name in own_names() for m in built(name).modules() if isinstance(m, nn.ReLU)]
+    relus = [m for name in OF_IMAGES for m in built(name).modules() if isinstance(m, nn.ReLU)]
     assert relus
     assert not any(relu.inplace for relu in relus)
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Sequen
 
 from hookrun import data
 from hookrun.data import Split
+from hookrun.data.samples import IGNORED, Samples
 from hookrun.interruptions import left_to_main
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
@@ -29,6 +30,7 @@ class Batch:
     ids:        [B] int64 on the CPU, out of `population`
     inputs:     a tensor [B, ...] or several by name
     target:     [B, ...]
+    data:       the samples that the batch is of
     """
 
     ids: Tensor
@@ -36,6 +38,22 @@ class Batch:
     target: Tensor
     population: int
     split: Split
+    data: Samples
+
+    @property
+    def spans(self) -> Mapping[str, Tensor]:
+        """Of sequences of tokens: name -> [B, 2] int64 on the CPU, first position and end; see `Samples.spans`."""
+        return self.data.spans(self.ids)
+
+    @property
+    def wrong(self) -> Tensor | None:
+        """[B] int64 on the CPU, the token that would be the wrong answer; None where the data names none."""
+        return self.data.wrong(self.ids)
+
+    @property
+    def weight(self) -> Tensor | int:
+        """How much its mean loss counts: its samples, or of sequences the tokens that are to be predicted."""
+        return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
         """The batch with inputs and target on the device; the ids stay."""
@@ -157,8 +175,10 @@ class Batches:
         self._generator.manual_seed(derived_seed(self._seed, number))
         self._numbered.epoch = number
         self._order.skipped = start * self._batch_size
+        samples = self.data
         for ids, inputs, target in islice(self._loader, self._length - start):
-            yield Batch(ids, self._placed(inputs), self._placed(target), self._population, self._split)
+            placed = self._placed(inputs), self._placed(target)
+            yield Batch(ids, *placed, self._population, self._split, samples)
 
     def _placed(self, value: Any) -> Any:
         return _on(self._device, value, {"non_blocking": True})

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
 from hookrun.errors import Problem, SpecError
+from hookrun.models.token_fit import unfit_tokens
 from hookrun.models.weights import is_path
 from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.proving import Score as OutputScore
@@ -27,6 +28,7 @@ from hookrun.tasks.loop.session import device_named, session
 EXAMPLE_BATCH = 2  # batch norm needs more than one sample in training mode
 _SOME_SHAPE = (3, 64, 64)
 _SOME_CLASSES = 10
+_SOME_TOKENS = 256
 
 T = TypeVar("T")
 
@@ -172,11 +174,13 @@ def attempt(
     problems = list[Problem]()
     device = collected(problems, lambda: device_named(settings.compute.device))
     info = collected(problems, lambda: data.describe(settings.data, split))
-    loss = collected(problems, lambda: load_loss(settings.train.loss))
+    loss = collected(problems, lambda: load_loss(settings.train.loss, tokens=_of_tokens(info)))
     metrics = collected(problems, lambda: load_metrics(metrics_of(settings.task)))
     problems += more(info)
     made = collected(problems, lambda: maker.model(settings, info, trust))
     problems += made.problems if made is not None else ()
+    if info is not None and made is not None:
+        problems += unfit_tokens(made.model, info.vocab_size, info.length)
     return Attempt(info, made, device, loss, metrics, trust, problems)
 
 
@@ -251,10 +255,22 @@ def model_for(
     """
     if info is not None:
         shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
-        classes = info.num_classes
+        classes, vocabulary, length = info.num_classes, info.vocab_size, info.length
     else:
         shape, classes = (_SOME_SHAPE, _SOME_CLASSES) if stands_in else (None, None)
-    return models.build(settings.model, sample_shape=shape, num_classes=classes, trust=trust)
+        vocabulary, length = (_SOME_TOKENS, _SOME_TOKENS) if stands_in else (None, None)
+    return models.build(
+        settings.model,
+        sample_shape=shape,
+        num_classes=classes,
+        trust=trust,
+        vocab_size=vocabulary,
+        length=length,
+    )
+
+
+def _of_tokens(info: DataInfo | None) -> bool:
+    return info is not None and info.tokenizer is not None
 
 
 def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

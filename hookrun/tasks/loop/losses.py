@@ -12,9 +12,12 @@ from torch.nn import functional as F
 
 from hookrun.arguments import parameters, unknown_arguments
 from hookrun.containers import children
+from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
 
 Loss = Callable[[Any, Tensor], Tensor]
+
+NEXT_TOKEN = "next_token"
 
 
 def main_tensor(output: Any) -> Tensor:
@@ -37,7 +40,10 @@ def _own_loss(output: Any, target: Tensor) -> Tensor:
     loss = dict(children(output)).get("loss", output)
     loss = main_tensor(loss)
     if loss.numel() != 1:
-        raise HookrunError(f"train.loss=output: the model returned shape {list(loss.shape)}, not one number")
+        raise HookrunError(
+            f"train.loss=output: the model returned shape {list(loss.shape)}, not one number; "
+            "a model of transformers computes a loss where data.args.labels=true gives it labels"
+        )
     return loss.reshape(())
 
 
@@ -85,6 +91,41 @@ def _of_values(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
     return loss
 
 
+def _next_token(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy of the positions at which a token is to be predicted; 0 where there are none."""
+    total = F.cross_entropy(
+        scores.flatten(0, -2),
+        target.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+    return total / (target != IGNORED).sum().clamp(min=1)
+
+
+def _of_next_tokens(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
+    """A loss of scores [B, length, vocabulary] against the next token at each position [B, length]."""
+
+    def loss(output: Any, target: Tensor) -> Tensor:
+        scores = main_tensor(output)
+        if scores.dim() < 3 or scores.shape[:-1] != target.shape:
+            takes = "it takes scores [batch, length, vocabulary] and next tokens [batch, length]"
+            raise _misfit(name, scores, target, takes)
+        return function(scores, target)
+
+    return loss
+
+
+def scored_tokens(output: Any, target: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Scores [N, vocabulary] and tokens [N] of the positions at which one is to be predicted; None: no such scores."""
+    found = output if isinstance(output, Tensor) else dict(children(output)).get("logits")
+    scores = found if isinstance(found, Tensor) else target
+    if scores.dim() < 3 or scores.shape[:-1] != target.shape:
+        return None
+    kept = target != IGNORED
+    return scores.detach()[kept], target[kept]
+
+
 def _labels(scores: Tensor, target: Tensor) -> bool:
     return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
 
@@ -103,6 +144,7 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Loss], Callable[..., Tensor]]] = {
     "l1": (_of_values, F.l1_loss),
     "smooth_l1": (_of_values, F.smooth_l1_loss),
     "huber": (_of_values, F.huber_loss),
+    "next_token": (_of_next_tokens, _next_token),
     "bce": (_of_values, F.binary_cross_entropy_with_logits),
 }
 """Losses that compare with a target: what they compare, and torch's function."""
@@ -142,8 +184,10 @@ def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Probl
     if problems or not args or function is None:
         return problems
     classes = max((each.numel() for each in args.values() if isinstance(each, Tensor)), default=3)
-    output = torch.full((2, classes), 0.5)
-    target = torch.zeros(2, dtype=torch.int64) if _FUNCTIONS[name][0] is _of_scores else output
+    output = torch.full((2, 1, classes) if name == NEXT_TOKEN else (2, classes), 0.5)
+    target = (
+        output if _FUNCTIONS[name][0] is _of_values else torch.zeros(output.shape[:-1], dtype=torch.int64)
+    )
     for key, value in args.items():
         try:
             function(output, target, **{key: value})

@@ -14,7 +14,7 @@ from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Train
 from hookrun.spec.objective import Direction, direction_of
-from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences
+from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences, scored_tokens
 from hookrun.tasks.loop.own_losses import made
 from hookrun.trusted import METRICS as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
@@ -188,14 +188,24 @@ class Average:
         self._metrics = metrics
         self._sums = dict[str, Tensor | float]()
 
-    def add(self, loss: Tensor | None, output: Any, target: Tensor) -> None:
-        """One batch: its mean loss if there is one, the model's output and the targets."""
+    def add(self, loss: Tensor | None, output: Any, target: Tensor, *, tokens: bool = False) -> None:
+        """One batch: its mean loss if there is one, the model's output and the targets.
+
+        tokens: the targets are next tokens: each that is to be predicted counts as a sample
+        """
+        scored = scored_tokens(output, target) if tokens else (output, target)
+        if scored is None and self._metrics is not DEFAULT and any(each.of_batch for each in self._metrics):
+            raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
+        metrics = self._metrics if scored is not None else ()
+        output, target = scored or (output, target)
         size = size_of(target)
         self.samples += size
         if loss is not None:
             self._add(LOSS, precise(loss) * size)
+        if not size:
+            return
         with torch.no_grad():
-            for metric in self._metrics:
+            for metric in metrics:
                 if metric.of_batch is not None:
                     self._add(metric.name, _computed(metric, output, target, self._metrics))
 

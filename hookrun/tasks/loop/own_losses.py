@@ -14,7 +14,7 @@ from hookrun.callables import Code
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Named
-from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, Loss, loss_arguments, loss_named
+from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, NEXT_TOKEN, Loss, loss_arguments, loss_named
 from hookrun.trusted import LOSSES as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
 
@@ -48,12 +48,21 @@ class TrainLoss:
         return self
 
 
-def load_loss(named: Named) -> TrainLoss:
+def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
     """The loss that `train.loss` names, its arguments checked.
+
+    tokens: targets are the next token of each position, and cross_entropy is that of each: `next_token`
 
     Raises SpecError for an unknown name, for code that is not trusted, and for arguments that the loss does not take.
     """
     args = {key: _as_tensor(key, value) for key, value in named.args.items()}
+    if tokens and named.name == "cross_entropy":
+        return load_loss(named.model_copy(update={"name": NEXT_TOKEN}))
+    if tokens and named.name in NEED_TARGET and named.name != NEXT_TOKEN:
+        what = f"{named.name!r} does not compare a score for each token with the next one, which is the data's target"
+        raise SpecError(
+            [Problem(WHERE, what, f"use {NEXT_TOKEN}, or output where the model has a loss of its own")]
+        )
     if named.name in LOSSES:
         if problems := loss_arguments(named.name, args, WHERE):
             raise SpecError(problems)

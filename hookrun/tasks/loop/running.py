@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from hookrun.errors import HookrunError
+from hookrun.interruptions import pending
 from hookrun.runtime import Installation
 from hookrun.spec import Settings
 from hookrun.store.records import Of
@@ -140,7 +141,8 @@ class Running:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    average.add(self.loss(output, batch), output, batch.target)
+                    loss = self.loss(output, batch)
+                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
                 if names is not None:
                     names.write(batch, output)
                 self.hooks.step()
@@ -202,6 +204,8 @@ class Running:
                     if saves:
                         self.resuming.save()
                     return
+                if not saves and (signal := pending()) is not None:
+                    raise signal  # what the task adds up would be lost
                 if saves and trains:
                     self.resuming.point()
                 elif saves:

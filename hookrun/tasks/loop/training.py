@@ -191,7 +191,8 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
 def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, float]) -> None:
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
-    samples = sum(len(batch.ids) for batch in group)
+    weights = [batch.weight for batch in group]
+    whole = max(sum(weights), 1)
     of_step = running.average()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
@@ -200,9 +201,9 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
             hooks.accumulating = number + 1 < len(group)
             output = running.forward(batch)
             loss = running.loss(output, batch)
-            scaler.scale(loss * (len(batch.ids) / samples)).backward()
+            scaler.scale(loss * (weights[number] / whole)).backward()
             loop.steps.losses.append(loss.detach())
-            of_step.add(loss, output, batch.target)
+            of_step.add(loss, output, batch.target, tokens=batch.data.of_tokens)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
         outcome = loop.steps.step()

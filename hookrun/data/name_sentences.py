@@ -1,0 +1,108 @@
+"""Sentences with two names and an indirect object, from templates (Wang et al. 2022, arXiv:2211.00593)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from hookrun.data.generated import GeneratedTokensArgs, generator_of
+from hookrun.data.info import DataInfo, Split
+from hookrun.data.samples import IGNORED, Samples
+from hookrun.data.source import Source
+from hookrun.data.tokenizer import Words
+from hookrun.data.tokens import TokenSamples, TokenSequence
+
+NAMES_USED = (
+    *("Alice", "Anna", "Ben", "Carl", "Clara", "David", "Emma", "Eric", "Frank", "Grace", "Helen", "Henry"),
+    *("Jack", "James", "John", "Julia", "Kate", "Laura", "Leo", "Lucy", "Mark", "Mary", "Max", "Nina"),
+    *("Oliver", "Paul", "Peter", "Rose", "Sarah", "Simon", "Tom", "Victor"),
+)
+_PLACES = ("store", "park", "school", "station", "office", "garden", "beach", "library")
+_THINGS = ("book", "drink", "letter", "ring", "ball", "flower", "map", "cake")
+# A and B are the two names in the order in which they come first, S the one that comes again; the other is the answer.
+TEMPLATES = (
+    "When A and B went to the PLACE , S gave a THING to",
+    "Then A and B went to the PLACE . S gave a THING to",
+    "After A and B had been at the PLACE , S handed a THING to",
+    "While A and B were working at the PLACE , S offered a THING to",
+    "Friends A and B found a THING at the PLACE . S gave it to",
+)
+SPANS = ("io", "subject", "subject2")
+_SLOTS = {"A", "B", "S", "PLACE", "THING"}
+_WORDS = Words(
+    (
+        *dict.fromkeys(word for text in TEMPLATES for word in text.split() if word not in _SLOTS),
+        *_PLACES,
+        *_THINGS,
+        *NAMES_USED,
+    )
+)
+_LENGTH = max(len(text.split()) for text in TEMPLATES)
+
+
+class NamesArgs(GeneratedTokensArgs):
+    """Which form of each sentence.
+
+    form: clean: as above; swapped: the other name comes again, so that the answer would be the wrong one; other: names
+          that the clean sentence does not have. Target and wrong answer are those of the clean sentence in every form,
+          and sample i has the same length in all: one is patched into the other position by position
+    """
+
+    form: Literal["clean", "swapped", "other"] = "clean"
+
+
+class NameSentences(Source[NamesArgs]):
+    """`When Mary and John went to the store , John gave a book to`: the target at the last token is `Mary`.
+
+    The wrong answer is the name that comes twice. Spans: `io` and `subject` where the answer and the other name come
+    first, `subject2` where a name comes again.
+    """
+
+    args = NamesArgs
+
+    def inspect(self, root: Path | None, args: NamesArgs, split: Split) -> DataInfo:
+        args.size(split)
+        return args.layout(_LENGTH).describe(self.name, args.sizes(), _WORDS, SPANS)
+
+    def open(self, root: Path | None, args: NamesArgs, split: Split, seed: int) -> Samples:
+        return _Sentences(args, split, seed)
+
+
+class _Sentences(TokenSamples):
+    def __init__(self, args: NamesArgs, split: Split, seed: int) -> None:
+        super().__init__(args.layout(_LENGTH), SPANS)
+        self._form = args.form
+        self._size = args.size(split)
+        self._stream = args.stream(split, seed)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def sequence(self, number: int) -> TokenSequence:
+        generator = generator_of(f"{self._stream}/{number}")
+
+        def draw(count: int) -> int:
+            return int(torch.randint(count, (), generator=generator))
+
+        template = TEMPLATES[draw(len(TEMPLATES))].split()
+        io, subject, third, fourth = (
+            NAMES_USED[place] for place in torch.randperm(len(NAMES_USED), generator=generator)[:4].tolist()
+        )
+        io_first = bool(draw(2))
+        slots = {"PLACE": _PLACES[draw(len(_PLACES))], "THING": _THINGS[draw(len(_THINGS))]}
+        shown = (third, fourth) if self._form == "other" else (io, subject)
+        slots |= dict(zip("AB" if io_first else "BA", shown, strict=True))
+        slots["S"] = shown[0 if self._form == "swapped" else 1]
+        ids = torch.tensor([_WORDS.id(slots.get(word, word)) for word in template])
+        targets = torch.full((len(ids),), IGNORED)
+        targets[-1] = _WORDS.id(io)
+        places = {slot: template.index(slot) for slot in "ABS"}
+        firsts = (places["A"], places["B"]) if io_first else (places["B"], places["A"])
+        starts = dict(zip(SPANS, (*firsts, places["S"]), strict=True))
+        spans = {name: (start, start + 1) for name, start in starts.items()}
+        return TokenSequence(ids, targets, spans=spans, wrong=_WORDS.id(subject))
+
+
+NAMES = NameSentences("names")

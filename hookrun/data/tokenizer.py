@@ -1,0 +1,186 @@
+"""From text to token ids and back: bytes, a list of words, or the tokenizer in a folder of transformers."""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hookrun.errors import Problem, SpecError, nearest, reason
+
+BYTES = "bytes"
+WHERE = "data.args.tokenizer"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids, and for each the first and the last character of the text that it stands for, the last excluded.
+
+    Tokens that stand for no part of the text, such as one that begins every sequence, have two equal numbers.
+    """
+
+    ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+
+
+class Tokenizer(ABC):
+    """How a data set's text becomes token ids."""
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Ids are below this."""
+
+    @property
+    def pad_id(self) -> int:
+        """What padding is filled with; the attention mask says where it is."""
+        return 0
+
+    @property
+    @abstractmethod
+    def separator(self) -> int | None:
+        """The token between two documents; None where there is none."""
+
+    @abstractmethod
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        """The tokens of a text.
+
+        special: with those that the tokenizer puts around every sequence
+        offsets: whether those are wanted
+
+        Raises ValueError for a text that it cannot encode.
+        """
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some tokens."""
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself."""
+        return [self.decode([each]) for each in ids]
+
+
+class Bytes(Tokenizer):
+    """A token for each byte of the text in UTF-8: 256 of them, and no special ones."""
+
+    vocab_size = 256
+    separator = ord("\n")
+
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        ids = text.encode()
+        if not offsets:
+            return Encoded(ids, ())
+        if len(ids) == len(text):
+            return Encoded(ids, [(place, place + 1) for place in range(len(text))])
+        places = [(place, place + 1) for place, each in enumerate(text) for _ in each.encode()]
+        return Encoded(ids, places)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode(errors="backslashreplace")
+
+
+@dataclass(frozen=True)
+class Words(Tokenizer):
+    """A token for each word of a list; in a text they are separated by spaces."""
+
+    words: tuple[str, ...]
+    _ids: dict[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_ids", {word: number for number, word in enumerate(self.words)})
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.words)
+
+    @property
+    def separator(self) -> int | None:
+        return None
+
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        found = list(re.finditer(r"[^ ]+", text))
+        return Encoded([self.id(each.group()) for each in found], [each.span() for each in found])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.words[each] for each in ids)
+
+    def id(self, word: str) -> int:
+        """The id of a word. Raises ValueError for one that is not in the list."""
+        if word not in self._ids:
+            raise ValueError(
+                f"{word!r} is not one of the {len(self.words)} words; {nearest(word, self.words)}"
+            )
+        return self._ids[word]
+
+
+class FromFolder(Tokenizer):
+    """The tokenizer that transformers reads from a folder; no code of the folder runs."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._size = max(len(tokenizer), max(tokenizer.get_vocab().values(), default=-1) + 1)
+
+    @property
+    def vocab_size(self) -> int:
+        return self._size
+
+    @property
+    def pad_id(self) -> int:
+        for found in (self._tokenizer.pad_token_id, self._tokenizer.eos_token_id):
+            if isinstance(found, int):
+                return found
+        return 0
+
+    @property
+    def separator(self) -> int | None:
+        found = self._tokenizer.eos_token_id
+        return found if isinstance(found, int) else None
+
+    def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
+        found = self._tokenizer(text, add_special_tokens=special, return_offsets_mapping=offsets)
+        return Encoded(found["input_ids"], found["offset_mapping"] if offsets else ())
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False)
+        return text
+
+
+def tokenizer_named(name: str) -> Tokenizer:
+    """The tokenizer `bytes`, or that of a folder. Raises SpecError where the folder has none that can be used."""
+    if name == BYTES:
+        return _BYTES
+    folder = Path(name).expanduser().absolute()
+    if not folder.is_dir():
+        hint = f"give the folder of a model or tokenizer of transformers, or {BYTES}"
+        raise SpecError([Problem(WHERE, f"there is no folder {folder}", hint)])
+    stamp = tuple(sorted((each.name, each.stat().st_mtime_ns) for each in folder.glob("*.json")))
+    return _from_folder(folder, stamp)
+
+
+_BYTES = Bytes()
+
+
+@lru_cache(maxsize=2)
+def _from_folder(folder: Path, stamp: tuple[tuple[str, int], ...]) -> Tokenizer:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        what = "a tokenizer in a folder is read by transformers, which is not installed"
+        raise SpecError([Problem(WHERE, what, "pip install 'hookrun[transformers]'")]) from error
+    try:
+        found = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        fast = bool(found.is_fast)
+        found.model_max_length = 10**12  # the data has a `length` of its own
+        made = FromFolder(found)
+    except Exception as error:  # a damaged or unknown tokenizer may raise anything
+        what = f"{folder} has no tokenizer that transformers can read: {reason(error)}"
+        hint = "save one there with tokenizer.save_pretrained(FOLDER)"
+        raise SpecError([Problem(WHERE, what, hint)]) from error
+    if not fast:
+        what = f"the tokenizer in {folder} does not say which characters its tokens stand for"
+        raise SpecError([Problem(WHERE, what, "save it as a fast one, which has a tokenizer.json")])
+    return made

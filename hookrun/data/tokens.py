@@ -1,0 +1,146 @@
+"""Samples of token ids: padded to one length, with an attention mask, and the next token of each position as target."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from hookrun.arguments import Args
+from hookrun.data.info import DataInfo, Split, TensorInfo
+from hookrun.data.samples import IGNORED, Sample, Samples
+from hookrun.data.tokenizer import Tokenizer
+
+NO_SPAN = (-1, -1)
+"""Instead of the first position and the end, in a sample that has no span of that name."""
+
+MOST_LENGTH = 2**17
+
+
+class PaddingArgs(Args):
+    """How sequences of different lengths become one tensor.
+
+    padding:      the side on which shorter ones are filled up
+    position_ids: whether the model is given each token's place; null: where the padding is on the left. Our decoder
+                  counts them itself, models of transformers count the padding too unless they are told
+    """
+
+    padding: Literal["right", "left"] = "right"
+    position_ids: bool | None = None
+
+    def layout(self, length: int, pad_id: int = 0, labels: int | None = None) -> TokenLayout:
+        """The layout of samples of at most `length` tokens."""
+        told = self.padding == "left" if self.position_ids is None else self.position_ids
+        return TokenLayout(length, self.padding, pad_id, told, labels)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """One sample before it is padded.
+
+    ids:     [n] int64
+    targets: [n] int64: the token that is to be predicted at each position; IGNORED where none is
+    labels:  what the model gets as `labels`, where the layout has them
+    spans:   name -> first position and end (excluded)
+    wrong:   the token that would be the wrong answer; None: no such
+    """
+
+    ids: Tensor
+    targets: Tensor
+    labels: Tensor | None = None
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    wrong: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLayout:
+    """What a sample of tokens looks like.
+
+    length:       of every sample, padding included
+    padding:      on which side
+    pad_id:       what it is filled with
+    position_ids: whether the inputs have them
+    labels:       the length of the model's own `labels`; None: it gets none
+    """
+
+    length: int
+    padding: str = "right"
+    pad_id: int = 0
+    position_ids: bool = False
+    labels: int | None = None
+
+    def describe(
+        self, name: str, sizes: Mapping[Split, int | None], tokenizer: Tokenizer, spans: Sequence[str] = ()
+    ) -> DataInfo:
+        """The description of a data set of such samples."""
+        row = TensorInfo((self.length,), torch.int64)
+        inputs = {"input_ids": row, "attention_mask": TensorInfo((self.length,), torch.int64, fill=1)}
+        if self.position_ids:
+            inputs["position_ids"] = row
+        if self.labels is not None:
+            inputs["labels"] = TensorInfo((self.labels,), torch.int64)
+        return DataInfo(name, inputs, row, None, sizes, tokenizer, tuple(spans))
+
+    def sample(self, sequence: TokenSequence) -> Sample:
+        """The padded inputs by name, and the targets [length]."""
+        count = len(sequence.ids)
+        mask = self._filled(torch.ones(count, dtype=torch.int64), 0, self.length)
+        inputs = {
+            "input_ids": self._filled(sequence.ids, self.pad_id, self.length),
+            "attention_mask": mask,
+        }
+        if self.position_ids:
+            inputs["position_ids"] = (mask.cumsum(0) - 1).clamp(min=0)
+        if self.labels is not None and sequence.labels is not None:
+            inputs["labels"] = self._filled(sequence.labels, IGNORED, self.labels)
+        return inputs, self._filled(sequence.targets, IGNORED, self.length)
+
+    def _filled(self, values: Tensor, fill: int, length: int) -> Tensor:
+        out = torch.full((length,), fill, dtype=torch.int64)
+        if self.padding == "left":
+            out[length - len(values) :] = values
+        else:
+            out[: len(values)] = values
+        return out
+
+
+class TokenSamples(Samples):
+    """A data set of padded sequences."""
+
+    of_tokens: ClassVar[bool] = True
+
+    def __init__(self, layout: TokenLayout, span_names: Sequence[str] = ()) -> None:
+        self._layout = layout
+        self._span_names = tuple(span_names)
+
+    def __getitem__(self, index: int) -> Sample:
+        number = range(len(self))[index]  # as in a list: negative counts from the end, past it IndexError
+        return self._layout.sample(self.sequence(number))
+
+    def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
+        if not self._span_names:
+            return {}
+        of_each = [self.sequence(number).spans for number in ids.tolist()]
+        return {
+            name: torch.tensor([each.get(name, NO_SPAN) for each in of_each], dtype=torch.int64).reshape(
+                -1, 2
+            )
+            for name in self._span_names
+        }
+
+    def wrong(self, ids: Tensor) -> Tensor | None:
+        found = [self.sequence(number).wrong for number in ids.tolist()]
+        return None if None in found else torch.tensor(found, dtype=torch.int64)
+
+    @abstractmethod
+    def sequence(self, number: int) -> TokenSequence:
+        """The sample with this number, at most as long as the layout says."""
+
+
+def next_tokens(ids: Tensor) -> Tensor:
+    """[n] -> [n]: the token after each, and IGNORED at the last."""
+    return torch.cat([ids[1:], torch.tensor([IGNORED])]) if len(ids) else ids

@@ -1,0 +1,225 @@
+"""`attention: points`: queries, keys, values, scores, pattern and z of a transformers model as outputs of modules.
+
+transformers lets a function stand in for the attention of a model. Ours computes what its eager attention computes, and
+passes each value on the way through a child of the attention module, where hooks see and change it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NAME = "hookrun_points"
+"""What transformers knows our function by."""
+
+POINTS = ("q", "k", "v", "scores", "pattern", "z")
+_PROJECTIONS = ("c_proj", "o_proj", "out_proj", "out_lin", "o", "dense")
+_KNOWN = {
+    *("module", "query", "key", "value", "attention_mask", "scaling", "dropout", "kwargs"),
+    *("softcap", "position_bias", "sliding_window"),
+}
+_WIDTH, _LENGTH, _KEYS = 8, 5, 7  # of the tensors with which an attention is compared
+
+
+class Point(nn.Module):
+    """An identity in the place of a value; a class of its own, so that it is never taken for a model's own module."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return value
+
+
+class Pattern(Point):
+    """The place of the attention pattern.
+
+    upcast: the model computes its softmax in float32, whatever its own dtype
+    """
+
+    def __init__(self, upcast: bool) -> None:
+        super().__init__()
+        self.upcast = upcast
+
+
+class HeadwiseProjection(nn.Module):
+    """An output projection that computes each head's part by itself, with the same parameters under the same names.
+
+    `result` is [batch, position, head, width of the residual stream]: their sum and the bias are the output.
+    """
+
+    def __init__(self, projection: nn.Module, heads: int, result: Point) -> None:
+        super().__init__()
+        self.weight = projection.get_parameter("weight")
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", projection._parameters.get("bias"))
+        self.heads = heads
+        self.in_rows = not isinstance(
+            projection, nn.Linear
+        )  # Conv1D of transformers multiplies from the right
+        self.result = result
+
+    def forward(self, z: Tensor) -> Tensor:
+        """[batch, position, heads * width of a head] to [batch, position, width]."""
+        weight = self.weight if self.in_rows else self.weight.T
+        by_head = weight.unflatten(0, (self.heads, -1))
+        parts = torch.einsum("bphd,hdw->bphw", z.unflatten(-1, (self.heads, -1)), by_head)
+        total: Tensor = self.result(parts).sum(-2)
+        return total if self.bias is None else total + self.bias
+
+
+def register() -> None:
+    """Make our function known to transformers, with the mask of eager attention; again is the same as once."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import eager_mask
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, eager_mask)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention of queries [batch, heads, queries, width] to keys and values [batch, key heads, keys, width].
+
+    At the points `q`, `k`, `v` and `z` a value is [batch, position, head, width], at `scores` and `pattern`
+    [batch, head, query, key]. The scores are what the softmax is taken of: scaled, with bias and mask added.
+    """
+    query, key, value = (
+        _by_position(module, name, x) for name, x in zip("qkv", (query, key, value), strict=True)
+    )
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.matmul(query, key.transpose(2, 3)) * scale
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    if position_bias is not None:
+        scores = scores + position_bias
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    scores = _at(module, "scores", scores)
+    place = module._modules.get("pattern")
+    upcast = isinstance(place, Pattern) and place.upcast
+    pattern = F.softmax(scores, dim=-1, dtype=torch.float32 if upcast else None).to(value.dtype)
+    pattern = _at(module, "pattern", pattern)
+    dropped = F.dropout(pattern, p=dropout, training=module.training)
+    z = torch.matmul(dropped, value).transpose(1, 2).contiguous()
+    return _at(module, "z", z), dropped
+
+
+def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
+    point = module._modules.get(name)
+    if not isinstance(point, Point):  # the model's own module of that name, which has the value already
+        return value
+    passed: Tensor = point(value)
+    return passed
+
+
+def _by_position(module: nn.Module, name: str, value: Tensor) -> Tensor:
+    """Through the point as [batch, position, head, width]."""
+    return _at(module, name, value.transpose(1, 2)).transpose(1, 2)
+
+
+def add_points(model: nn.Module) -> None:
+    """Give each attention module its points. Where it has a child of that name already, that child stays.
+
+    Raises ValueError where the model has no attention that our function can stand in for, with the reason.
+    """
+    found = list(_attentions(model))
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no module whose attention transformers lets another function compute"
+        )
+    upcasts = {type(module): _upcast(module) for _, module in found}
+    for _, module in found:
+        for name in POINTS:
+            if name not in module._modules and not hasattr(module, name):
+                point = Pattern(upcasts[type(module)]) if name == "pattern" else Point()
+                module.add_module(name, point)
+        if not isinstance(module._modules.get("pattern"), Pattern):
+            raise ValueError(f"{type(module).__name__} has something else under the name 'pattern'")
+
+
+def add_results(model: nn.Module) -> None:
+    """Give each attention module the child `result`: what each head adds, after the output projection.
+
+    Raises ValueError where an attention module has no output projection of its own.
+    """
+    for path, module in list(_attentions(model)):
+        name = next((each for each in _PROJECTIONS if each in module._modules), None)
+        if name is None:
+            raise ValueError(f"{type(module).__name__} ({path}) has no output projection of its own")
+        config: Any = module.config
+        result = Point()
+        module.add_module("result", result)
+        projection = module.get_submodule(name)
+        module.add_module(name, HeadwiseProjection(projection, config.num_attention_heads, result))
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that ask transformers for an attention function in their forward."""
+    for path, module in model.named_modules():
+        forward = inspect.unwrap(type(module).forward)
+        code = getattr(forward, "__code__", None)
+        if code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names:
+            yield path, module
+
+
+def _upcast(module: nn.Module) -> bool:
+    """Whether the model's own eager attention computes its softmax in float32.
+
+    Raises ValueError where it computes something else than ours in either way.
+    """
+    name = type(module).__name__
+    eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if eager is None:
+        raise ValueError(f"{name} has no eager attention that ours could be compared with")
+    takes = set(inspect.signature(eager).parameters)
+    if unknown := takes - _KNOWN:
+        raise ValueError(
+            f"the attention of {name} depends on {', '.join(sorted(unknown))}, which ours does not know"
+        )
+    if not _equal(module, eager, takes, torch.float32, upcast=False):
+        raise ValueError(f"the attention of {name} is computed in another way than ours")
+    for upcast in (False, True):
+        if _equal(module, eager, takes, torch.bfloat16, upcast=upcast):
+            return upcast
+    raise ValueError(f"the attention of {name} is computed in another way than ours in bfloat16")
+
+
+def _equal(
+    module: nn.Module, eager: Callable[..., Any], takes: set[str], dtype: torch.dtype, *, upcast: bool
+) -> bool:
+    """Whether both give the same for random tensors."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    groups = getattr(module, "num_key_value_groups", 1)
+    heads = 2 * groups
+    query, key, value = (drawn(2, *shape, _WIDTH) for shape in ((heads, _LENGTH), (2, _KEYS), (2, _KEYS)))
+    more: dict[str, Any] = {"scaling": 0.4, "dropout": 0.0}
+    more |= {"softcap": 0.7} if "softcap" in takes else {}
+    more |= {"position_bias": drawn(1, heads, _LENGTH, _KEYS)} if "position_bias" in takes else {}
+    mask = drawn(2, 1, _LENGTH, _KEYS)
+    plain = nn.Module()
+    plain.add_module("pattern", Pattern(upcast))
+    with torch.no_grad():
+        expected, weights = eager(module, query, key, value, mask, **more)
+        found, pattern = attention(plain, query, key, value, mask, **more)
+    return torch.equal(expected, found) and torch.equal(weights, pattern)

@@ -1,0 +1,347 @@
+"""Models of transformers, `name: transformers`: from a folder or the hub, or random ones of any architecture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hookrun.arguments import Args, parse
+from hookrun.errors import HookrunWarning, Problem, SpecError, listed, nearest
+from hookrun.models.arguments import DataDefaults, ModelCall, too_large
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from hookrun.spec.experiment import Model
+
+TRANSFORMERS = "transformers"
+PATH, CONFIG = "model.args.path", "model.args.config"
+
+# Our word for a kind of model -> transformers' class, which finds the class of the architecture.
+CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "encoder": "AutoModel",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
+    "image_classification": "AutoModelForImageClassification",
+}
+# Keys of a configuration whose null stands for what the data set supplies.
+_FROM_DATA = {
+    "vocab_size": "vocab_size",
+    "num_labels": "num_classes",
+    "num_channels": "in_channels",
+    "image_size": "image_size",
+}
+_REFUSED = (
+    "attn_implementation",
+    "experts_implementation",
+    "auto_map",
+    "quantization",
+    "kernel",
+    "name_or_path",
+)
+_OF_EVERY_CONFIG = ("num_labels", "model_type", "decoder_start_token_id")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
+_MOST = 2**31
+_MOST_LAYERS = 1024
+_COUNTS = re.compile("layer|depth|block|stage|expert|group|level")
+"""Keys of what models have a module for each of."""
+_SHOWN = 6
+_CONNECT_TIMEOUT = 10.0
+
+
+class TransformersArgs(Args):
+    """Which model.
+
+    path:      the folder of a model, or its name on the hub; null: `config` describes a random one
+    config:    of a random model: {model_type: gpt2, n_layer: 4, ...}; null in vocab_size, num_labels, num_channels and
+               image_size stands for the data set's
+    class_:    what it is for
+    dtype:     of the weights; null: as they were saved, float32 for a random model
+    attention: how it is computed: eager by plain operations, sdpa by torch's fused ones, points by plain ones through a
+               module for each value on the way
+    result:    with points: also what each head adds to the residual stream, after the output projection; its sum over
+               the heads equals the projection but for rounding
+    """
+
+    path: str | None = None
+    config: dict[str, Any] | None = None
+    class_: Literal[
+        "causal_lm",
+        "masked_lm",
+        "sequence_classification",
+        "encoder",
+        "seq2seq_lm",
+        "image_classification",
+    ] = Field(default="causal_lm", alias="class")
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] | None = None
+    attention: Literal["eager", "sdpa", "points"] = "eager"
+    result: bool = False
+
+    @model_validator(mode="after")
+    def _one_source(self) -> TransformersArgs:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give either `path`, or `config` with a model_type for a random model")
+        if self.result and self.attention != "points":
+            raise ValueError("`result: true` goes with `attention: points`")
+        return self
+
+
+def prepare(config: Model, data: DataDefaults) -> ModelCall:
+    """The call that makes the model. Raises SpecError for arguments that cannot be."""
+    args, problems = parse(TransformersArgs, config.args, "model.args")
+    if args is None:
+        raise SpecError(problems)
+    try:
+        import transformers  # noqa: F401 - whether it is there
+    except ImportError as error:
+        what = "models of transformers need the package, which is not installed"
+        raise SpecError([Problem("model.name", what, "pip install 'hookrun[transformers]'")]) from error
+    return ModelCall(_build, {"args": args, "data": data})
+
+
+def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
+    from hookrun.models import attention_points
+
+    attention = args.attention
+    if attention == "points":
+        attention_points.register()
+    implementation = attention_points.NAME if attention == "points" else attention
+    with _quiet():
+        model = (
+            _random(args, data, implementation) if args.path is None else _saved(args, data, implementation)
+        )
+    config: Any = model.config
+    config.use_cache = False  # one pass over whole sequences keeps nothing for the next
+    if attention == "points":
+        try:
+            attention_points.add_points(model)
+            if args.result:
+                attention_points.add_results(model)
+        except ValueError as error:
+            raise SpecError(
+                [Problem("model.args.attention", f"points: {error}", "use eager or sdpa")]
+            ) from error
+    return model.train()
+
+
+def _random(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
+    """A model of the configuration, its weights drawn from torch's generator."""
+    import torch
+
+    config = _config(args.config or {}, data, args)
+    auto = _auto_class(args, config, CONFIG)
+    dtype = getattr(torch, args.dtype or "float32")
+
+    def make() -> nn.Module:
+        made: nn.Module = auto.from_config(
+            config, attn_implementation=attention, dtype=dtype, trust_remote_code=False
+        )
+        return made
+
+    try:
+        if why := too_large(make):
+            raise SpecError([Problem(CONFIG, why, "give smaller sizes")])
+        return make()
+    except SpecError:
+        raise
+    except Exception as error:  # a model's constructor may raise anything for sizes that do not go together
+        raise _refused_attention(args, error, CONFIG) from error
+
+
+def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs) -> Any:
+    """The configuration object. Raises SpecError with every key that it does not have."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = given.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        what = f"found {kind!r}, which is not an architecture of transformers"
+        hint = nearest(str(kind), list(CONFIG_MAPPING.keys())) if kind is not None else "for example gpt2"
+        raise SpecError([Problem(f"{CONFIG}.model_type", what, hint)])
+    filled = dict(_filled(given, data))
+    if "classification" in args.class_ and "num_labels" not in filled and data.num_classes is not None:
+        filled["num_labels"] = data.num_classes
+    cls = CONFIG_MAPPING[kind]
+    plain = cls()
+    known = {*plain.to_dict(), *cls.attribute_map, *_OF_EVERY_CONFIG} - set(_REFUSED)
+    problems = [
+        Problem(f"{CONFIG}.{key}", f"{kind} has no such key; {nearest(str(key), known)}", "correct it")
+        for key in filled
+        if key not in known and not _forbidden(key)
+    ]
+    problems += _dangerous(filled, CONFIG)
+    if problems:
+        raise SpecError(problems)
+    filled.pop("model_type")
+    try:
+        return AutoConfig.for_model(kind, **filled)
+    except Exception as error:  # its own checks of the values
+        what = f"{kind} refuses the configuration: {_said(error)}"
+        raise SpecError([Problem(CONFIG, what, "correct its values")]) from error
+
+
+def _filled(given: Mapping[str, Any], data: DataDefaults) -> Iterator[tuple[str, Any]]:
+    """Each key with its value; null stands for the data set's, where it supplies one."""
+    supplied = data.values()
+    for key, value in given.items():
+        ours = _FROM_DATA.get(key)
+        if value is None and ours in supplied:
+            value = supplied[ours]
+            value = value[0] if isinstance(value, tuple) and len(set(value)) == 1 else value
+        yield key, list(value) if isinstance(value, tuple) else value
+
+
+def _forbidden(key: object) -> bool:
+    return any(word in str(key) for word in _REFUSED)
+
+
+def _dangerous(given: Mapping[str, Any], where: str, depth: int = 0) -> list[Problem]:
+    """Keys that would choose code, and numbers that no machine has memory or time for; in nested sections too."""
+    problems = list[Problem]()
+    for key, value in given.items():
+        at = f"{where}.{key}"
+        if _forbidden(key):
+            hint = "model.args.attention chooses the attention" if "attn" in str(key) else "leave it out"
+            problems.append(Problem(at, "a file may not choose what code a model runs", hint))
+        elif isinstance(value, Mapping) and depth < 4:
+            problems += _dangerous(value, at, depth + 1)
+        most = _MOST_LAYERS if _COUNTS.search(str(key)) else _MOST
+        numbers = value if isinstance(value, list) else [value]
+        large = [each for each in numbers if type(each) is int and abs(each) > most]
+        if large:
+            problems.append(Problem(at, f"found {str(large[0])[:80]}, expected at most {most}"))
+    return problems
+
+
+def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
+    """transformers' class for the kind of model. Raises SpecError where the architecture has no such kind."""
+    import transformers
+
+    auto = getattr(transformers, CLASSES[args.class_])
+    mapping = auto._model_mapping
+    if type(config) in mapping:
+        return auto
+    kinds = [
+        name for name, each in CLASSES.items() if type(config) in getattr(transformers, each)._model_mapping
+    ]
+    what = f"{args.class_!r} is not among what {config.model_type} is made for in transformers: {listed(kinds, _SHOWN)}"
+    raise SpecError([Problem("model.args.class", what, "use one of these")])
+
+
+def _saved(args: TransformersArgs, data: DataDefaults, attention: str) -> nn.Module:
+    """The model in a folder or on the hub, from safetensors alone; none of its code runs."""
+    import torch
+    from transformers import AutoConfig
+
+    path = args.path or ""
+    folder = Path(path).expanduser().absolute()
+    local = folder.is_dir()
+    if not local and not _HUB_ID.fullmatch(path):
+        hint = "give the folder of a model, or its name on the hub, such as openai-community/gpt2"
+        raise SpecError([Problem(PATH, f"there is no folder {folder}", hint)])
+    place = str(folder) if local else path
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": local or not _hub_answers()}
+    try:
+        config = AutoConfig.from_pretrained(place, **options)
+        auto = _auto_class(args, config, PATH)
+        dtype = getattr(torch, args.dtype) if args.dtype else "auto"
+        model, found = auto.from_pretrained(
+            place,
+            config=config,
+            attn_implementation=attention,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **options,
+        )
+    except SpecError:
+        raise
+    except Exception as error:  # no network, no such model, a damaged file, a model with code of its own
+        raise _unread(args, place, local, error) from error
+    _check_loaded(model, found, place)
+    made: nn.Module = model
+    return made
+
+
+def _unread(args: TransformersArgs, place: str, local: bool, error: Exception) -> SpecError:
+    from hookrun.models.attention_points import NAME
+
+    said = _said(error)
+    if args.attention != "eager" and any(each in said for each in ("attn_implementation", "attention", NAME)):
+        return _refused_attention(args, error, PATH)
+    if local:
+        what = f"{place} has no model that transformers can load from safetensors: {said}"
+        return SpecError([Problem(PATH, what, "save one there with save_pretrained")])
+    what = f"there is no folder {Path(place).absolute()}, and '{place}' could not be fetched from the hub: {said}"
+    hint = (
+        f"where there is no network, fetch it elsewhere with `hf download {place} --local-dir DIR`, "
+        f"bring DIR here and set {PATH}=DIR"
+    )
+    return SpecError([Problem(PATH, what, hint)])
+
+
+def _refused_attention(args: TransformersArgs, error: Exception, where: str) -> SpecError:
+    from hookrun.models.attention_points import NAME
+
+    said = _said(error)
+    if NAME in said:
+        said = "the model does not let another function compute its attention"
+    if args.attention != "eager" and any(each in said for each in ("attn_implementation", "attention")):
+        hint = "use model.args.attention=eager"
+        return SpecError([Problem("model.args.attention", f"{args.attention}: {said}", hint)])
+    return SpecError([Problem(where, f"transformers cannot build the model: {said}", "correct the values")])
+
+
+def _check_loaded(model: nn.Module, found: Mapping[str, Any], place: str) -> None:
+    """Tell which tensors the folder lacks, which are then random. Raises SpecError where it lacks all."""
+    import warnings
+
+    missing = sorted(found.get("missing_keys", ()))
+    if not missing:
+        return
+    total = len(model.state_dict())
+    what = f"{place} lacks {len(missing)} of the model's {total} tensors: {listed(missing, _SHOWN)}"
+    if len(missing) == total:
+        raise SpecError([Problem(PATH, what, "give the folder of such a model, or another model.args.class")])
+    warnings.warn(f"{PATH}: {what}; they are random", HookrunWarning, stacklevel=2)
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached: asked once, where its own client tries again and again for half a minute."""
+    from huggingface_hub import constants, utils
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        session: Any = utils
+        session.get_session().head(constants.ENDPOINT, timeout=_CONNECT_TIMEOUT)
+    except Exception:  # its client may be one of several libraries; whatever it raises, there is no answer
+        return False
+    return True
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers shows bars and advice while it loads; errors are ours to tell."""
+    from transformers.utils import logging as theirs
+
+    logging: Any = theirs
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,35 @@
+"""Whether a model has an embedding for each token and each position of the data, which no shape shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hookrun.errors import Problem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# The last part of the path of embeddings of positions, in our decoder and in transformers.
+_POSITIONS = ("pos_embed", "wpe", "position_embeddings", "embed_positions")
+
+
+def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -> list[Problem]:
+    """What the model lacks for token ids below `vocab_size` in sequences of `length`; None: the data has no tokens."""
+    from torch import nn
+
+    if vocab_size is None or length is None:
+        return []
+    problems = list[Problem]()
+    tokens = getattr(getattr(model, "config", None), "vocab_size", None)
+    if isinstance(tokens, int) and tokens < vocab_size:
+        what = f"the model has {tokens} tokens, and the data has {vocab_size}"
+        hint = "take the tokenizer of the model (data.args.tokenizer), or a model for as many tokens"
+        problems.append(Problem("model.args", what, hint))
+    for path, module in model.named_modules():
+        last = path.rpartition(".")[2]
+        if isinstance(module, nn.Embedding) and last in _POSITIONS and module.num_embeddings < length:
+            what = f"the model has {module.num_embeddings} positions ({path}), and samples of the data {length} tokens"
+            problems.append(
+                Problem("model.args", what, "shorten the samples, or take a model of more positions")
+            )
+    return problems

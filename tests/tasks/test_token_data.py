@@ -1,0 +1,170 @@
+"""Runs on sequences of tokens: losses and metrics by token, whatever the padding and the size of the batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+import hookrun
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError
+from hookrun.store.reader import Run
+from hookrun.tasks.loop.losses import loss_named
+from hookrun.tasks.loop.metrics import Average, load_metrics
+
+Runs = Callable[..., Run]
+
+DECODER = ("model=decoder", "model.args.width=16", "model.args.heads=2", "model.args.layers=1")
+GPT2 = "{model_type: gpt2, n_layer: 1, n_embd: 16, n_head: 2, vocab_size: null, bos_token_id: 0, eos_token_id: 0}"
+TRANSFORMERS = ("model=transformers", f"model.args.config={GPT2}")
+PROMPTS = [
+    {"prompt": "Paris is in", "answer": "F", "wrong": "I", "spans": {"subject": "Paris"}},
+    {"prompt": "Rome", "answer": "I", "wrong": "F", "spans": {"subject": "Rome"}},
+    {"prompt": "The town of Lyon is in", "answer": "F", "wrong": "I", "spans": {"subject": [12, 16]}},
+    {"prompt": "Pisa is in the country of", "answer": "I", "wrong": "F"},
+]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> tuple[str, ...]:
+    """Overrides for a file of prompts."""
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    return "data=prompts", "data.args.file=prompts.jsonl"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> tuple[str, ...]:
+    """Overrides for a file of text of lines of different lengths."""
+    lines = [f"{'a text of words ' * (1 + number % 3)}{number}" for number in range(10)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    return "data=text", "data.args.file=text.txt", "data.args.packed=false"
+
+
+def value(run: Run, name: str = "loss") -> float:
+    return float([line for line in run.metrics if name in line][-1][name])
+
+
+@pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
+def test_train_evaluate_and_predict_take_text(
+    run: Runs, text: tuple[str, ...], model: tuple[str, ...]
+) -> None:
+    trained = run(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
+    losses = [
+        line["loss"] for line in trained.metrics if line.get("of") == "epoch" and line["split"] == "train"
+    ]
+    assert losses[1] < losses[0]
+    weights = f"model.weights={trained.path / 'checkpoints' / 'last.safetensors'}"
+    found = run(*model, *text, weights, "task=evaluate", "task.metrics=[loss,accuracy,top5_accuracy]")
+    last = [line for line in trained.metrics if line["split"] == "val"][-1]
+    assert value(found) == pytest.approx(last["loss"], rel=1e-5)
+    assert value(found, "accuracy") <= value(found, "top5_accuracy")
+    predicted = run(*model, *text, weights, "task=predict")
+    rows = json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])
+    assert rows["file"].startswith("text.txt:")
+
+
+@pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
+def test_the_loss_is_that_of_the_prompts_one_by_one(
+    run: Runs, prompts: tuple[str, ...], model: tuple[str, ...]
+) -> None:
+    common = ("task=evaluate", *model, *prompts, "data.args.answer=null", "data.args.wrong=null")
+    found = [
+        value(run(*common, *more))
+        for more in (
+            ("data.batch_size=1",),
+            ("data.batch_size=3",),
+            ("data.batch_size=4", "data.args.padding=left"),
+        )
+    ]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-5)
+
+
+def test_next_token_is_the_loss_that_a_model_of_transformers_computes_itself(
+    run: Runs, text: tuple[str, ...]
+) -> None:
+    common = ("task=evaluate", *TRANSFORMERS, *text)
+    own = value(run(*common, "train.loss=output", "data.args.labels=true"))
+    assert own == pytest.approx(value(run(*common)), rel=1e-6)
+    smoothed = value(run(*common, "train.loss={name: next_token, label_smoothing: 0.1}"))
+    assert smoothed != pytest.approx(own, rel=1e-6)
+
+
+def test_micro_batches_of_different_lengths_are_one_batch(run: Runs, text: tuple[str, ...]) -> None:
+    common = (*DECODER, *text, "train.steps=1", "train.shuffle=false", "train.optimizer={name: SGD, lr: 0.5}")
+    whole, parts = (
+        load_file(run(*common, *more).path / "checkpoints" / "last.safetensors")
+        for more in (("data.batch_size=4",), ("data.batch_size=2", "train.accumulate=2"))
+    )
+    for name in whole:
+        torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
+
+
+def test_tokens_are_not_taken_for_classes_where_there_are_as_many_of_both(run: Runs) -> None:
+    """A length that equals the vocabulary: [batch, length, vocabulary] would fit [batch, classes, length] too."""
+    data = (
+        "data=repeated_tokens",
+        "data.args.vocab_size=17",
+        "data.args.half=[8,8]",
+        "data.args.val_size=20",
+    )
+    found = run("task=evaluate", *DECODER, *data)
+    model, samples = hookrun.build(overrides=[*DECODER, *data, "compute.device=cpu"])
+    batch = next(iter(samples.loader("val")))
+    with torch.no_grad():
+        scores = model.eval()(**batch.inputs)
+    kept = batch.target != IGNORED
+    assert value(found) == pytest.approx(float(F.cross_entropy(scores[kept], batch.target[kept])), rel=1e-5)
+    right = (scores[kept].argmax(-1) == batch.target[kept]).float().mean()
+    assert value(found, "accuracy") == pytest.approx(float(right))
+
+
+def test_a_batch_knows_the_spans_and_the_wrong_answers_of_its_samples(prompts: tuple[str, ...]) -> None:
+    overrides = [*DECODER, *prompts, "data.batch_size=3", "data.args.padding=left", "compute.device=cpu"]
+    _, data = hookrun.build(overrides=["task=evaluate", *overrides])
+    assert data.info.spans == ("subject",) and data.info.tokenizer is not None
+    first, second = list(data.loader("val"))
+    assert first.spans["subject"].tolist() == [[0, 5], [0, 4], [12, 16]]
+    assert second.spans["subject"].tolist() == [[-1, -1]]
+    assert first.wrong is not None and data.info.tokenizer.tokens(first.wrong.tolist()) == ["I", "F", "I"]
+    assert [int(each) for each in first.weight.reshape(1)] == [3]  # an answer for each
+
+
+def test_what_does_not_fit_tokens_is_refused(refused: Callable[..., str], prompts: tuple[str, ...]) -> None:
+    said = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse")
+    assert "train.loss: 'mse' does not compare" in said and "next_token" in said
+    small = refused("task=evaluate", *DECODER, *prompts, "model.args.vocab_size=100", "model.args.length=8")
+    assert "the model has 100 tokens, and the data has 256" in small
+    assert "the model has 8 positions (pos_embed), and samples of the data 25 tokens" in small
+    assert "the data set's samples have no known shape" in refused("task=evaluate", "model=cnn", *prompts)
+    assert "'label' needs a class label" in refused(
+        "task=predict", "task.backward={score: label}", *DECODER, *prompts
+    )
+    assert "none of the 4 prompts" in refused(
+        *DECODER, *prompts
+    )  # training, where all of them are for validation
+
+
+def test_a_batch_in_which_nothing_is_to_be_predicted_counts_nothing() -> None:
+    scores, target = torch.randn(2, 3, 5), torch.full((2, 3), IGNORED)
+    loss = loss_named("next_token")(scores, target)
+    assert float(loss) == 0
+    average = Average(load_metrics(["loss", "accuracy"]))
+    average.add(loss, scores, target, tokens=True)
+    assert average.read() == {}
+    target[1, 2] = 4
+    average.add(loss_named("next_token")(scores, target), scores, target, tokens=True)
+    assert average.samples == 1 and average.read()["loss"] == pytest.approx(
+        float(F.cross_entropy(scores[1, 2:], target[1, 2:]))
+    )
+    with pytest.raises(HookrunError, match="next tokens"):
+        loss_named("next_token")(scores[:, 0], target)
+    hidden: Any = {"last_hidden_state": scores}
+    with pytest.raises(HookrunError, match="no score for each token"):
+        average.add(None, hidden, target, tokens=True)
