@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.actions.base import Keeper
+from hookrun.actions.rows import TokenRows
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, listed
 from hookrun.proving import Plan
@@ -288,10 +289,10 @@ class RecordingSink(RunSink):
         """Write each value at once, unless muted."""
         keep = super().keeper(site)
 
-        def unless_muted(value: Any, rows: Tensor | None = None) -> None:
+        def unless_muted(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if not self.muted:
                 self.captured = True
-                keep(value, rows)
+                keep(value, rows, tokens)
 
         return unless_muted
 

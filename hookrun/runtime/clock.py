@@ -20,6 +20,8 @@ from hookrun.spec.when import When
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
+    from hookrun.runtime.tokens.sequences import Sequences
+
 
 class _Forward(local):
     """The number of the root module's forward that is under way in a thread, from 1."""
@@ -37,6 +39,7 @@ class Clock:
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
+    sequences:    which tokens the calls of the model compute; None where no hook asks
     on_change:    called when step or epoch changes
 
     In a loop of the user's own the step is that of the first optimizer that steps the model's parameters, until the
@@ -56,6 +59,7 @@ class Clock:
         "population",
         "samples",
         "scaler",
+        "sequences",
     )
 
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
@@ -70,6 +74,7 @@ class Clock:
         self.accumulating = False
         self.samples: Tensor | None = None
         self.population: int | None = None
+        self.sequences: Sequences | None = None
         self.counting = counting
 
     @property
@@ -220,7 +225,8 @@ class Calls:
         here, forward = self._here, self.clock.forward.number
         here.number = here.number + 1 if here.forward == forward else 0
         here.forward = forward
-        return Call(here.number, next(self._totals))
+        sequences = self.clock.sequences
+        return Call(here.number, next(self._totals), None if sequences is None else sequences.current)
 
 
 _MOST_RUNS = 1024

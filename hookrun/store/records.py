@@ -296,6 +296,16 @@ class SampleLine(Record):
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
 
+
+class TokenLine(Record):
+    """A line of tokens.jsonl: the text of a token that captured rows are of."""
+
+    token: Count
+    text: Text
+
+
+TOKENS_LINE: TypeAdapter[Any] = TypeAdapter(TokenLine)
+
 R = TypeVar("R", bound=Record)
 
 

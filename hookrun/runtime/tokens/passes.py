@@ -1,0 +1,88 @@
+"""One call of the model, as one pass over the tokens of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.runtime.tokens.calls import Session, Told
+
+
+class Pass:
+    """One call of the model: the last `columns` of the `total` columns of the sequences so far.
+
+    rows:      sequences in the batch, B: its samples, or several of each with beams
+    ids:       [B, total] int64 on the CPU, or None: not known
+    real:      [B, total] bool on the CPU: tokens, and not padding
+    positions: [B, total] int64: counted from the first real token; of padding that of the token before it
+    prompt:    columns of the prompt
+    new_from:  the first column that no earlier pass has computed
+    goes_on:   more passes may follow: a position that is not there yet may still come
+    session:   the `generate` that it is a part of, or None
+    number:    of the batch's first sample, counted from 0 in the order of the calls
+    has_data:  False in a shape check: `real` and `positions` are made up
+    chosen:    what clauses chose of it so far; see `choice`
+    """
+
+    __slots__ = (
+        "chosen",
+        "columns",
+        "goes_on",
+        "has_data",
+        "ids",
+        "new_from",
+        "number",
+        "positions",
+        "prompt",
+        "real",
+        "rows",
+        "session",
+        "spans",
+        "told",
+        "total",
+    )
+
+    def __init__(
+        self,
+        told: Told,
+        *,
+        real: Tensor,
+        ids: Tensor | None,
+        prompt: int,
+        new_from: int,
+        number: int,
+        session: Session | None,
+        spans: Mapping[str, Tensor],
+        by_hand: bool,
+    ) -> None:
+        self.rows, self.columns, self.total = told.rows, told.columns, real.shape[1]
+        self.ids, self.real, self.prompt = ids, real, prompt
+        self.new_from, self.number = new_from, number
+        self.session, self.spans, self.told = session, spans, by_hand
+        self.goes_on = session is not None
+        self.has_data = told.real
+        if session is not None and session.eos and ids is not None and real.shape[1] > prompt:
+            ended = torch.isin(ids[:, prompt:], torch.tensor(session.eos)).cumsum(1) > 0
+            self.real = torch.cat([real[:, :prompt], real[:, prompt:] & ~ended], dim=1)
+        self.positions = self.real.cumsum(1) - 1
+        self.chosen = dict[Any, Any]()
+
+    @property
+    def first(self) -> bool:
+        """Whether it computes the prompt for the first time."""
+        return self.new_from < self.prompt
+
+    def samples_of_rows(self, count: int | None) -> Tensor:
+        """[B] int64: the place in the batch of the sample that each row is of, out of `count`; None: not known."""
+        each = 1
+        if count is None and self.session is not None:
+            count = self.session.samples
+        if count is not None and count != self.rows:
+            if count < 1 or self.rows % count or not self.goes_on:
+                raise HookrunError(f"the call has {self.rows} sequences and the batch {count} samples")
+            each = self.rows // count  # beams, or several sequences for each prompt
+        return torch.arange(self.rows) // each
