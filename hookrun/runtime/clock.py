@@ -20,7 +20,7 @@ from hookrun.spec.when import When
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
-    from hookrun.runtime.tokens.sequences import Sequences
+    from hookrun.runtime.tokens.passes import Passes
 
 
 class _Forward(local):
@@ -39,7 +39,7 @@ class Clock:
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
-    sequences:    which tokens the calls of the model compute; None where no hook asks
+    passes:       which tokens the calls of the model compute; None where no hook asks
     on_change:    called when step or epoch changes
 
     In a loop of the user's own the step is that of the first optimizer that steps the model's parameters, until the
@@ -56,10 +56,10 @@ class Clock:
         "forward",
         "model",
         "on_change",
+        "passes",
         "population",
         "samples",
         "scaler",
-        "sequences",
     )
 
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
@@ -74,7 +74,7 @@ class Clock:
         self.accumulating = False
         self.samples: Tensor | None = None
         self.population: int | None = None
-        self.sequences: Sequences | None = None
+        self.passes: Passes | None = None
         self.counting = counting
 
     @property
@@ -225,8 +225,8 @@ class Calls:
         here, forward = self._here, self.clock.forward.number
         here.number = here.number + 1 if here.forward == forward else 0
         here.forward = forward
-        sequences = self.clock.sequences
-        return Call(here.number, next(self._totals), None if sequences is None else sequences.current)
+        passes = self.clock.passes
+        return Call(here.number, next(self._totals), None if passes is None else passes.current)
 
 
 _MOST_RUNS = 1024

@@ -235,7 +235,7 @@ class Installation:
         Calls of transformers models, and of others that are given `input_ids` by that name, tell it themselves. The
         passes that then generate go on with these sequences, with a cache or with all tokens once more.
         """
-        sequences = self.clock.sequences
+        sequences = self._wiring.sequences
         shape = list(input_ids.shape)
         if input_ids.dim() != 2 or input_ids.is_floating_point():
             raise HookrunError(f"tokens: found input_ids of shape {shape}, expected whole numbers [B, T]")
@@ -269,8 +269,8 @@ class Installation:
                 raise HookrunError(f"spans: {name}: found the shape {list(bounds.shape)}, expected [B, 2]")
             found[name] = bounds
         self._spans = found
-        if self.clock.sequences is not None:
-            self.clock.sequences.spans = found
+        if self._wiring.sequences is not None:
+            self._wiring.sequences.spans = found
 
     @property
     def population(self) -> int | None:

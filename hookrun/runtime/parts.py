@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+
+from torch import Tensor
 
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.heads import HeadsPart
 from hookrun.runtime.part import Part, PartOfPart, TensorPart
-from hookrun.runtime.tokens.choice import Rule
+from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.part import Indexed, TokensPart
-
-if TYPE_CHECKING:
-    from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.tokens.passes import Pass
 
 
-def part_of(hook: PlannedHook, path: str, site: PlacedHook) -> TensorPart | None:
-    """The part at one module: of the heads what the index names, and of that the positions; None: all of it."""
+def part_of(
+    hook: PlannedHook,
+    path: str,
+    now: Callable[[], Pass | None],
+    samples: Callable[[], Tensor | None],
+    told: Callable[[Chosen], None],
+) -> TensorPart | None:
+    """The part at one module: of the heads what the index names, and of that the positions; None: all of it.
+
+    now, samples, told: see `TokensPart`
+    """
     keys, action = hook.spec.keys, hook.spec.action
     parts = list[TensorPart]()
-    tokens = None if keys.tokens is None else _tokens_part(hook, site)
+    tokens = None
+    if keys.tokens is not None:
+        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), now, samples, told)
     if keys.heads is not None:
         not_dim = tokens.dims[0] if tokens is not None else -1
         parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim))
@@ -32,14 +43,3 @@ def part_of(hook: PlannedHook, path: str, site: PlacedHook) -> TensorPart | None
     for part in reversed(parts):
         whole = part if whole is None else PartOfPart(part, whole)
     return whole
-
-
-def _tokens_part(hook: PlannedHook, site: PlacedHook) -> TokensPart:
-    tokens = hook.spec.keys.tokens
-    assert tokens is not None
-    rule = Rule(tokens, hook.spec.action.observes, hook.texts)
-
-    def note(chosen: object) -> None:
-        site.chosen_tokens = chosen  # type: ignore[assignment]
-
-    return TokensPart(rule, lambda: site.tokens_now, lambda: site.clock.samples, note)

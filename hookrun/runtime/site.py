@@ -103,7 +103,7 @@ class PlacedHook:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         action = hook.spec.action
-        self.part = part_of(hook, path, self)
+        self.part = part_of(hook, path, lambda: self.tokens_now, lambda: clock.samples, self._note_chosen)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
@@ -154,19 +154,18 @@ class PlacedHook:
     @property
     def tokens_now(self) -> Pass | None:
         """The pass over the tokens that the firing under way belongs to; None: nothing says which."""
-        if self._firing.of_pass is not None or self.clock.sequences is None:
+        if self._firing.of_pass is not None or self.clock.passes is None:
             return self._firing.of_pass
         if graph_task() != NO_BACKWARD and self.calls is not None:  # activation checkpointing repeats a call
             return self.calls.now.tokens
-        return self.clock.sequences.current
+        return self.clock.passes.current
 
     @property
     def chosen_tokens(self) -> Chosen | None:
         """The positions that the firing under way is about, under `tokens`."""
         return self._firing.chosen
 
-    @chosen_tokens.setter
-    def chosen_tokens(self, chosen: Chosen) -> None:
+    def _note_chosen(self, chosen: Chosen) -> None:
         self._firing.chosen = chosen
 
     @property

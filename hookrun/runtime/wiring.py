@@ -35,6 +35,7 @@ class Wiring:
 
     sites:   one for each hook and module or parameter, in the order of installation
     tracing: what they do inside compiled graphs
+    sequences: which tokens the calls of the model compute; None where no hook asks, or none are installed
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     """
@@ -52,6 +53,7 @@ class Wiring:
         self.sink = sink
         self.sites = list[PlacedHook]()
         self.tracing = Tracing(plan)
+        self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
         self._shared = Shared(model, clock)
@@ -170,14 +172,14 @@ class Wiring:
 
     def _follow_tokens(self) -> None:
         if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
-            self.clock.sequences = Sequences(self._model, self.clock)
-            for registered, handle in self.clock.sequences.register():
+            self.sequences = self.clock.passes = Sequences(self._model)
+            for registered, handle in self.sequences.register():
                 self._registered.append(registered)
                 self._handles.append(handle)
 
     def _forget_tokens(self) -> None:
-        if self.clock.sequences is not None:
-            registered, handle = self.clock.sequences.register_end()
+        if self.sequences is not None:
+            registered, handle = self.sequences.register_end()
             self._registered.append(registered)
             self._handles.append(handle)
 
@@ -219,7 +221,7 @@ class Wiring:
         for registered in self._registered:
             registered.clear()
         self._registered.clear()
-        self.clock.sequences = None
+        self.sequences = self.clock.passes = None
         self.clock.on_change = None  # whose sites hold the clock: a cycle, with the model in it
         self._shared.closing.close()
 

@@ -33,7 +33,11 @@ class Heads(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    pick: Annotated[tuple[Head, ...], BeforeValidator(_listed), Field(min_length=1)]
+    pick: Annotated[
+        tuple[Head, ...],
+        BeforeValidator(_listed, json_schema_input_type=Head | list[Head]),
+        Field(min_length=1),
+    ]
     count: Annotated[int, Field(strict=True, ge=1, le=MOST_HEADS)] | None = None
     dim: Annotated[int, Field(strict=True, ge=1, le=63)] | None = None
 
@@ -65,4 +69,4 @@ class Heads(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-HeadsClause = Annotated[Heads, BeforeValidator(_as_pick)]
+HeadsClause = Annotated[Heads, BeforeValidator(_as_pick, json_schema_input_type=Head | list[Head] | Heads)]

@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -26,7 +27,7 @@ MOST_DIM = 63
 """torch allows no more dimensions than 64."""
 
 
-class Range(NamedTuple):
+class TokenRange(NamedTuple):
     """Positions from `start` to before `end`, every so many of them; a negative bound counts from the prompt's end."""
 
     start: int | None = None
@@ -38,7 +39,7 @@ class Range(NamedTuple):
         return ":".join("" if bound is None else str(bound) for bound in bounds)
 
 
-Place = int | Range
+Place = int | TokenRange
 """One position or a range of them; a negative number counts from the end of the prompt."""
 
 
@@ -49,14 +50,14 @@ class Positions:
     places: tuple[Place, ...]
 
     def __str__(self) -> str:
-        texts = [ALL if place == Range() else str(place) for place in self.places]
+        texts = [ALL if place == TokenRange() else str(place) for place in self.places]
         return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
 
     @property
     def numbers(self) -> Iterator[int]:
         """Every number in it, those of ranges included."""
         for place in self.places:
-            bounds = (place.start, place.end) if isinstance(place, Range) else (place,)
+            bounds = (place.start, place.end) if isinstance(place, TokenRange) else (place,)
             yield from (bound for bound in bounds if bound is not None)
 
     @classmethod
@@ -85,7 +86,7 @@ def _place(raw: Any) -> Place:
     if not isinstance(raw, str) or not raw.strip():
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
     if raw.strip() == ALL:
-        return Range()
+        return TokenRange()
     parts = [part.strip() for part in raw.split(":")]
     try:
         numbers = [whole(part) if part else None for part in parts]
@@ -96,10 +97,10 @@ def _place(raw: Any) -> Place:
     if len(numbers) > 3:
         raise ValueError(f"found {shown(raw)}, {EXPECTED}")
     every = numbers[2] if len(numbers) == 3 else None
-    return _checked_range(Range(numbers[0], numbers[1], 1 if every is None else every), raw)
+    return _checked_range(TokenRange(numbers[0], numbers[1], 1 if every is None else every), raw)
 
 
-def _range(raw: dict[Any, Any]) -> Range:
+def _range(raw: dict[Any, Any]) -> TokenRange:
     unknown = [key for key in raw if key not in ("start", "end", "every")]
     if unknown or not raw:
         found = shown(unknown[0]) if unknown else "nothing"
@@ -108,10 +109,10 @@ def _range(raw: dict[Any, Any]) -> Range:
         if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
             raise ValueError(f"found {shown(bound)} in a range, expected a whole number")
         bounded(bound)
-    return _checked_range(Range(raw.get("start"), raw.get("end"), raw.get("every", 1)), raw)
+    return _checked_range(TokenRange(raw.get("start"), raw.get("end"), raw.get("every", 1)), raw)
 
 
-def _checked_range(places: Range, raw: Any) -> Range:
+def _checked_range(places: TokenRange, raw: Any) -> TokenRange:
     start, end = places.start, places.end
     if places.every is None or places.every < 1:
         raise ValueError(f"found {shown(raw)}: the step of a range is at least 1")
@@ -125,18 +126,47 @@ def _listed(raw: Any) -> Any:
     return raw if isinstance(raw, list | tuple) else (raw,)
 
 
+_POSITIONS = {
+    "anyOf": [
+        {"type": ["integer", "string"]},
+        {"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1},
+        {
+            "type": "object",
+            "properties": {key: {"type": "integer"} for key in ("start", "end", "every")},
+            "additionalProperties": False,
+        },
+    ]
+}
 Id = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
 Text = Annotated[str, Field(min_length=1, max_length=10_000)]
 SpanName = Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
+Short = int | str | list[int | str]
+"""Positions as they may be written without a mapping, for the JSON Schema."""
 
 
 class TokenSet(BaseModel):
     """Tokens for which everything that is given holds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    position: Positions | None = None
-    id: Annotated[tuple[Id, ...], BeforeValidator(_listed), Field(min_length=1)] | None = None
-    text: Annotated[tuple[Text, ...], BeforeValidator(_listed), Field(min_length=1)] | None = None
+    position: Annotated[Positions, WithJsonSchema(_POSITIONS)] | None = None
+    id: (
+        Annotated[
+            tuple[Id, ...],
+            BeforeValidator(_listed, json_schema_input_type=Id | list[Id]),
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
+    text: (
+        Annotated[
+            tuple[Text, ...],
+            BeforeValidator(_listed, json_schema_input_type=Text | list[Text]),
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
     span: SpanName | None = None
 
     @field_validator("position", "id", "text", "span", mode="before")
@@ -181,7 +211,13 @@ class TokenFilter(TokenSet):
     """
 
     phase: Literal["prompt", "generation"] | None = None
-    exclude: Annotated[TokenSet, BeforeValidator(lambda raw: _as_mapping(raw))] | None = None
+    exclude: (
+        Annotated[
+            TokenSet,
+            BeforeValidator(lambda raw: _as_mapping(raw), json_schema_input_type=Short | TokenSet),
+        ]
+        | None
+    ) = None
 
     @model_validator(mode="after")
     def _counts_forward_in_generation(self) -> Self:
@@ -212,7 +248,10 @@ class TokenFilter(TokenSet):
         yield from (each.span for each in (self, self.exclude) if each is not None and each.span is not None)
 
 
-Axis = Annotated[TokenFilter, BeforeValidator(lambda raw: _as_mapping(raw))]
+Axis = Annotated[
+    TokenFilter,
+    BeforeValidator(lambda raw: _as_mapping(raw), json_schema_input_type=Short | TokenFilter),
+]
 
 
 class Tokens(TokenFilter):
@@ -266,4 +305,4 @@ def _as_mapping(raw: Any) -> Any:
     return {"position": parse_positions(raw)}
 
 
-TokensClause = Annotated[Tokens, BeforeValidator(_as_mapping)]
+TokensClause = Annotated[Tokens, BeforeValidator(_as_mapping, json_schema_input_type=Short | Tokens)]

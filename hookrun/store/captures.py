@@ -217,8 +217,7 @@ class StoredCapture:
         of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
         pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
         once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
-        order = by_split
-        order = order if once else torch.arange(len(samples), device="cpu")
+        order = by_split if once else torch.arange(len(samples), device="cpu")
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from hookrun.actions.rows import TokenRows
 from hookrun.errors import HookrunError, nearest
 from hookrun.runtime.tokens.passes import Pass
-from hookrun.spec.tokens import Place, Range, TokenFilter, Tokens, TokenSet
+from hookrun.spec.tokens import Place, TokenFilter, TokenRange, Tokens, TokenSet
 
 Texts = Mapping[str, tuple[int, ...]]
 """Text -> the tokens that the tokenizer makes of it."""
@@ -257,7 +257,7 @@ class _Columns:
         return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
 
 
-def _named(place: Range) -> list[int]:
+def _named(place: TokenRange) -> list[int]:
     """The positions that have to be there: the first and the last of a range."""
     bounds = [] if place.start is None else [place.start]
     return bounds if place.end is None else [*bounds, place.end - 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -86,3 +86,11 @@ class Pass:
                 raise HookrunError(f"the call has {self.rows} sequences and the batch {count} samples")
             each = self.rows // count  # beams, or several sequences for each prompt
         return torch.arange(self.rows) // each
+
+
+class Passes(Protocol):
+    """What follows the calls of a model."""
+
+    @property
+    def current(self) -> Pass | None:
+        """The pass under way in this thread; None: nothing says which tokens it computes."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,6 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.tokens.calls import CallReader, Session, Told, session, sources
 from hookrun.runtime.tokens.passes import Pass
-
-if TYPE_CHECKING:
-    from hookrun.runtime.clock import Clock
 
 
 class _Here(local):
@@ -48,9 +45,8 @@ class Sequences:
            real token; negative where the sample has none
     """
 
-    def __init__(self, model: nn.Module, clock: Clock) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._clock = clock
         self._sources = sources(model)
         self._readers = [CallReader(source) for source in self._sources]
         self._here = _Here()
