@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import local
 from typing import Any
 
 import torch
@@ -16,22 +15,9 @@ from hookrun.actions.values import OutsideValue
 from hookrun.errors import HookError
 from hookrun.run_values import NotYetRun, Rows, Source
 from hookrun.runtime.clock import Clock
+from hookrun.runtime.firing_state import FiringState
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.rng import Draws
-from hookrun.runtime.tokens.choice import Chosen
-from hookrun.runtime.tokens.passes import Pass
-
-
-class FiringState(local):
-    """What belongs to the firing under way in one thread; see `PlacedHook`."""
-
-    within = ""
-    at = ""
-    of_call: int | None = None
-    of_pass: Pass | None = None
-    args: tuple[Any, ...] = ()
-    whole: Tensor | None = None
-    chosen: Chosen | None = None
 
 
 class OutsideValues:

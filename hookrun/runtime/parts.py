@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from torch import Tensor
-
 from hookrun.plan.plan import PlannedHook
+from hookrun.runtime.firing_state import TokensNow
 from hookrun.runtime.heads import HeadsPart
 from hookrun.runtime.part import Part, PartOfPart, TensorPart
-from hookrun.runtime.tokens.choice import Chosen, Rule
+from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.part import Indexed, TokensPart
-from hookrun.runtime.tokens.passes import Pass
 
 
-def part_of(
-    hook: PlannedHook,
-    path: str,
-    now: Callable[[], Pass | None],
-    samples: Callable[[], Tensor | None],
-    told: Callable[[Chosen], None],
-) -> TensorPart | None:
-    """The part at one module: of the heads what the index names, and of that the positions; None: all of it.
-
-    now, samples, told: see `TokensPart`
-    """
+def part_of(hook: PlannedHook, path: str, now: TokensNow) -> TensorPart | None:
+    """The part at one module: of the heads what the index names, and of that the positions; None: all of it."""
     keys, action = hook.spec.keys, hook.spec.action
     parts = list[TensorPart]()
     tokens = None
     if keys.tokens is not None:
-        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), now, samples, told)
+        tokens = TokensPart(Rule(keys.tokens, action.observes, hook.texts), now)
     if keys.heads is not None:
         not_dim = tokens.dims[0] if tokens is not None else -1
         parts.append(HeadsPart(keys.heads, hook.heads[path], not_dim))

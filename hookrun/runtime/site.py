@@ -19,10 +19,10 @@ from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.plan.texts import decoder_of
-from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.firing_state import FiringState, TokensNow
 from hookrun.runtime.kept_samples import KeptSamples
-from hookrun.runtime.outside_values import FiringState, OutsideValues
+from hookrun.runtime.outside_values import OutsideValues
 from hookrun.runtime.parts import part_of
 from hookrun.runtime.rng import Draws, derived_seed
 from hookrun.runtime.tokens.choice import Chosen
@@ -103,13 +103,14 @@ class PlacedHook:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         action = hook.spec.action
-        self.part = part_of(hook, path, lambda: self.tokens_now, lambda: clock.samples, self._note_chosen)
+        self._firing = FiringState()
+        self._tokens = TokensNow(self._firing, clock)
+        self.part = part_of(hook, path, self._tokens)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
-        self._firing = FiringState()
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
             self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values
@@ -154,19 +155,12 @@ class PlacedHook:
     @property
     def tokens_now(self) -> Pass | None:
         """The pass over the tokens that the firing under way belongs to; None: nothing says which."""
-        if self._firing.of_pass is not None or self.clock.passes is None:
-            return self._firing.of_pass
-        if graph_task() != NO_BACKWARD and self.calls is not None:  # activation checkpointing repeats a call
-            return self.calls.now.tokens
-        return self.clock.passes.current
+        return self._tokens.of
 
     @property
     def chosen_tokens(self) -> Chosen | None:
         """The positions that the firing under way is about, under `tokens`."""
         return self._firing.chosen
-
-    def _note_chosen(self, chosen: Chosen) -> None:
-        self._firing.chosen = chosen
 
     @property
     def whole(self) -> Tensor | None:
@@ -193,7 +187,7 @@ class PlacedHook:
 
     def number_calls(self, calls: Calls | None) -> None:
         """Take the numbers of the module's calls from there; draws in the forward pass are then found again."""
-        self.calls = calls
+        self.calls = self._tokens.calls = calls
         if self.hook_type.phase == "forward":
             self._draws.calls = calls
 

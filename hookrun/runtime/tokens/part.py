@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from hookrun.errors import HookrunError
+from hookrun.runtime.firing_state import TokensNow
 from hookrun.runtime.part import Part
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass
@@ -43,20 +42,11 @@ class Indexed:
 class TokensPart:
     """The positions of any tensor with a dimension for the sequence; its rows become [N, ...].
 
-    now:     the pass that the firing under way belongs to
-    samples: the numbers of the samples in the batch under way; None: not known
-    told:    is given what was chosen
+    now: the tokens that the firing under way is about
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        now: Callable[[], Pass | None],
-        samples: Callable[[], Tensor | None],
-        told: Callable[[Chosen], None],
-    ) -> None:
-        self._rule = rule
-        self._now, self._samples, self._told = now, samples, told
+    def __init__(self, rule: Rule, now: TokensNow) -> None:
+        self._rule, self._now = rule, now
         tokens = rule.tokens
         if tokens.on_pattern:
             axes = ((tokens.query, -2), (tokens.key, -1))
@@ -84,7 +74,7 @@ class TokensPart:
 
     def chosen(self, tensor: Tensor) -> Chosen:
         """Where the positions are."""
-        found = self._now()
+        found = self._now.of
         if found is None:
             raise HookrunError(
                 "tokens: nothing says which tokens the call computes; call the model with input_ids, or "
@@ -95,8 +85,8 @@ class TokensPart:
             sizes: tuple[int, ...] = tuple(tensor.shape[-2:])
         else:
             sizes = (tensor.shape[self._dims[0]],)
-        chosen = self._rule.choose(found, sizes, self._samples())
-        self._told(chosen)
+        chosen = self._rule.choose(found, sizes, self._now.samples)
+        self._now.note(chosen)
         return chosen
 
     @property
