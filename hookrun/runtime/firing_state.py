@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from threading import local
 from typing import Any
 
@@ -25,19 +26,34 @@ class FiringState(local):
     chosen: Chosen | None = None
 
 
+_CROSS_ATTENTION = re.compile(
+    r"(^|\.)(EncDecAttention|encoder_attn|cross_?attention|cross_?attn)\.(.*\.)?(k|v|k_proj|v_proj|key|value)$",
+    re.IGNORECASE,
+)
+"""Modules of a decoder whose values are of the encoder's tokens, as transformers calls them."""
+
+
 class TokensNow:
     """The tokens that the firing under way at a site is about.
 
+    path:  of the site's module
     calls: numbers the calls of the site's module; None: nobody asks
     """
 
-    def __init__(self, firing: FiringState, clock: Clock) -> None:
+    def __init__(self, path: str, firing: FiringState, clock: Clock) -> None:
         self.calls: Calls | None = None
+        self._sees_encoder = _CROSS_ATTENTION.search(path) is not None
         self._firing, self._clock = firing, clock
 
     @property
     def of(self) -> Pass | None:
         """The pass that the firing belongs to; None: nothing says which tokens it computes."""
+        found = self.under_way
+        return found.encoder if self._sees_encoder and found is not None and found.encoder else found
+
+    @property
+    def under_way(self) -> Pass | None:
+        """That of the model's own tokens, or of its decoder's."""
         of_gradient, passes = self._firing.of_pass, self._clock.passes
         if of_gradient is not None or passes is None:
             return of_gradient

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from hookrun.errors import HookrunError
 from hookrun.index import Index, Item
 from hookrun.plan.heads import HeadCount
 from hookrun.runtime.part import Part
@@ -59,9 +58,7 @@ class HeadsPart:
         if dim is None:
             return None, self._in_last(shape)
         if dim >= dims or shape[dim] not in counts:
-            raise HookrunError(
-                f"heads: dimension {dim} of shape {list(shape)} is not of {_text(counts)} heads"
-            )
+            raise ValueError(f"heads: dimension {dim} of shape {list(shape)} is not of {_text(counts)} heads")
         return dim, shape[dim]
 
     def _dim(self, shape: Sequence[int]) -> int | None:
@@ -76,7 +73,7 @@ class HeadsPart:
         elif found and self._seen.get(dims) in found:
             return self._seen[dims]
         if len(found) > 1:
-            raise HookrunError(
+            raise ValueError(
                 f"heads: dimensions {found} of shape {list(shape)} could all be that of the heads: say which with "
                 f"heads: {{pick: {list(self._heads.pick)}, dim: {found[0]}}}"
             )
@@ -89,13 +86,13 @@ class HeadsPart:
             fits = [count for count in fits if size == count * counted.width]
         if not fits:
             width = f" of width {counted.width}" if counted.width is not None else ""
-            raise HookrunError(
+            raise ValueError(
                 f"heads: the last dimension of shape {list(shape)} does not hold {_text(counted.counts)} heads{width}, "
                 "and no other dimension is of that size; hook the input of the output projection, or say how many "
                 "heads this tensor has: heads: {count: …, pick: …}"
             )
         if (wrong := self._heads.misfit(fits[0])) is not None:
-            raise HookrunError(f"heads: {wrong}")
+            raise ValueError(f"heads: {wrong}")
         return fits[0]
 
 

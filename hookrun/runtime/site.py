@@ -104,7 +104,7 @@ class PlacedHook:
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         action = hook.spec.action
         self._firing = FiringState()
-        self._tokens = TokensNow(self._firing, clock)
+        self._tokens = TokensNow(path, self._firing, clock)
         self.part = part_of(hook, path, self._tokens)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
@@ -155,7 +155,7 @@ class PlacedHook:
     @property
     def tokens_now(self) -> Pass | None:
         """The pass over the tokens that the firing under way belongs to; None: nothing says which."""
-        return self._tokens.of
+        return self._tokens.under_way
 
     @property
     def chosen_tokens(self) -> Chosen | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from hookrun.actions.rows import TokenRows
-from hookrun.errors import HookrunError, nearest
+from hookrun.errors import nearest
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.tokens import Place, TokenFilter, TokenRange, Tokens, TokenSet
 
@@ -59,7 +59,7 @@ class Rule(NamedTuple):
 
         samples: the numbers of the samples in the batch, [n] int64; None: not known
 
-        HookrunError where the tensor has not as many positions as the pass, or a sample lacks one.
+        ValueError where the tensor has not as many positions as the pass, or a sample lacks one.
         """
         key = (id(self.tokens), id(self.texts), self.once, sizes)
         if (found := of.chosen.get(key)) is None:
@@ -102,7 +102,7 @@ def _start(of: Pass, size: int) -> int:
     if size == of.total:
         return 0
     so_far = f", {of.total} with those before it" if of.total != of.columns else ""
-    raise HookrunError(
+    raise ValueError(
         f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the dimension of the sequence: "
         "tokens: {…, dim: 2}, or the tensor: target"
     )
@@ -200,7 +200,7 @@ class _Columns:
         return self._lengths + number if number < 0 else torch.tensor(number)
 
     def _require(self, place: Place, hit: Tensor) -> None:
-        """HookrunError where a sample lacks a position that the clause names; one that may still come is awaited."""
+        """ValueError where a sample lacks a position that the clause names; one that may still come is awaited."""
         lengths = self._lengths.squeeze(1)
         for number in (place,) if isinstance(place, int) else _named(place):
             may_come = number >= 0 and self._of.goes_on and self._phase is None
@@ -214,14 +214,14 @@ class _Columns:
     def _lacks(self, lacks: Tensor, what: str) -> None:
         row = int(lacks.nonzero()[0])
         count = int(self._lengths[row])
-        raise HookrunError(
+        raise ValueError(
             f"tokens: sequence {row} of the batch has {count} tokens and no {what}; tokens: {{…, missing: skip}} "
             "leaves out what a sample does not have"
         )
 
     def _ids(self) -> Tensor:
         if self._of.ids is None:
-            raise HookrunError(
+            raise ValueError(
                 "tokens: the call does not say which tokens it computes: call hooks.tokens(input_ids) before it"
             )
         return self._of.ids
@@ -246,7 +246,7 @@ class _Columns:
         if name not in self._of.spans:
             there = list(self._of.spans)
             hint = nearest(name, there) if there else "the data names none: set hooks.spans before each batch"
-            raise HookrunError(f"tokens: there is no span {name!r}: {hint}")
+            raise ValueError(f"tokens: there is no span {name!r}: {hint}")
         bounds = self._of.spans[name]
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
         first, end = bounds[:, :1], bounds[:, 1:]

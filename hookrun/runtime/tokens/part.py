@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from hookrun.errors import HookrunError
 from hookrun.runtime.firing_state import TokensNow
 from hookrun.runtime.part import Part
 from hookrun.runtime.tokens.choice import Chosen, Rule
@@ -18,9 +17,9 @@ class Indexed:
         self._part, self._tokens = part, tokens
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part. HookrunError where the index picks of the dimensions that `tokens` is about."""
+        """The part. ValueError where the index picks of the dimensions that `tokens` is about."""
         if not self._part.leaves(self._tokens.dims, tensor.dim()):
-            raise HookrunError(
+            raise ValueError(
                 f"`index` picks of the samples or of the positions of a tensor of shape {list(tensor.shape)}, which "
                 "`tokens` is about: let it begin with ..., or leave it out"
             )
@@ -55,7 +54,7 @@ class TokensPart:
             self._dims = (tokens.dim if tokens.dim is not None else 1,)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """[N, ...]: a copy. HookrunError where the tensor has no such dimension."""
+        """[N, ...]: a copy. ValueError where the tensor has no such dimension."""
         return self._rows(tensor)[self.chosen(tensor).on(tensor.device)]
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
@@ -76,7 +75,7 @@ class TokensPart:
         """Where the positions are."""
         found = self._now.of
         if found is None:
-            raise HookrunError(
+            raise ValueError(
                 "tokens: nothing says which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it"
             )
@@ -104,17 +103,17 @@ class TokensPart:
         shape = list(tensor.shape)
         if self._rule.tokens.on_pattern:
             if tensor.dim() < 3:
-                raise HookrunError(
+                raise ValueError(
                     f"tokens: query and key are the last two dimensions of an attention pattern, and the tensor has "
                     f"shape {shape}"
                 )
         elif tensor.dim() <= self._dims[0]:
-            raise HookrunError(
+            raise ValueError(
                 f"tokens: the tensor of shape {shape} has no dimension {self._dims[0]} of tokens; name another one "
                 "with `dim`, or the tensor with `target`"
             )
         if tensor.shape[0] != found.rows:
-            raise HookrunError(
+            raise ValueError(
                 f"tokens: the tensor of shape {shape} has no row for each of the {found.rows} sequences of the call; "
                 "name the tensor with `target`"
             )

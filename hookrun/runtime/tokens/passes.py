@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from hookrun.errors import HookrunError
 from hookrun.runtime.tokens.calls import Session, Told
 
 
@@ -25,12 +25,14 @@ class Pass:
     session:   the `generate` that it is a part of, or None
     number:    of the batch's first sample, counted from 0 in the order of the calls
     has_data:  False in a shape check: `real` and `positions` are made up
+    encoder:   of a decoder's pass, that of its encoder
     chosen:    what clauses chose of it so far; see `choice`
     """
 
     __slots__ = (
         "chosen",
         "columns",
+        "encoder",
         "goes_on",
         "has_data",
         "ids",
@@ -69,12 +71,26 @@ class Pass:
             ended = torch.isin(ids[:, prompt:], torch.tensor(session.eos)).cumsum(1) > 0
             self.real = torch.cat([real[:, :prompt], real[:, prompt:] & ~ended], dim=1)
         self.positions = self.real.cumsum(1) - 1
+        self.encoder: Pass | None = None
         self.chosen = dict[Any, Any]()
 
     @property
     def first(self) -> bool:
         """Whether it computes the prompt for the first time."""
         return self.new_from < self.prompt
+
+    def seen_by(self, decoder: Pass) -> Pass:
+        """An encoder's pass as the modules of a decoder meet it: in each of its passes, a row for each of its rows."""
+        seen = copy(self)
+        each = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
+        seen.rows = self.rows * each
+        seen.real, seen.positions = (
+            tensor.repeat_interleave(each, 0) for tensor in (self.real, self.positions)
+        )
+        seen.ids = None if self.ids is None else self.ids.repeat_interleave(each, 0)
+        seen.new_from = self.total if decoder.new_from else self.new_from
+        seen.chosen = {}
+        return seen
 
     def samples_of_rows(self, count: int | None) -> Tensor:
         """[B] int64: the place in the batch of the sample that each row is of, out of `count`; None: not known."""
@@ -83,7 +99,7 @@ class Pass:
             count = self.session.samples
         if count is not None and count != self.rows:
             if count < 1 or self.rows % count or not self.goes_on:
-                raise HookrunError(f"the call has {self.rows} sequences and the batch {count} samples")
+                raise ValueError(f"the call has {self.rows} sequences and the batch {count} samples")
             each = self.rows // count  # beams, or several sequences for each prompt
         return torch.arange(self.rows) // each
 

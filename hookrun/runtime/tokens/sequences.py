@@ -92,6 +92,8 @@ class Sequences:
         here.current = found = self._next(number, told, running)
         if found is not None:
             here.latest[number] = found
+            encoder = here.latest.get(0) if number else None
+            found.encoder = None if encoder is None else encoder.seen_by(found)
 
     def leave(self) -> None:
         """The model's forward has ended."""
