@@ -55,12 +55,13 @@ class TokensPart:
 
     def of(self, tensor: Tensor) -> Tensor:
         """[N, ...]: a copy. ValueError where the tensor has no such dimension."""
-        return self._rows(tensor)[self.chosen(tensor).on(tensor.device)]
+        chosen = self.chosen(tensor)
+        return self._rows(tensor)[chosen.on(tensor.device)]
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
         """A copy of the tensor with `new` at the positions."""
-        changed = tensor.clone()
-        self._rows(changed)[self.chosen(tensor).on(tensor.device)] = new
+        chosen, changed = self.chosen(tensor), tensor.clone()
+        self._rows(changed)[chosen.on(tensor.device)] = new
         return changed
 
     def nothing_of(self, tensor: Tensor) -> bool:
