@@ -62,6 +62,7 @@ class PlannedHook:
     functions: field of the action -> the user's own function that it names
     heads:     path of a match -> how many heads its value has, where the hook has `heads`
     texts:     text of its `tokens` -> the tokens that the tokenizer makes of it
+    tokenizer: for the text of tokens; None: without `tokens`, or not known
     """
 
     spec: HookSpec
@@ -70,6 +71,7 @@ class PlannedHook:
     functions: Mapping[str, Trusted | GivenFunction] = field(default_factory=dict, compare=False, repr=False)
     heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
     texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    tokenizer: Any = field(default=None, compare=False, repr=False)
 
     @cached_property
     def aliases(self) -> dict[str, str]:

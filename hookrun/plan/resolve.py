@@ -13,7 +13,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, SpecError, liste
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import texts_of
+from hookrun.plan.texts import texts_of, tokenizer_of
 from hookrun.run_values import Source, UsedBy, read_value, used_runs
 from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
@@ -86,11 +86,12 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
-    texts, unreadable = texts_of(spec, names.model)
+    tokenizer = None if spec.keys.tokens is None else tokenizer_of(names.model, used_by.tokenizer)
+    texts, unreadable = texts_of(spec, tokenizer)
     problems += [*unknown, *unreadable]
     if not problems:
         names.plan_effects(spec, matches)
-    return PlannedHook(spec, matches, values, functions, heads, texts), problems
+    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
 
 
 def _heads(

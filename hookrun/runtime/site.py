@@ -111,6 +111,7 @@ class PlacedHook:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
+        self._tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
             self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values
@@ -343,8 +344,8 @@ class PlacedHook:
             raise CheckFailed(f"{self.where}{at}, {when}: {verdict(record)}")
 
     def decode(self) -> Callable[[int], str] | None:
-        """A token -> its text, by the model's tokenizer; None where it has none."""
-        return decoder_of(self.clock.model)
+        """A token -> its text, by the tokenizer of the data or the model; None where neither has one."""
+        return decoder_of(self._tokenizer)
 
     def found_nothing(self) -> None:
         """The firing under way found nothing for its action."""
