@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from hookrun.actions.base import RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.errors import HookError, reason
+from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied, held, in_reach, snapshot
@@ -216,7 +218,7 @@ class Memory(RecordSink):
 
     def _keeper_of_rows(self, site: PlacedHook, of_hook: dict[str, list[Any]]) -> Keeper:
         """Append rows that were taken out of a tensor, and are nobody else's."""
-        entries = of_hook[site.path] = CapturedRows(find_decoder=site.decode)
+        entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if (value := in_reach(value)) is not None and tokens is not None:

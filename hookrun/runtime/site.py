@@ -18,7 +18,6 @@ from hookrun.actions.rows import TokenRows
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
-from hookrun.plan.texts import decoder_of
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.firing_state import FiringState, TokensNow
 from hookrun.runtime.kept_samples import KeptSamples
@@ -74,6 +73,7 @@ class PlacedHook:
     of_call: the call that a gradient or a saved tensor belongs to; None: the call under way
     of_pass: the pass over the tokens that a gradient belongs to; None: the one under way
     chosen:  the positions that the firing under way is about, under `tokens`
+    tokenizer: for the text of tokens; None: not known
     part:    the part of a tensor that the action acts on; None: all of it
     whole:   the tensor that the part under way is of, where `needs_whole`
 
@@ -111,7 +111,7 @@ class PlacedHook:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
-        self._tokenizer = hook.tokenizer
+        self.tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
             self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values
@@ -342,10 +342,6 @@ class PlacedHook:
             at = f" at {self.at}" if self.at else ""
             when = f"epoch {self.clock.epoch}, step {self.clock.step}"
             raise CheckFailed(f"{self.where}{at}, {when}: {verdict(record)}")
-
-    def decode(self) -> Callable[[int], str] | None:
-        """A token -> its text, by the tokenizer of the data or the model; None where neither has one."""
-        return decoder_of(self._tokenizer)
 
     def found_nothing(self) -> None:
         """The firing under way found nothing for its action."""

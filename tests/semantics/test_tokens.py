@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -371,3 +373,38 @@ def test_a_position_that_no_pass_computes_is_told_at_the_end() -> None:
         hookrun.hooked(model, {"later": {**later, "tokens": {"phase": "generation"}}}),
     ):
         model(ids, mask)
+
+
+def test_padding_counts_like_tokens_where_it_is_asked_for() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["right"]
+    with under(model, seen=capture("first", tokens={"position": [0, -1], "padding": True})) as hooks:
+        model(ids, mask)
+    rows = hooks.captures["seen"]["first"]
+    assert rows.positions.tolist() == [0, 4] * 3 and rows.token_ids.tolist()[1::2] == [0, 0, 0]
+
+
+def test_what_is_kept_keeps_no_model_alive() -> None:
+    model = Encoder()
+    alive = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        edit = {"select": "first", "hook": "forward", "action": "scale", "factor": 2, "tokens": -1}
+        with hookrun.hooked(model, {"seen": capture("first", tokens=0), "edit": edit}) as hooks:
+            model(BATCHES["left"][0])
+        kept = hooks.captures
+        del hooks, model
+        assert alive() is None and kept["seen"]["first"].positions.tolist() == [0, 0, 0]
+    finally:
+        gc.enable()
+
+
+def test_no_graph_holds_a_hook_with_tokens_and_heads_go_into_it() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    edit = {"select": "first.out", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
+    with hookrun.hooked(model, {"edit": {**edit, "tokens": -1}}) as hooks:
+        with pytest.raises(CompileError, match=r"hooks\.edit\.tokens"):
+            hooks.compile()
+        model(ids, mask)
+    with hookrun.hooked(model, {"edit": {**edit, "heads": [1]}}) as hooks, torch.no_grad():
+        torch.testing.assert_close(hooks.compile(backend="eager")(ids, mask), model(ids, mask))

@@ -76,7 +76,7 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
         chosen = _once(rule, chosen, of, starts[0])
         sequences, columns = chosen.nonzero(as_tuple=True)
         places = [columns + starts[0]]
-        return _chosen(of, sequences, [columns], places, samples)
+        return _chosen(rule, of, sequences, [columns], places, samples)
     axes = [tokens.query, tokens.key]
     hits = [
         None if axis is None else _window(_columns(rule, axis, of), start, size)
@@ -86,13 +86,13 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
     if queries is not None and keys is not None:
         queries = _once(rule, queries, of, starts[0])
         sequences, rows, columns = (queries[:, :, None] & keys[:, None, :]).nonzero(as_tuple=True)
-        return _chosen(of, sequences, [rows, columns], [rows + starts[0], columns + starts[1]], samples)
+        return _chosen(rule, of, sequences, [rows, columns], [rows + starts[0], columns + starts[1]], samples)
     if queries is not None:
         sequences, rows = _once(rule, queries, of, starts[0]).nonzero(as_tuple=True)
-        return _chosen(of, sequences, [rows], [rows + starts[0]], samples)
+        return _chosen(rule, of, sequences, [rows], [rows + starts[0]], samples)
     assert keys is not None
     sequences, columns = keys.nonzero(as_tuple=True)
-    return _chosen(of, sequences, [columns], [columns + starts[1]], samples)
+    return _chosen(rule, of, sequences, [columns], [columns + starts[1]], samples)
 
 
 def _start(of: Pass, size: int) -> int:
@@ -123,12 +123,18 @@ def _once(rule: Rule, chosen: Tensor, of: Pass, start: int) -> Tensor:
 
 
 def _chosen(
-    of: Pass, sequences: Tensor, columns: list[Tensor], places: list[Tensor], samples: Tensor | None
+    rule: Rule,
+    of: Pass,
+    sequences: Tensor,
+    columns: list[Tensor],
+    places: list[Tensor],
+    samples: Tensor | None,
 ) -> Chosen:
     of_rows = of.samples_of_rows(None if samples is None else len(samples))
     in_batch = of_rows[sequences]
     numbers = in_batch + of.number if samples is None else samples[in_batch]
-    positions = [of.positions[sequences, place] for place in places]
+    counts_padding = rule.tokens.padding
+    positions = [place if counts_padding else of.positions[sequences, place] for place in places]
     known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
     keys = positions[1] if len(positions) > 1 else None
     return Chosen(of, sequences, columns, TokenRows(in_batch, numbers, positions[0], known, keys))

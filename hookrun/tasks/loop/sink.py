@@ -12,6 +12,7 @@ from torch import Tensor
 from hookrun.actions.base import Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
+from hookrun.plan.texts import decoder_of
 from hookrun.runtime.records import RecordSink
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import in_reach, opened
@@ -82,7 +83,7 @@ class RunSink(RecordSink):
         """The texts of tokens that were not met before, where the model has a tokenizer."""
         new = set(tokens.tolist()) - self._texts_known - {-1}
         self._texts_known |= new
-        if new and (decode := site.decode()) is not None:
+        if new and (decode := decoder_of(site.tokenizer)) is not None:
             for token in sorted(new):
                 self._run_dir.log_token(token, decode(token))
 
