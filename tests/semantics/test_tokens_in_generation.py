@@ -171,6 +171,24 @@ def test_a_run_that_generates_has_the_rows_of_its_prompts(tmp_path: Path) -> Non
     assert rows.positions.tolist() == [0, 4, 7, 0, 4, 0, 4, 7]
 
 
+def test_what_follows_the_end_of_a_sequence_is_padding() -> None:
+    model: Any = gpt2()
+    seen = {"seen": hook("transformer.h.1", "capture", "all")}
+    seen["last"] = hook("transformer.h.0", "scale", {"phase": "generation", "position": "1:"}, factor=2)
+    plan = hookrun.compile(seen, model)
+    plain = [generated(model, plan, [prompt], eos_token_id=99)[0][0] for prompt in PROMPTS]
+    ends = [plain[0][1], plain[1][3]]  # the first prompt ends after its second token
+    alone = [generated(model, plan, [prompt], eos_token_id=ends)[1] for prompt in PROMPTS]
+    assert len({len(each.positions) - len(p) for each, p in zip(alone, PROMPTS, strict=True)}) > 1
+    for use_cache in (True, False):
+        _, rows = generated(model, plan, PROMPTS, eos_token_id=ends, use_cache=use_cache)
+        values = torch.cat(list(rows))
+        for number, one in enumerate(alone):
+            mine = rows.sample_ids == number
+            assert rows.positions[mine].tolist() == one.positions.tolist()
+            torch.testing.assert_close(values[mine], torch.cat(list(one)), rtol=1e-4, atol=1e-4)
+
+
 class Counting(nn.Module):
     """The next token of each sequence, without a cache and without a mask."""
 

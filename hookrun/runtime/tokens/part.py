@@ -78,7 +78,7 @@ class TokensPart:
         if found is None:
             raise ValueError(
                 "tokens: nothing says which tokens the call computes; call the model with input_ids, or "
-                "hooks.tokens(input_ids, attention_mask) before it"
+                "hooks.tokens(input_ids, attention_mask) before it; a value without tokens takes `index`"
             )
         self._require_dims(tensor, found)
         if self._rule.tokens.on_pattern:

@@ -25,6 +25,7 @@ class Pass:
     session:   the `generate` that it is a part of, or None
     number:    of the batch's first sample, counted from 0 in the order of the calls
     has_data:  False in a shape check: `real` and `positions` are made up
+    ended:     [B] bool: sequences whose end-of-text token came, None: none
     encoder:   of a decoder's pass, that of its encoder
     chosen:    what clauses chose of it so far; see `choice`
     """
@@ -33,6 +34,7 @@ class Pass:
         "chosen",
         "columns",
         "encoder",
+        "ended",
         "goes_on",
         "has_data",
         "ids",
@@ -60,6 +62,7 @@ class Pass:
         session: Session | None,
         spans: Mapping[str, Tensor],
         by_hand: bool,
+        ended: Tensor | None = None,
     ) -> None:
         self.rows, self.columns, self.total = told.rows, told.columns, real.shape[1]
         self.ids, self.real, self.prompt = ids, real, prompt
@@ -67,12 +70,26 @@ class Pass:
         self.session, self.spans, self.told = session, spans, by_hand
         self.goes_on = session is not None
         self.has_data = told.real
-        if session is not None and session.eos and ids is not None and real.shape[1] > prompt:
-            ended = torch.isin(ids[:, prompt:], torch.tensor(session.eos)).cumsum(1) > 0
-            self.real = torch.cat([real[:, :prompt], real[:, prompt:] & ~ended], dim=1)
+        self.ended = ended
+        if session is not None and session.eos and ids is not None and self.total > prompt:
+            self._end(session.eos)
         self.positions = self.real.cumsum(1) - 1
         self.encoder: Pass | None = None
         self.chosen = dict[Any, Any]()
+
+    def _end(self, eos: tuple[int, ...]) -> None:
+        """What comes from a sequence's end-of-text token on is padding; an earlier pass knows of the ends before it."""
+        start = max(self.prompt, self.new_from)
+        assert self.ids is not None
+        new = self.ids[:, start:]
+        hits = torch.stack([new == token for token in eos]).any(0)
+        if self.ended is None and not hits.any():
+            return
+        ended = hits.cumsum(1) > 0
+        if self.ended is not None:
+            ended |= self.ended[:, None]
+        self.real = torch.cat([self.real[:, :start], self.real[:, start:] & ~ended], dim=1)
+        self.ended = ended[:, -1]
 
     @property
     def first(self) -> bool:

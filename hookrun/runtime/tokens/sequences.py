@@ -180,9 +180,13 @@ class Sequences:
     def _continued(self, last: Pass, told: Told) -> Pass:
         past = told.past or 0
         total = past + told.columns
+        real = _filled(told.mask, last.real, told.rows, total, told.columns)
+        ended = last.ended if past in (0, last.total) else None
+        if ended is not None:  # what came after their ends is known, and not said by the mask
+            real = torch.cat([last.real, real[:, last.total :]], dim=1)
         return Pass(
             told,
-            real=_filled(told.mask, last.real, told.rows, total, told.columns),
+            real=real,
             ids=_ids(last.ids, told, total),
             prompt=min(last.prompt, total),
             new_from=past or last.total,
@@ -190,6 +194,7 @@ class Sequences:
             session=last.session,
             spans=last.spans,
             by_hand=last.told,
+            ended=ended,
         )
 
     def _made_up(self, told: Told) -> Pass:
