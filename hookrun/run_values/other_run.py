@@ -24,7 +24,7 @@ class UsedBy:
     settings: None: a model of the user's own
     split:    the part of the data that its hooks meet; None: several, or not known without settings
     runs:     where the runs are that values name
-    tokenizer: of the data; None: it is not of tokens
+    tokenizer: of the data; None: it has none
     """
 
     settings: Settings | None = None
