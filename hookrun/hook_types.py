@@ -56,7 +56,7 @@ class HookType:
     sees: str
     on: Literal["module", "parameter", "optimizer"]
     phase: Literal["installation", "forward", "backward", "step"]
-    takes: frozenset[str] = frozenset({"target", "index", "when", "when.call"})
+    takes: frozenset[str] = frozenset({"target", "index", "tokens", "heads", "when", "when.call"})
     graph: Graph = OUTSIDE_THE_GRAPH
     gradient: bool = False
     batch: bool = False

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from hookrun.actions.base import Action, Keeper, Packed
 from hookrun.actions.own_code import OwnCodeError, only_without_data
+from hookrun.actions.rows import TokenRows
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
 from hookrun.errors import CompileError, HookError, HookrunError, Problem, SpecError, listed, reason
 from hookrun.plan.model_tree import ModelNames, unhookable
@@ -191,7 +192,7 @@ class Findings:
     def keeper(self, site: PlacedHook) -> Keeper:
         """Remember the tensors of the first firing."""
 
-        def keep(value: Any, rows: Tensor | None = None) -> None:
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
             seen = [tensor.detach() for tensor in held(value)]
             self.captured.setdefault((site.hook_name, site.path), seen)
@@ -316,17 +317,27 @@ def _with_shapes(hook: PlannedHook, shapes: Mapping[str, str], findings: Finding
     return replace(
         hook,
         matches=tuple(
-            _with_shape(match, shapes, captured.get((hook.spec.name, match.path)), batch)
+            _with_shape(
+                match,
+                shapes,
+                captured.get((hook.spec.name, match.path)),
+                batch,
+                tokens=hook.spec.keys.tokens is not None,
+            )
             for match in hook.matches
         ),
     )
 
 
-def _with_shape(match: Match, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int) -> Match:
+def _with_shape(
+    match: Match, shapes: Mapping[str, str], captured: list[Tensor] | None, batch: int, *, tokens: bool
+) -> Match:
     match = replace(match, shape=shapes.get(match.path), called=match.path in shapes)
     if captured is None:
         return match
-    per_sample = batch > 0 and all(tensor.dim() > 0 and tensor.shape[0] == batch for tensor in captured)
+    per_sample = batch > 0 and all(
+        tensor.dim() > 0 and (tensor.shape[0] == batch or tokens) for tensor in captured
+    )
     total = sum(tensor.numel() * tensor.element_size() for tensor in captured)
     return replace(match, bytes=total / batch if per_sample else total, per_sample=per_sample)
 

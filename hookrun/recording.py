@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.actions.base import Keeper
+from hookrun.actions.rows import TokenRows
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, listed
 from hookrun.proving import Plan
@@ -25,6 +26,7 @@ from hookrun.runtime import Installation
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.store.files import StoreError
 from hookrun.store.format import LOCK, RECORDED
 from hookrun.store.lock import sole_writer
@@ -113,7 +115,7 @@ class Recording(Installation):
             run_dir.write_env({**environment(device=_device(self._model)), RECORDED: True})
             run_dir.write_model(model_facts(self._model))
             super().__enter__()
-            self._counter.watch(self._model)
+            self._counter.watch(self._model, self._wiring.sequences)
         except BaseException as error:
             self._counter.forget()
             self._finish(error)
@@ -288,10 +290,10 @@ class RecordingSink(RunSink):
         """Write each value at once, unless muted."""
         keep = super().keeper(site)
 
-        def unless_muted(value: Any, rows: Tensor | None = None) -> None:
+        def unless_muted(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if not self.muted:
                 self.captured = True
-                keep(value, rows)
+                keep(value, rows, tokens)
 
         return unless_muted
 
@@ -321,14 +323,18 @@ class RowCounter(RegisteredHook):
         self.is_off = sink is None
         self._sink = sink
         self._handle: Any = None
+        self._sequences: Sequences | None = None
 
-    def watch(self, model: nn.Module) -> None:
-        """Count from now on."""
+    def watch(self, model: nn.Module, sequences: Sequences | None = None) -> None:
+        """Count from now on; the passes that go on with a generation have the rows of its prompts."""
+        self._sequences = sequences
         self._handle = model.register_forward_pre_hook(self.count, prepend=True, with_kwargs=True)
 
     def count(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         """torch's forward pre-hook."""
         if self._sink is None or self.is_off or tracing():
+            return
+        if self._sequences is not None and self._sequences.continues(module, args, kwargs):
             return
         if (size := batch_size((args, kwargs))) is not None:
             self._sink.number(size)
@@ -337,7 +343,7 @@ class RowCounter(RegisteredHook):
         """Count no longer."""
         if self._handle is not None:
             self._handle.remove()
-            self._handle = None
+            self._handle = self._sequences = None
 
 
 def batch_size(batch: Any) -> int | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch.nn import Module, Parameter
 
     from hookrun.actions.keep import Keep
+    from hookrun.actions.rows import TokenRows
 
 RECORD_KEYS = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
 """The keys that every record begins with: which hook, where and when. What the action recorded stands under the others.
@@ -35,10 +36,11 @@ Scope = Literal["tensor", "value", "together", "module"]
 class Keeper(Protocol):
     """Stores a captured value.
 
-    rows: the places [k] in the batch of the samples that the value's rows are of; None: it is not a part of a batch
+    rows:   the places [k] in the batch of the samples that the value's rows are of; None: it is not a part of a batch
+    tokens: which token each row is of, where the hook has `tokens`; an action leaves that to its site
     """
 
-    def __call__(self, value: Any, rows: Tensor | None = None) -> None: ...
+    def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None: ...
 
 
 class Site(Protocol):

@@ -64,6 +64,8 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
                 "calls a function of yours at each call, which a graph cannot",
                 plainly,
             )
+    if spec.keys.tokens is not None:
+        yield f"{spec.where}.tokens", "are found anew for each call, which a graph cannot", plainly
     when = spec.keys.when
     for key, given in (("call", when.call is not None), ("probability", when.probability < 1)):
         if given:

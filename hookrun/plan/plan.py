@@ -11,6 +11,7 @@ from typing import Any
 
 from hookrun.actions.given import GivenFunction
 from hookrun.callables import Code
+from hookrun.plan.heads import HeadCount
 from hookrun.run_values import Source, UsedRun
 from hookrun.run_values.sources import digest_of
 from hookrun.spec.hook import HookSpec
@@ -59,12 +60,18 @@ class PlannedHook:
 
     values:    field of the action -> path of a match -> its tensor, for those that come from a file or another run
     functions: field of the action -> the user's own function that it names
+    heads:     path of a match -> how many heads its value has, where the hook has `heads`
+    texts:     text of its `tokens` -> the tokens that the tokenizer makes of it
+    tokenizer: for the text of tokens; None: without `tokens`, or not known
     """
 
     spec: HookSpec
     matches: tuple[Match, ...]
     values: Mapping[str, Mapping[str, Source]] = field(default_factory=dict, compare=False, repr=False)
     functions: Mapping[str, Trusted | GivenFunction] = field(default_factory=dict, compare=False, repr=False)
+    heads: Mapping[str, HeadCount] = field(default_factory=dict, compare=False, repr=False)
+    texts: Mapping[str, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
+    tokenizer: Any = field(default=None, compare=False, repr=False)
 
     @cached_property
     def aliases(self) -> dict[str, str]:

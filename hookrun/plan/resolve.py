@@ -10,8 +10,10 @@ from torch import nn
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
+from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
+from hookrun.plan.texts import texts_of, tokenizer_of
 from hookrun.run_values import Source, UsedBy, read_value, used_runs
 from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
@@ -83,9 +85,37 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
             problems += spec.action.misfit(functions[field], spec.where)
         except SpecError as error:
             problems += error.errors
+    heads, unknown = _heads(spec, matches, names)
+    tokenizer = None if spec.keys.tokens is None else tokenizer_of(names.model, used_by.tokenizer)
+    texts, unreadable = texts_of(spec, tokenizer)
+    problems += [*unknown, *unreadable]
     if not problems:
         names.plan_effects(spec, matches)
-    return PlannedHook(spec, matches, values, functions), problems
+    return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+
+
+def _heads(
+    spec: HookSpec, matches: Iterable[Match], names: ModelNames
+) -> tuple[dict[str, HeadCount], list[Problem]]:
+    """How many heads each match has, and where nothing says so or they are not there."""
+    heads, found, problems = spec.keys.heads, dict[str, HeadCount](), list[Problem]()
+    if heads is None or spec.on_parameters:
+        return found, problems
+    unknown = list[str]()
+    for match in matches:
+        counted = head_count(names.model, match.path, heads)
+        if counted is None:
+            unknown.append(match.path or "(root)")
+            continue
+        found[match.path] = counted
+        wrong = [heads.misfit(count) for count in counted.counts]
+        if all(each is not None for each in wrong):
+            problems.append(Problem(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}"))
+    if unknown:
+        text = f"nothing says how many heads {listed(unknown, _SHOWN)} has: its model has no configuration that does"
+        hint = f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}"
+        problems.append(Problem(f"{spec.where}.heads", text, hint))
+    return found, problems
 
 
 def select(hook: HookSelection, names: ModelNames) -> tuple[list[str], list[Problem]]:
@@ -112,9 +142,12 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
             text = f"{value}: a value for each sample goes with hooks that see a batch of samples"
             yield Problem(f"{spec.where}.{field}", text, "take one for all: sample: mean")
         in_place = isinstance(value, OutsideValue) and value.at is not None
-        if in_place and (spec.keys.index is None or action.adds(spec.name)):
-            text = "`at: same` takes the part of the value that `index` names, and the hook has no `index`"
-            if spec.keys.index is not None:
+        if in_place and (not spec.takes_part or action.adds(spec.name)):
+            text = (
+                "`at: same` takes the part of the value that `index`, `tokens` and `heads` name, and the hook has no "
+                "`index`, `tokens` or `heads`"
+            )
+            if spec.takes_part:
                 text = (
                     "`at: same` does not go with a parameter that is added: it is of the part's shape itself"
                 )
@@ -130,6 +163,8 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
     given = {
         "target": keys.target is not None,
         "index": keys.index is not None,
+        "tokens": keys.tokens is not None,
+        "heads": keys.heads is not None,
         "when": not keys.when.always,
         "when.call": keys.when.call is not None and "when" in kind.takes,
     }

@@ -116,7 +116,9 @@ def shown_name(match: Match) -> str:
 def _parameters(spec: HookSpec) -> str:
     keys = spec.keys
     parts = [
-        f"{key}={_short(value)}" for key in ("target", "index") if (value := getattr(keys, key)) is not None
+        f"{key}={_short(value)}"
+        for key in ("target", "tokens", "heads", "index")
+        if (value := getattr(keys, key)) is not None
     ]
     return " ".join([*parts, spec.action.summary()]).strip()
 

@@ -24,11 +24,13 @@ class UsedBy:
     settings: None: a model of the user's own
     split:    the part of the data that its hooks meet; None: several, or not known without settings
     runs:     where the runs are that values name
+    tokenizer: of the data; None: it has none
     """
 
     settings: Settings | None = None
     split: Split | None = None
     runs: FoundRuns = field(default_factory=FoundRuns)
+    tokenizer: Any = None
 
 
 def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:

@@ -12,7 +12,7 @@ from hookrun import containers
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSING
-from hookrun.runtime.part import Part
+from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied
 from hookrun.spec.target import Key
@@ -42,7 +42,7 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Op:
 
 
 def function_of(site: PlacedHook) -> Op:
-    """The action's function, on the part that `index` names."""
+    """The action's function, on the part that `index`, `tokens` and `heads` name."""
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
@@ -226,6 +226,8 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
     if isinstance(new, Tensor):  # not a saved tensor in another form
         old, after = old.detach(), new.detach()
         if site.part is not None:
+            if site.part.nothing_of(old):
+                return
             old, after = site.part.of(old), site.part.of(after)
         changed = (after != old) & ~(after.isnan() & old.isnan())
         if (total := readable(changed)) is None:  # the model is being traced
@@ -235,27 +237,63 @@ def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
         site.total += total.numel()
 
 
-# ---- index -----------------------------------------------------------------------------------------------------
+# ---- index, tokens, heads --------------------------------------------------------------------------------------
 
 
-def _on_part(site: PlacedHook, function: Op, part: Part) -> Op:
+def _on_part(site: PlacedHook, function: Op, part: TensorPart) -> Op:
     scope = site.spec.action.scope
     if scope == "value":
+        if site.spec.keys.tokens is not None:
+            return _observer_of_tokens(site, function, part)
         return lambda value: function(copied(value, part.of))
     if scope == "together":
         return lambda olds: [
             part.put(old, new) for old, new in zip(olds, function(list(map(part.of, olds))), strict=True)
         ]
     if site.spec.action.observes:
-        return lambda tensor: function(part.of(tensor))
+
+        def observe_part(tensor: Tensor) -> Any:
+            if part.nothing_of(tensor):
+                site.found_nothing()
+                return None
+            return function(part.of(tensor))
+
+        return observe_part
 
     def edit_part(tensor: Tensor) -> Tensor | None:
+        if part.nothing_of(tensor):
+            site.found_nothing()
+            return None
         new = function(part.of(tensor))
         if isinstance(new, Packed):
             raise ValueError("`index` does not go with an action that holds the whole tensor in another form")
         return None if new is None else part.put(tensor, new)
 
     return _telling_the_whole(site, edit_part) if site.needs_whole else edit_part
+
+
+def _observer_of_tokens(site: PlacedHook, function: Op, part: TensorPart) -> Op:
+    """An observer of whole values whose tensors have a row for each sample and position; of the same ones in all."""
+
+    def observe(value: Any) -> Any:
+        found = dict[int, Any]()
+
+        def rows(tensor: Tensor) -> Tensor:
+            taken = part.of(tensor)
+            found[id(site.chosen_tokens)] = site.chosen_tokens
+            return taken
+
+        taken = copied(value, rows)
+        if len(found) != 1:
+            what = "tensors of several sequences" if found else "no tensor"
+            raise ValueError(f"tokens: the value holds {what}: name one with `target`")
+        (chosen,) = found.values()
+        if len(chosen):
+            return function(taken)
+        site.found_nothing()
+        return None
+
+    return observe
 
 
 def _telling_the_whole(site: PlacedHook, edit: Op) -> Op:

@@ -10,13 +10,16 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from types import FrameType, GeneratorType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
 from torch.utils import checkpoint
 
 from hookrun.errors import HookrunError
+
+if TYPE_CHECKING:
+    from hookrun.runtime.tokens.passes import Pass
 
 graph_task = torch._C._current_graph_task_id
 """The backward pass under way in this thread, by its number; `NO_BACKWARD` where there is none."""
@@ -95,10 +98,12 @@ class Call(NamedTuple):
 
     number: within the forward under way, from 0
     total:  since the installation, from 0
+    tokens: the pass over the tokens that it belongs to, where a hook asks for it
     """
 
     number: int
     total: int
+    tokens: Pass | None = None
 
 
 class Log:

@@ -20,6 +20,8 @@ from hookrun.spec.when import When
 if TYPE_CHECKING:
     from torch.amp import GradScaler
 
+    from hookrun.runtime.tokens.passes import Passes
+
 
 class _Forward(local):
     """The number of the root module's forward that is under way in a thread, from 1."""
@@ -37,6 +39,7 @@ class Clock:
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
+    passes:       which tokens the calls of the model compute; None where no hook asks
     on_change:    called when step or epoch changes
 
     In a loop of the user's own the step is that of the first optimizer that steps the model's parameters, until the
@@ -53,6 +56,7 @@ class Clock:
         "forward",
         "model",
         "on_change",
+        "passes",
         "population",
         "samples",
         "scaler",
@@ -70,6 +74,7 @@ class Clock:
         self.accumulating = False
         self.samples: Tensor | None = None
         self.population: int | None = None
+        self.passes: Passes | None = None
         self.counting = counting
 
     @property
@@ -251,9 +256,9 @@ class Calls:
         here, forward = self._here, self.clock.forward.number
         here.number = here.number + 1 if here.forward == forward else 0
         here.forward = forward
-        number = next(self._totals)
+        number, passes = next(self._totals), self.clock.passes
         self.total = number + 1
-        return Call(here.number, number)
+        return Call(here.number, number, None if passes is None else passes.current)
 
     def go_on_from(self, total: int) -> None:
         """As if there had been so many calls."""

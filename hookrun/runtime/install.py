@@ -24,6 +24,7 @@ from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory, RecordSink
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.state import require_same_plan
+from hookrun.runtime.tokens.calls import Told
 from hookrun.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class Installation:
         self.clock = Clock(model, scaler, counting=effects)
         self.sink = sink if sink is not None else Memory()
         self._model = model
+        self._spans: Mapping[str, Tensor] = {}
         self._wiring = Wiring(plan, model, self.clock, self.sink, restored)
 
     def __enter__(self) -> Installation:
@@ -257,6 +259,53 @@ class Installation:
         self.clock.samples = (
             None if numbers is None else torch.as_tensor(numbers, dtype=torch.int64, device="cpu")
         )
+
+    def tokens(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Which tokens the next call of the model computes, for hooks with `tokens`; before each batch.
+
+        input_ids:      [B, T] whole numbers
+        attention_mask: [B, T], not 0 where a token is real and not padding; all are unless given. [B, S] with S > T
+                        where a cache holds the S - T tokens before them
+
+        Calls of transformers models, and of others that are given `input_ids` by that name, tell it themselves. The
+        passes that then generate go on with these sequences, with a cache or with all tokens once more.
+        """
+        sequences = self._wiring.sequences
+        shape = list(input_ids.shape)
+        if input_ids.dim() != 2 or input_ids.is_floating_point():
+            raise HookrunError(f"tokens: found input_ids of shape {shape}, expected whole numbers [B, T]")
+        if attention_mask is not None and (
+            attention_mask.dim() != 2
+            or attention_mask.shape[0] != shape[0]
+            or attention_mask.shape[1] < shape[1]
+        ):
+            found = list(attention_mask.shape)
+            raise HookrunError(
+                f"tokens: found an attention_mask of shape {found} with input_ids of shape {shape}"
+            )
+        if sequences is not None:
+            sequences.tell(Told.of(input_ids, attention_mask))
+
+    @property
+    def spans(self) -> Mapping[str, Tensor]:
+        """Name -> [B, 2] int64: a span of each sample in the batch under way, its first token and its end.
+
+        Both count from the sample's first real token, and the end is not part of it; a sample without the span has
+        [-1, -1]. Set it before the batch, for `tokens: {span: NAME}`.
+        """
+        return self._spans
+
+    @spans.setter
+    def spans(self, spans: Mapping[str, Any] | None) -> None:
+        found = dict[str, Tensor]()
+        for name, given in (spans or {}).items():
+            bounds = torch.as_tensor(given, dtype=torch.int64, device="cpu")
+            if bounds.dim() != 2 or bounds.shape[1] != 2:
+                raise HookrunError(f"spans: {name}: found the shape {list(bounds.shape)}, expected [B, 2]")
+            found[name] = bounds
+        self._spans = found
+        if self._wiring.sequences is not None:
+            self._wiring.sequences.spans = found
 
     @property
     def population(self) -> int | None:

@@ -31,12 +31,20 @@ class KeptSamples:
 
     def rows(self, shape: Sequence[int]) -> Tensor:
         """The places [k] int64 of the chosen samples in the batch under way, for a tensor of that shape."""
-        samples = self._clock.samples
-        if samples is None:
-            raise self._error("does not know which samples these are: set hooks.samples before each batch")
+        samples = self._samples()
         if not shape or shape[0] != len(samples):
             raise self._error(f"sees a tensor of shape {list(shape)} in a batch of {len(samples)}")
         return self._is_chosen(samples).nonzero().squeeze(1)
+
+    def is_kept(self) -> Tensor:
+        """[B] bool: which samples of the batch under way are chosen."""
+        return self._is_chosen(self._samples())
+
+    def _samples(self) -> Tensor:
+        samples = self._clock.samples
+        if samples is None:
+            raise self._error("does not know which samples these are: set hooks.samples before each batch")
+        return samples
 
     def _is_chosen(self, samples: Tensor) -> Tensor:
         if self._keep.every is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from threading import local
 from typing import Any
 
 import torch
@@ -16,18 +15,9 @@ from hookrun.actions.values import OutsideValue
 from hookrun.errors import HookError
 from hookrun.run_values import NotYetRun, Rows, Source
 from hookrun.runtime.clock import Clock
-from hookrun.runtime.part import Part
+from hookrun.runtime.firing_state import FiringState
+from hookrun.runtime.part import TensorPart
 from hookrun.runtime.rng import Draws
-
-
-class FiringState(local):
-    """What belongs to the firing under way in one thread; see `PlacedHook`."""
-
-    within = ""
-    at = ""
-    of_call: int | None = None
-    args: tuple[Any, ...] = ()
-    whole: Tensor | None = None
 
 
 class OutsideValues:
@@ -43,7 +33,7 @@ class OutsideValues:
         self,
         hook: str,
         where: str,
-        part: Part | None,
+        part: TensorPart | None,
         firing: FiringState,
         clock: Clock,
         draws: Draws,
@@ -110,7 +100,8 @@ class OutsideValues:
         """A row for each sample of the batch under way."""
 
         def rows(like: Tensor) -> Tensor:
-            if like is not self._firing.whole and not self._keeps_samples():
+            chosen, whole = self._firing.chosen, like is self._firing.whole
+            if chosen is None and not whole and not self._keeps_samples():
                 raise HookError(
                     f"{self._where}: `index` picks of the batch, and the value has a row for each sample of it: "
                     "add at: same to the value"
@@ -123,12 +114,17 @@ class OutsideValues:
                     f"{self._where}: it takes a value for each sample, and does not know which samples these are: "
                     "set hooks.samples before each batch"
                 )
+            draw = self._draws.generator(torch.device("cpu"))
+            if (
+                chosen is not None
+            ):  # each of a sample's positions, or of its sequences, is given the sample's row
+                places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
+                return source.of(samples, draw)[places].to(device=like.device, dtype=like.dtype)
             if not like.dim() or like.shape[0] != len(samples):
                 shape = list(like.shape)
                 raise HookError(
                     f"{self._where}: the batch has {len(samples)} samples, the tensor has shape {shape}"
                 )
-            draw = self._draws.generator(torch.device("cpu"))
             return source.of(samples, draw).to(device=like.device, dtype=like.dtype)
 
         return rows

@@ -1,14 +1,54 @@
-"""The part of a tensor that `index` names: taken out of it, and put back."""
+"""The part of a tensor that `index` names: taken out of it, and put back; and parts of parts."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hookrun.actions.tensors import holds_data
 from hookrun.index import Index
+
+
+class TensorPart(Protocol):
+    """What a hook acts on of each tensor."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part."""
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor with `new` in the place of the part."""
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether there is nothing to act on this time."""
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Whether the part of a tensor of so many dimensions has a row for each row of the tensor."""
+
+
+class PartOfPart:
+    """A part of a part."""
+
+    def __init__(self, outer: TensorPart, inner: TensorPart) -> None:
+        self._outer, self._inner = outer, inner
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The inner part of the outer one."""
+        return self._inner.of(self._outer.of(tensor))
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor with `new` in the place of the inner part."""
+        return self._outer.put(tensor, self._inner.put(self._outer.of(tensor), new))
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether there is nothing to act on this time."""
+        return self._outer.nothing_of(tensor) or self._inner.nothing_of(self._outer.of(tensor))
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Whether both keep them; the outer part has no fewer dimensions of its own."""
+        return self._outer.keeps_samples(dims) and self._inner.keeps_samples(dims)
 
 
 class Part:
@@ -42,15 +82,28 @@ class Part:
         changed[self._plain(tensor)] = new
         return changed
 
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether it names nothing of the tensor; `of` refuses that."""
+        return False
+
+    def leaves(self, dims: Sequence[int], of: int) -> bool:
+        """Whether these dimensions of a tensor of `of` dimensions stay whole, and where they are."""
+        items = list(self._items)
+        if ... not in items:
+            items.append(...)
+        place = items.index(...)
+        items[place : place + 1] = [slice(None)] * (of - len(items) + 1)
+        from_start = [each for each in dims if each >= 0]
+        needed = [*range(max(from_start, default=0) + 1), *(of + each for each in dims if each < 0)]
+        return all(each < len(items) and items[each] in _WHOLE for each in needed)
+
     def keeps_samples(self, dims: int) -> bool:
         """Whether the part of a tensor of so many dimensions has all of its first dimension, that of samples."""
         covered = dims - (len(self._items) - 1)
         first = self._items[0]
         if first is ... and covered < 1:
             first = self._items[1] if len(self._items) > 1 else slice(None)
-        return first is ... or (
-            isinstance(first, slice) and first in (slice(None), slice(0, None), slice(None, None, 1))
-        )
+        return first is ... or (isinstance(first, slice) and first in _WHOLE)
 
     def _plain(self, tensor: Tensor) -> Any:
         """What torch indexes with."""
@@ -85,3 +138,6 @@ class Part:
             raise IndexError("picks samples out of their order: let the list ascend")
         if not torch.compiler.is_dynamo_compiling():
             self._fitting.add((dim, size))
+
+
+_WHOLE = (slice(None), slice(0, None), slice(None, None, 1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from hookrun.actions.base import RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
+from hookrun.actions.rows import TokenRows
 from hookrun.errors import HookError, reason
+from hookrun.plan.texts import decoder_of
+from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied, held, in_reach, snapshot
 from hookrun.tensor_copies import held_bytes, lazy_clone, owned, readable
@@ -57,15 +61,16 @@ class RecordSink(ABC):
             return keep
         budget, clock = self._budgets.setdefault(site.hook_name, Budget(limit)), site.clock
 
-        def limited(value: Any, rows: Tensor | None = None) -> None:
+        def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if budget.spent or (value := in_reach(value)) is None:
                 return
             if budget.takes(self.size(value)):
-                keep(value, rows)
+                keep(value, rows, tokens)
                 return
             budget.spent = True
             if (part := self._first_rows(site, value, rows, budget)) is not None:
-                keep(*part)
+                some, places = part
+                keep(some, places, None if tokens is None else tokens.at(torch.arange(len(places))))
             used, at = f"{budget.used:,} of {limit:,} bytes", f"epoch {clock.epoch}, step {clock.step}"
             self.show(
                 f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
@@ -187,11 +192,14 @@ class Memory(RecordSink):
         is written, and more than a clone where it is (its copy runs on one thread): the first firing decides. Memory
         that others share, and views of larger memory, are always copied.
         """
-        append = self.captures.setdefault(site.hook_name, {}).setdefault(site.path, []).append
+        of_hook = self.captures.setdefault(site.hook_name, {})
+        if site.spec.keys.tokens is not None:
+            return self.within_budget(site, self._keeper_of_rows(site, of_hook))
+        append = of_hook.setdefault(site.path, []).append
         is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
         copy, first, version = lazy_clone, None, 0
 
-        def keep(value: Any, rows: Tensor | None = None) -> None:
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             nonlocal copy, first, version
             if type(value) is not Tensor or not owned(value, whole=True):
                 keep_any(value)
@@ -221,6 +229,18 @@ class Memory(RecordSink):
                     append(snapshot(value))
 
         return self.within_budget(site, keep)
+
+    def _keeper_of_rows(self, site: PlacedHook, of_hook: dict[str, list[Any]]) -> Keeper:
+        """Append rows that were taken out of a tensor, and are nobody else's."""
+        entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
+
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            if (value := in_reach(value)) is not None and tokens is not None:
+                with torch._C._DisableFuncTorch():
+                    entries.append(snapshot(value))
+                    entries.note(tokens)
+
+        return keep
 
     def size(self, value: Any) -> int:
         """The bytes that its copy holds."""

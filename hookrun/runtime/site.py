@@ -14,14 +14,18 @@ from hookrun.actions.base import Keeper, add_parameter, was_added
 from hookrun.actions.check import verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
+from hookrun.actions.rows import TokenRows
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError, reason
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.firing_state import FiringState, TokensNow
 from hookrun.runtime.kept_samples import KeptSamples
-from hookrun.runtime.outside_values import FiringState, OutsideValues
-from hookrun.runtime.part import Part
+from hookrun.runtime.outside_values import OutsideValues
+from hookrun.runtime.parts import part_of
 from hookrun.runtime.rng import Draws, derived_seed
+from hookrun.runtime.tokens.choice import Chosen
+from hookrun.runtime.tokens.passes import Pass
 from hookrun.snapshot import copied
 from hookrun.tensor_copies import readable
 from hookrun.trusted import Trusted
@@ -67,10 +71,14 @@ class PlacedHook:
     idle:    firings in which it found nothing to act on
     changed: elements that its edits changed, out of `total`, while the clock was counting
     of_call: the call that a gradient or a saved tensor belongs to; None: the call under way
+    of_pass: the pass over the tokens that a gradient belongs to; None: the one under way
+    chosen:  the positions that the firing under way is about, under `tokens`
+    tokenizer: for the text of tokens; None: not known
     part:    the part of a tensor that the action acts on; None: all of it
     whole:   the tensor that the part under way is of, where `needs_whole`
 
-    What belongs to one firing (`within`, `at`, `of_call`, `args`, `whole`) is kept apart for each thread.
+    What belongs to one firing (`within`, `at`, `of_call`, `of_pass`, `args`, `whole`, `chosen`) is kept apart for each
+    thread.
     """
 
     def __init__(
@@ -86,6 +94,7 @@ class PlacedHook:
         self.calls: Calls | None = None
         self.fired = 0
         self.idle = 0
+        self._idle_at = 0
         self.changed: Tensor | int = 0
         self.total = 0
         own_seed = hook.spec.action.random_seed()
@@ -93,16 +102,17 @@ class PlacedHook:
         self.seed = derived_seed(seed, self.hook_name, path)
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
-        index, action = hook.spec.keys.index, hook.spec.action
-        in_order = self.hook_type.batch and action.captures
-        self.part = None if index is None else Part(index, in_order=in_order)
+        action = hook.spec.action
+        self._firing = FiringState()
+        self._tokens = TokensNow(path, self._firing, clock)
+        self.part = part_of(hook, path, self._tokens)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
         self._held = list[Any]()
-        self._firing = FiringState()
+        self.tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
             self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values
@@ -136,6 +146,25 @@ class PlacedHook:
         self._firing.of_call = number
 
     @property
+    def of_pass(self) -> Pass | None:
+        """The pass over the tokens that a gradient belongs to."""
+        return self._firing.of_pass
+
+    @of_pass.setter
+    def of_pass(self, found: Pass | None) -> None:
+        self._firing.of_pass = found
+
+    @property
+    def tokens_now(self) -> Pass | None:
+        """The pass over the tokens that the firing under way belongs to; None: nothing says which."""
+        return self._tokens.under_way
+
+    @property
+    def chosen_tokens(self) -> Chosen | None:
+        """The positions that the firing under way is about, under `tokens`."""
+        return self._firing.chosen
+
+    @property
     def whole(self) -> Tensor | None:
         """The tensor that the part under way is of."""
         return self._firing.whole
@@ -160,7 +189,7 @@ class PlacedHook:
 
     def number_calls(self, calls: Calls | None) -> None:
         """Take the numbers of the module's calls from there; draws in the forward pass are then found again."""
-        self.calls = calls
+        self.calls = self._tokens.calls = calls
         if self.hook_type.phase == "forward":
             self._draws.calls = calls
 
@@ -323,13 +352,35 @@ class PlacedHook:
         """Hand captured values to the sink."""
         if not self.spec.action.captures:
             raise self._undeclared("keeps values", "declare `captures = True`")
-        return self.sink.keeper(self)
+        keep = self.sink.keeper(self)
+        return keep if self.spec.keys.tokens is None else self._with_tokens(keep)
+
+    def _with_tokens(self, keep: Keeper) -> Keeper:
+        """`keep`, told which sample and which token each row is of."""
+
+        def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            chosen = self._firing.chosen
+            if chosen is None:
+                raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
+            found = chosen.rows if rows is None else chosen.rows.at(rows)
+            keep(value, found.samples, found)
+
+        return keep_rows
 
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
         """The rows of the chosen samples; all of them where the samples are not real."""
         if not self.sink.has_values:
             return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
-        return KeptSamples(keep, self.clock, self._hook_seed, self.where).rows
+        kept = KeptSamples(keep, self.clock, self._hook_seed, self.where)
+        if self.spec.keys.tokens is None:
+            return kept.rows
+
+        def rows_of_tokens(shape: Sequence[int]) -> Tensor:
+            chosen = self._firing.chosen
+            of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
+            return kept.is_kept()[of_rows].nonzero().squeeze(1)
+
+        return rows_of_tokens
 
     def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
@@ -347,6 +398,12 @@ class PlacedHook:
             at = f" at {self.at}" if self.at else ""
             when = f"epoch {self.clock.epoch}, step {self.clock.step}"
             raise CheckFailed(f"{self.where}{at}, {when}: {verdict(record)}")
+
+    def found_nothing(self) -> None:
+        """The firing under way found nothing for its action."""
+        if self._idle_at != self.fired:
+            self._idle_at = self.fired
+            self.idle += 1
 
     def _undeclared(self, does: str, hint: str) -> HookError:
         return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")

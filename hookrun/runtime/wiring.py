@@ -24,6 +24,7 @@ from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.site import PlacedHook, Sink
+from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.runtime.unscaled import unscaled
 
 R = TypeVar("R", bound=RegisteredHook)
@@ -34,6 +35,7 @@ class Wiring:
 
     sites:   one for each hook and module or parameter, in the order of installation
     tracing: what they do inside compiled graphs
+    sequences: which tokens the calls of the model compute; None where no hook asks, or none are installed
 
     restored: the identities of the hooks that had changed the model when its present state was saved
     """
@@ -51,6 +53,7 @@ class Wiring:
         self.sink = sink
         self.sites = list[PlacedHook]()
         self.tracing = Tracing(plan)
+        self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
         self._shared = Shared(model, clock)
@@ -63,9 +66,11 @@ class Wiring:
         self._require_same_model(modules)
         self.clock.on_change = self.tracing.reschedule
         self._run_at_installation(modules)
+        self._follow_tokens()
         self._count_forwards()
         self._install_on_modules(modules)
         self._install_on_parameters(modules)
+        self._forget_tokens()
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """CompileError where the model is not the one that the plan was made for, or has been compiled since."""
@@ -165,8 +170,21 @@ class Wiring:
             self._registered.append(counter)
             self._handles.append(self._model.register_forward_pre_hook(counter.count, prepend=True))
 
+    def _follow_tokens(self) -> None:
+        if any(hook.spec.keys.tokens is not None for hook in self.plan.hooks):
+            self.sequences = self.clock.passes = Sequences(self._model)
+            for registered, handle in self.sequences.register():
+                self._registered.append(registered)
+                self._handles.append(handle)
+
+    def _forget_tokens(self) -> None:
+        if self.sequences is not None:
+            registered, handle = self.sequences.register_end()
+            self._registered.append(registered)
+            self._handles.append(handle)
+
     def _calls(self, module: nn.Module, hooks: Iterable[PlannedHook]) -> Calls | None:
-        if not (self._tracks_calls or any(hook.spec.draws_in_forward for hook in hooks)):
+        if not (self._tracks_calls or any(map(_needs_calls, hooks))):
             return None
         calls = Calls(self.clock)
         counter = CallCounter(calls)
@@ -203,8 +221,14 @@ class Wiring:
         for registered in self._registered:
             registered.clear()
         self._registered.clear()
+        self.sequences = self.clock.passes = None
         self.clock.on_change = None  # whose sites hold the clock: a cycle, with the model in it
         self._shared.closing.close()
+
+
+def _needs_calls(hook: PlannedHook) -> bool:
+    """Whether activation checkpointing has to find a call again."""
+    return hook.spec.draws_in_forward or hook.spec.keys.tokens is not None
 
 
 def _owner(hook: PlannedHook, match: Match) -> str:

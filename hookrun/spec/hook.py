@@ -18,10 +18,12 @@ from hookrun.arguments import join, problems_of, unknown_key
 from hookrun.errors import Problem, nearest
 from hookrun.hook_types import HOOK_TYPES, OWN_KEYS, HookType
 from hookrun.index import Index
+from hookrun.spec.heads import HeadsClause
 from hookrun.spec.remains import validated
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.selector.base import shown
 from hookrun.spec.target import Target
+from hookrun.spec.tokens import TokensClause
 from hookrun.spec.when import Expect, When, parse_expect
 
 M = TypeVar("M", bound=BaseModel)
@@ -39,6 +41,8 @@ class HookKeys(BaseModel):
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
     target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
+    tokens: TokensClause | None = None
+    heads: HeadsClause | None = None
     when: When = When()
     expect: Annotated[Expect, WithJsonSchema({"type": ["integer", "string"]})] = parse_expect(">=1")
     enabled: bool = True
@@ -74,6 +78,11 @@ class HookSpec(HookSelection):
     """A validated hook; its action is the frozen params model."""
 
     action: Action
+
+    @property
+    def takes_part(self) -> bool:
+        """Whether it acts on a part of each tensor alone."""
+        return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
 
     @property
     def draws_in_forward(self) -> bool:
@@ -112,6 +121,9 @@ class HookSpec(HookSelection):
             "priority": keys.priority,
         }
         plain |= {key: str(value) for key in ("target", "index") if (value := getattr(keys, key)) is not None}
+        plain |= {
+            key: clause.to_dict() for key in ("tokens", "heads") if (clause := getattr(keys, key)) is not None
+        }
         plain |= {key: getattr(keys, key) for key in sorted(OWN_KEYS & self.hook_type.takes)}
         return plain
 

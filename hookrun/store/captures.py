@@ -26,8 +26,8 @@ _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
 
 # Of each of COLUMNS: what is meant where the column is missing, and the least that it may hold.
-_DEFAULTS = (FIRING, 0, 0, 0, 0, -1)
-_LEAST = (FIRING, 0, 0, 0, 0, -1)
+_DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1)
+_LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +41,9 @@ class _Part:
 class StoredCapture:
     """The rows captured of one tensor, read from the shards when asked for.
 
-    Rows stand in data-set order where each sample was captured once, else in the order of recording. An int
-    as index gives one row, a slice, list or tensor of ints a [rows, ...] tensor: copies on the CPU, free to
-    change.
+    Rows stand in data-set order where each sample, or each token of it, was captured once, else in the order of
+    recording. An int as index gives one row, a slice, list or tensor of ints a [rows, ...] tensor: copies on the CPU,
+    free to change.
     """
 
     def __init__(
@@ -105,6 +105,29 @@ class StoredCapture:
         return self._column("split")
 
     @property
+    def positions(self) -> Tensor:
+        """[rows] int64: counted from the sample's first real token; of the query on attention patterns.
+
+        -1 where a row is not of one token.
+        """
+        return self._column("position")
+
+    @property
+    def keys(self) -> Tensor:
+        """[rows] int64: the position of the key where the hook's `tokens` names queries and keys; else -1."""
+        return self._column("key")
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[rows] int64: the token at the position; -1 where it is not known, or a row is not of one token."""
+        return self._column("token")
+
+    @property
+    def text(self) -> list[str]:
+        """The text of each row's token; ``""`` where the run kept none."""
+        return ["" if self._called is None else self._called.text(each) for each in self.token_ids.tolist()]
+
+    @property
     def files(self) -> list[str]:
         """The file of each row's sample, below the data's root; ``""`` where none was kept."""
         return self._said("file")
@@ -141,13 +164,16 @@ class StoredCapture:
         call: int | None = None,
         rank: int | None = None,
         split: Split | None = None,
+        position: int | None = None,
+        token: int | None = None,
     ) -> Tensor:
         """[n] int64: the positions of the rows where all of this holds, to index with."""
         hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
         if split is not None and split not in SPLITS:
             raise HookrunError(f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}")
         part = None if split is None else SPLITS.index(split)
-        for name, value in zip(COLUMNS, (sample, epoch, step, call, rank, part), strict=True):
+        values = (sample, epoch, step, call, rank, part, position, token)
+        for name, value in zip(COLUMNS, values, strict=False):
             if value is not None:
                 hit &= self._column(name) == value
         return hit.nonzero().squeeze(1)
@@ -183,13 +209,15 @@ class StoredCapture:
         tables = [self._table_of(part) for part in self._parts]
         table = torch.cat(tables)
         samples, splits = table[:, 0], table[:, COLUMNS.index("split")]
-        # One split after the other: ids are those of a split.
-        by_sample = samples.argsort(stable=True)
+        by_token = torch.arange(len(table), device="cpu")
+        for column in ("key", "position"):
+            by_token = by_token[table[by_token, COLUMNS.index(column)].argsort(stable=True)]
+        by_sample = by_token[samples[by_token].argsort(stable=True)]
         by_split = by_sample[splits[by_sample].argsort(stable=True)]
-        pairs = torch.stack([splits, samples], dim=1)[by_split]
+        of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
+        pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
         once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
-        order = by_split
-        order = order if once else torch.arange(len(samples), device="cpu")
+        order = by_split if once else torch.arange(len(samples), device="cpu")
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:

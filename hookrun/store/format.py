@@ -18,6 +18,7 @@ CONFIG = ".hydra/config.yaml"
 METRICS = "metrics.jsonl"
 STATS = "stats.jsonl"
 SAMPLES = "samples.jsonl"
+TOKENS = "tokens.jsonl"
 CAPTURES = "captures"
 PREDICTIONS = "predictions"
 CHECKPOINTS = "checkpoints"
@@ -53,10 +54,11 @@ EXIT_CODES: Mapping[State, int | None] = {
     "interrupted": 130,
 }
 
-COLUMNS = ("sample", "epoch", "step", "call", "rank", "split")
+COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key")
 """What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw.
 
-The split is its number among the data's SPLITS, or -1.
+The split is its number among the data's SPLITS, or -1. The position in the sample, the token there and, of attention
+patterns, the position of the key are -1 but for hooks with `tokens`.
 """
 
 FIRING = -1

@@ -24,6 +24,7 @@ from hookrun.store.format import (
     SAMPLES,
     STATS,
     STATUS,
+    TOKENS,
     decode,
 )
 from hookrun.store.inside import is_there, open_inside
@@ -62,7 +63,12 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     Files that were left half written are removed, and those that tell of a run's end. What else lies in the directory
     stays as it is. StoreError, before anything is changed, where the directory does not hold what the position names.
     """
-    lines = {METRICS: position.metrics, STATS: position.stats, SAMPLES: position.samples}
+    lines = {
+        METRICS: position.metrics,
+        STATS: position.stats,
+        SAMPLES: position.samples,
+        TOKENS: position.tokens,
+    }
     shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
     indexes = {f"{name}/{INDEX}": reached.index for name, reached in shards.items()}
     for name in (*shards, CHECKPOINTS):

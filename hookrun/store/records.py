@@ -276,6 +276,7 @@ class PositionRecord(Record):
     metrics: Count = 0
     stats: Count = 0
     samples: Count = 0
+    tokens: Count = 0
     captures: FolderPosition = FolderPosition()
     predictions: FolderPosition = FolderPosition()
 
@@ -345,6 +346,16 @@ class SampleLine(Record):
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
 TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
+
+
+class TokenLine(Record):
+    """A line of tokens.jsonl: the text of a token that captured rows are of."""
+
+    token: Count
+    text: Text
+
+
+TOKENS_LINE: TypeAdapter[Any] = TypeAdapter(TokenLine)
 
 R = TypeVar("R", bound=Record)
 

@@ -40,6 +40,7 @@ from hookrun.store.format import (
     SAMPLES,
     STATS,
     STATUS,
+    TOKENS,
     State,
 )
 from hookrun.store.manifest import write_manifest
@@ -75,6 +76,7 @@ class RunDir:
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
+        self._tokens = Lines(path / TOKENS)
         self.ended = False
         self._place: os.stat_result | None = None
         self._started = ""
@@ -127,6 +129,7 @@ class RunDir:
             "metrics": self._metrics.reach(),
             "stats": self._stats.reach(),
             "samples": self._samples.reach(),
+            "tokens": self._tokens.reach(),
             "captures": self._folder_position(CAPTURES),
             "predictions": self._folder_position(PREDICTIONS),
         }
@@ -218,6 +221,10 @@ class RunDir:
         """Append one line to samples.jsonl: what a sample is called."""
         self._samples.append(record)
 
+    def log_token(self, token: int, text: str) -> None:
+        """Append one line to tokens.jsonl: the text of a token that captured rows are of."""
+        self._tokens.append({"token": token, "text": text})
+
     @cached_property
     def captures(self) -> CaptureWriter:
         """The writer of captures/."""
@@ -242,6 +249,7 @@ class RunDir:
             stack.callback(self._metrics.close)
             stack.callback(self._stats.close)
             stack.callback(self._samples.close)
+            stack.callback(self._tokens.close)
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)

@@ -1,4 +1,4 @@
-"""What the samples of a run are called: the lines of samples.jsonl by split and sample id."""
+"""What the samples of a run are called, by split and sample id, and the text of tokens: samples.jsonl, tokens.jsonl."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hookrun.store.format import SAMPLES
+from hookrun.store.format import SAMPLES, TOKENS
 from hookrun.store.inside import is_there
 from hookrun.store.read_records import read_records
-from hookrun.store.records import SAMPLES_LINE
+from hookrun.store.records import SAMPLES_LINE, TOKENS_LINE
 
 
 class SampleTable:
@@ -21,6 +21,7 @@ class SampleTable:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SAMPLES
+        self._tokens = folder / TOKENS
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -31,6 +32,16 @@ class SampleTable:
     def by_sample(self) -> Mapping[tuple[str, int], dict[str, Any]]:
         """(split, sample id) -> its line."""
         return {(line["split"], line["sample"]): line for line in self.lines}
+
+    @cached_property
+    def texts(self) -> Mapping[int, str]:
+        """Token -> its text, of the tokens that captured rows are of."""
+        lines = read_records(self._tokens, TOKENS_LINE) if is_there(self._tokens) else []
+        return {line["token"]: line["text"] for line in lines}
+
+    def text(self, token: int) -> str:
+        """The text of a token; ``""`` where the run kept none."""
+        return self.texts.get(token, "")
 
     def column(self, name: str, samples: list[tuple[str, int]]) -> list[str]:
         """What the column says of each of the samples (split, id); ``""`` where it says nothing."""

@@ -25,6 +25,7 @@ from hookrun.store.format import (
     SAMPLES,
     STATS,
     STATUS,
+    TOKENS,
 )
 from hookrun.store.inside import is_there, listed_inside
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest
@@ -34,6 +35,7 @@ from hookrun.store.records import (
     METRICS_LINE,
     SAMPLES_LINE,
     STATS_LINE,
+    TOKENS_LINE,
     EnvRecord,
     HooksRecord,
     ModelRecord,
@@ -200,7 +202,12 @@ def _judge_records(findings: _Findings) -> None:
         with findings.judging(name):
             if is_there(folder / name):
                 read_record(folder / name, model)
-    for name, line in ((METRICS, METRICS_LINE), (STATS, STATS_LINE), (SAMPLES, SAMPLES_LINE)):
+    for name, line in (
+        (METRICS, METRICS_LINE),
+        (STATS, STATS_LINE),
+        (SAMPLES, SAMPLES_LINE),
+        (TOKENS, TOKENS_LINE),
+    ):
         with findings.judging(name):
             read_records(folder / name, line)
             findings.notes += [(name, block.note) for block in blocks_of_lines(folder / name) if block.note]

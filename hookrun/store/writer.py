@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hookrun.actions.rows import TokenRows
 from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
@@ -126,6 +127,7 @@ class CaptureWriter:
         call: int,
         split: Split | None = None,
         path: str = "",
+        tokens: TokenRows | None = None,
     ) -> None:
         """Record a copy of every tensor in `value`, which stays untouched.
 
@@ -134,6 +136,7 @@ class CaptureWriter:
                     dimension is as long becomes one row per sample, any other one row per firing
         split:      the part of the data that the samples are of, `train` or `val`
         path:       where `value` itself lies in a larger container
+        tokens:     which token each row is of, where a row is one of a sample's tokens
 
         StoreError if a tensor has no form on disk, or if the disk refused an earlier one.
         """
@@ -157,7 +160,11 @@ class CaptureWriter:
             rows = tensor if by_sample else tensor.unsqueeze(0)
             table = torch.empty((len(rows), len(COLUMNS)), dtype=torch.int64, device="cpu")
             table[:, 0] = samples if by_sample and samples is not None else FIRING
-            table[:, 1:] = moment
+            table[:, 1 : 1 + len(moment)] = moment
+            table[:, 1 + len(moment) :] = -1
+            if tokens is not None and by_sample:
+                for name, column in _token_columns(tokens):
+                    table[:, COLUMNS.index(name)] = column
             self._put(_Stream(hook, module, place), rows, table, "sample" if by_sample else "firing")
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
@@ -264,6 +271,13 @@ class CaptureWriter:
         self._last = {}
         self._buffered = self._used = 0
         self._memory = None
+
+
+def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
+    yield "position", tokens.positions
+    yield "token", tokens.token_ids
+    if tokens.keys is not None:
+        yield "key", tokens.keys
 
 
 def _copied(rows: Tensor, target: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from hookrun.store.reader import open_run
 from hookrun.store.verify import verify
 
-pytest.importorskip("hookrun.tasks.loop.resuming")
 KILLS = 2
 
 # One process makes a whole run, so that everything is imported, and then forks a child for each run and resumption.

@@ -54,8 +54,10 @@ def test_a_batch_becomes_one_row_per_sample_with_its_moment(tmp_path: Path) -> N
     ]
     stored = load_file(tmp_path / shard["shard"])
     assert torch.equal(stored["0"], batch)
-    assert shard["columns"] == ["sample", "epoch", "step", "call", "rank", "split"]
-    assert stored["0.rows"].tolist() == [[7, 1, 20, 2, 3, 1], [5, 1, 20, 2, 3, 1], [6, 1, 20, 2, 3, 1]]
+    assert shard["columns"] == [
+        *("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key")
+    ]
+    assert stored["0.rows"].tolist() == [[id_, 1, 20, 2, 3, 1, -1, -1, -1] for id_ in (7, 5, 6)]
 
 
 @pytest.mark.parametrize("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
@@ -72,7 +74,7 @@ def test_what_does_not_match_the_batch_becomes_one_row_per_firing(
         ("firing", [], 1),
     ]
     stored = load_file(tmp_path / shard["shard"])
-    assert stored["0.rows"].tolist() == [[-1, 0, 4, 0, 0, -1]]
+    assert stored["0.rows"].tolist() == [[-1, 0, 4, 0, 0, -1, -1, -1, -1]]
     assert stored["1"].tolist() == [2.0]
 
 

@@ -9,9 +9,8 @@ import pytest
 
 import hookrun
 from hookrun.cli import main
-from hookrun.tasks.loop import cka, linear_probe
+from hookrun.tasks.loop import cka, linear_probe, resuming
 
-resuming = pytest.importorskip("hookrun.tasks.loop.resuming")
 if not hasattr(resuming, "results_of"):
     pytest.skip("analyses are not resumed yet", allow_module_level=True)
 SMALL = ("compute.device=cpu", "compute.threads=1")

@@ -12,8 +12,8 @@ import hookrun
 from hookrun.cli import main
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
+from hookrun.tasks.loop.resuming import Resuming
 
-Resuming = pytest.importorskip("hookrun.tasks.loop.resuming").Resuming
 BATCHES = 4
 SMALL = [
     "compute.device=cpu",

@@ -24,6 +24,7 @@ from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_graph, no_
 from hookrun.runtime.hooks.exits import EndOfForward, preserved_version, storage, takes_nodes
 from hookrun.runtime.hooks.places import Placed, exchange, place, put_back
 from hookrun.runtime.module_calls import call_frame, finished
+from hookrun.runtime.site import PlacedHook
 from hookrun.tensor_copies import functorch_level
 
 Grads = Sequence[Tensor | None]
@@ -84,9 +85,10 @@ def _becomes(tensor: Tensor, alias: Tensor) -> None:
 class BackwardCall:
     """One call of a module: where its tensors sat in the arguments and in the output, and the gradients met so far."""
 
-    def __init__(self, hook: Backward, number: int) -> None:
+    def __init__(self, hook: Backward, site: PlacedHook) -> None:
         self.hook = hook
-        self.number = number
+        self.number = site.call
+        self.tokens = site.tokens_now
         self.inputs: Any = ()
         self.outputs: Any = None
         self.has_inputs = False
@@ -130,14 +132,14 @@ class BackwardCall:
     def _run(self, firings: Sequence[Firing], value: Any, grad_output: Any = None) -> Any:
         for firing in firings:
             site = firing.site
-            site.of_call = self.number
+            site.of_call, site.of_pass = self.number, self.tokens
             try:
                 if site.hook_type is BACKWARD and site.spec.action.observes:
                     firing.op({"grad_input": value, "grad_output": grad_output})
                 else:
                     value = firing.op(value)
             finally:
-                site.of_call = None
+                site.of_call = site.of_pass = None
         return value
 
 
@@ -277,7 +279,7 @@ class Backward(ModuleHook):
             return in_graph(self.firings, None)  # refused
         for frame in [each for each in tuple(self.open) if finished(each)]:
             put_back(self.open.pop(frame).placed)  # interrupted by an exception that torch runs no hook for
-        self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site.call)
+        self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site)
         if not torch.is_grad_enabled():
             return None
         self._refuse_func()

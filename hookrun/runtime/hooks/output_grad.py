@@ -107,23 +107,24 @@ def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:
 class _Gradient:
     """What one hook does to the gradient of one tensor of one call."""
 
-    __slots__ = ("call", "firing", "path", "registered")
+    __slots__ = ("call", "firing", "path", "registered", "tokens")
 
     def __init__(self, registered: RegisteredHook, firing: Firing, path: str) -> None:
         self.registered = registered
         self.firing = firing
         self.path = path
         self.call = firing.site.call
+        self.tokens = firing.site.tokens_now
 
     def __call__(self, grad: Tensor) -> Tensor:
         if not self.registered.ops:
             return grad
         site = self.firing.site
-        site.within, site.of_call = self.path, self.call
+        site.within, site.of_call, site.of_pass = self.path, self.call, self.tokens
         try:
             new: Tensor = self.firing.op(grad)
         finally:
-            site.of_call = None
+            site.of_call = site.of_pass = None
         return new
 
 

@@ -72,9 +72,16 @@ class Running:
         """The model's output, under automatic mixed precision where that was asked for."""
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
+        if self._names_spans:
+            self.hooks.spans = getattr(batch, "spans", None)
         args, kwargs = as_call(batch.inputs)
         with self.autocast():
             return self._call(*args, **kwargs)
+
+    @cached_property
+    def _names_spans(self) -> bool:
+        clauses = [hook.spec.keys.tokens for hook in self.prepared.plan.hooks]
+        return any(True for clause in clauses if clause for each in clause.filters for _ in each.spans)
 
     @cached_property
     def _call(self) -> Callable[..., Any]:

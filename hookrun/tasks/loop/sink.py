@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from hookrun.actions.base import Keeper
+from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
+from hookrun.plan.texts import decoder_of
 from hookrun.runtime.records import RecordSink
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import in_reach, opened
@@ -36,6 +38,7 @@ class RunSink(RecordSink):
         self.split: Split | None = None
         self.counted: Tensor | None = None
         self.loggers = loggers if loggers is not None else Loggers()
+        self._texts_known = set[int]()
         self._run_dir = run_dir
         self._show = show
 
@@ -44,17 +47,19 @@ class RunSink(RecordSink):
         writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
 
-        def keep(value: Any, rows: Tensor | None = None) -> None:
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if (value := in_reach(value)) is None:
                 return
             if rows is not None:
                 rows = readable(rows)
             with torch._C._DisableFuncTorch():
-                write(value if isinstance(value, Tensor) else opened(value), rows)
+                write(value if isinstance(value, Tensor) else opened(value), rows, tokens)
 
-        def write(value: Any, rows: Tensor | None) -> None:
+        def write(value: Any, rows: Tensor | None, tokens: TokenRows | None) -> None:
             known = clock.samples if clock.samples is not None else self.counted
             samples = known if of_samples else None
+            if tokens is not None and samples is None:
+                rows, samples = None, tokens.numbers
             writer.add(
                 site.hook_name,
                 site.path,
@@ -65,7 +70,10 @@ class RunSink(RecordSink):
                 call=site.call,
                 split=self.split,
                 path=site.within,
+                tokens=tokens,
             )
+            if tokens is not None:
+                self._log_texts(site, tokens.token_ids)
             if clock.counting:
                 loggers.value(site, value)
 
@@ -73,13 +81,23 @@ class RunSink(RecordSink):
 
     def state_dict(self) -> dict[str, Any]:
         """What it holds between two steps; what is pending goes to stats.jsonl before."""
-        return {**super().state_dict(), "bytes": dict(self.bytes), "split": self.split}
+        own = {"bytes": dict(self.bytes), "split": self.split, "texts": sorted(self._texts_known)}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         super().load_state_dict(state)
         self.bytes = Counter(state["bytes"])
         self.split = state["split"]
+        self._texts_known = set(state["texts"])
+
+    def _log_texts(self, site: PlacedHook, tokens: Tensor) -> None:
+        """The texts of tokens that were not met before, where the model has a tokenizer."""
+        new = set(tokens.tolist()) - self._texts_known - {-1}
+        self._texts_known |= new
+        if new and (decode := decoder_of(site.tokenizer)) is not None:
+            for token in sorted(new):
+                self._run_dir.log_token(token, decode(token))
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action without tearing the progress bar."""

@@ -199,7 +199,7 @@ class Watch:
 
     def keeper(self, site: PlacedHook) -> Keeper:
         """Nothing is kept."""
-        return lambda value, rows=None: None
+        return lambda value, rows=None, tokens=None: None
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Nothing is recorded: the step was, at its first run."""

@@ -1,0 +1,67 @@
+"""The tokens that the texts of a `tokens` clause stand for, by the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from hookrun.arguments import parameters
+from hookrun.errors import Problem
+from hookrun.spec.hook import HookSpec
+
+Tokenizer = Any
+"""Has `encode` and `decode`, as those of transformers, of tokenizers and of hookrun's own data have."""
+
+
+def tokenizer_of(model: nn.Module, of_data: Tokenizer | None) -> Tokenizer | None:
+    """That of the data; else the model's attribute `tokenizer`, or the one in the folder that it was read from."""
+    for given in (of_data, getattr(model, "tokenizer", None)):
+        if callable(getattr(given, "encode", None)) and callable(getattr(given, "decode", None)):
+            return given
+    folder = getattr(model, "name_or_path", None)
+    if isinstance(folder, str) and folder and (Path(folder) / "tokenizer_config.json").is_file():
+        return _of_folder(folder)
+    return None
+
+
+@lru_cache(maxsize=4)
+def _of_folder(folder: str) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
+    """A token -> its text; None without a tokenizer."""
+    if tokenizer is None:
+        return None
+    return lru_cache(maxsize=100_000)(lambda token: str(tokenizer.decode([token])))
+
+
+def texts_of(spec: HookSpec, tokenizer: Tokenizer | None) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
+    """Text -> tokens of every text in the clause, and why some have none."""
+    clause, found, problems = spec.keys.tokens, dict[str, tuple[int, ...]](), list[Problem]()
+    texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
+    if not texts:
+        return found, problems
+    where = f"{spec.where}.tokens"
+    if tokenizer is None:
+        what = "`text` needs a tokenizer, and neither the data nor the model has one"
+        return found, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
+    for text in texts:
+        found[text] = _encoded(tokenizer, text)
+        if not found[text]:
+            problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
+    return found, problems
+
+
+def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """The tokens of a text, without those that stand around every sequence."""
+    names = parameters(tokenizer.encode) or {}
+    plain = {"special": False} if "special" in names else {"add_special_tokens": False}
+    found = tokenizer.encode(text, **plain)
+    return tuple(getattr(found, "ids", found))

@@ -1,0 +1,1 @@
+"""Which tokens a call of the model computes, and which positions of them a hook is for."""

@@ -1,0 +1,284 @@
+"""From a clause and a pass to the positions that are meant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from hookrun.actions.rows import TokenRows
+from hookrun.errors import nearest
+from hookrun.runtime.tokens.passes import Pass
+from hookrun.spec.tokens import Place, TokenFilter, TokenRange, Tokens, TokenSet
+
+Texts = Mapping[str, tuple[int, ...]]
+"""Text -> the tokens that the tokenizer makes of it."""
+
+
+class Chosen:
+    """N positions of a tensor, in the order of samples and then of positions.
+
+    sequences: [N], where they are along the first dimension
+    columns:   one [N] for each dimension of positions, where they are along it
+    """
+
+    def __init__(self, of: Pass, sequences: Tensor, columns: Sequence[Tensor], rows: TokenRows) -> None:
+        self.of = of
+        self.rows = rows
+        self._indices = (sequences, *columns)
+        self._on = dict[torch.device, tuple[Tensor, ...]]()
+
+    def __len__(self) -> int:
+        return len(self._indices[0])
+
+    def on(self, device: torch.device) -> tuple[Tensor, ...]:
+        """The indices of the first dimension and of those of positions, on a device."""
+        if device.type == "cpu":
+            return self._indices
+        if (found := self._on.get(device)) is None:
+            found = self._on[device] = tuple(each.to(device, non_blocking=True) for each in self._indices)
+        return found
+
+
+class Rule(NamedTuple):
+    """What a hook chooses.
+
+    once:  of what several passes compute, the first time alone
+    texts: of the texts in the clause
+    """
+
+    tokens: Tokens
+    once: bool
+    texts: Texts
+
+    def choose(self, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
+        """The positions in a tensor that has these sizes along the dimensions of positions.
+
+        samples: the numbers of the samples in the batch, [n] int64; None: not known
+
+        ValueError where the tensor has not as many positions as the pass, or a sample lacks one.
+        """
+        key = (id(self.tokens), id(self.texts), self.once, sizes)
+        if (found := of.chosen.get(key)) is None:
+            with unset_fake_temporarily():  # a shape check indexes with real numbers
+                found = of.chosen[key] = _choose(self, of, sizes, samples)
+        return found
+
+
+def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
+    tokens = rule.tokens
+    starts = [_start(of, size) for size in sizes]
+    if not tokens.on_pattern:
+        chosen = _window(_columns(rule, tokens, of), starts[0], sizes[0])
+        chosen = _once(rule, chosen, of, starts[0])
+        sequences, columns = chosen.nonzero(as_tuple=True)
+        places = [columns + starts[0]]
+        return _chosen(rule, of, sequences, [columns], places, samples)
+    axes = [tokens.query, tokens.key]
+    hits = [
+        None if axis is None else _window(_columns(rule, axis, of), start, size)
+        for axis, start, size in zip(axes, starts, sizes, strict=True)
+    ]
+    queries, keys = hits
+    if queries is not None and keys is not None:
+        queries = _once(rule, queries, of, starts[0])
+        sequences, rows, columns = (queries[:, :, None] & keys[:, None, :]).nonzero(as_tuple=True)
+        return _chosen(rule, of, sequences, [rows, columns], [rows + starts[0], columns + starts[1]], samples)
+    if queries is not None:
+        sequences, rows = _once(rule, queries, of, starts[0]).nonzero(as_tuple=True)
+        return _chosen(rule, of, sequences, [rows], [rows + starts[0]], samples)
+    assert keys is not None
+    sequences, columns = keys.nonzero(as_tuple=True)
+    return _chosen(rule, of, sequences, [columns], [columns + starts[1]], samples)
+
+
+def _start(of: Pass, size: int) -> int:
+    """The column with which a dimension of so many positions begins: those of the pass, or all so far."""
+    if size == of.columns:
+        return of.total - of.columns
+    if size == of.total:
+        return 0
+    so_far = f", {of.total} with those before it" if of.total != of.columns else ""
+    raise ValueError(
+        f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the dimension of the sequence: "
+        "tokens: {…, dim: 2}, or the tensor: target"
+    )
+
+
+def _window(chosen: Tensor, start: int, size: int) -> Tensor:
+    return chosen[:, start : start + size]
+
+
+def _once(rule: Rule, chosen: Tensor, of: Pass, start: int) -> Tensor:
+    """Without the columns that an earlier pass has computed already."""
+    known = of.new_from - start
+    if not rule.once or known <= 0:
+        return chosen
+    chosen = chosen.clone()
+    chosen[:, :known] = False
+    return chosen
+
+
+def _chosen(
+    rule: Rule,
+    of: Pass,
+    sequences: Tensor,
+    columns: list[Tensor],
+    places: list[Tensor],
+    samples: Tensor | None,
+) -> Chosen:
+    of_rows = of.samples_of_rows(None if samples is None else len(samples))
+    in_batch = of_rows[sequences]
+    numbers = in_batch + of.number if samples is None else samples[in_batch]
+    counts_padding = rule.tokens.padding
+    positions = [place if counts_padding else of.positions[sequences, place] for place in places]
+    known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
+    keys = positions[1] if len(positions) > 1 else None
+    return Chosen(of, sequences, columns, TokenRows(in_batch, numbers, positions[0], known, keys))
+
+
+# ---- a clause over all columns ---------------------------------------------------------------------------------
+
+
+def _columns(rule: Rule, clause: TokenFilter, of: Pass) -> Tensor:
+    """[B, total] bool: the columns that are meant, whichever pass computes them."""
+    if not of.has_data:
+        return _made_up(clause, of)
+    return _Columns(rule, of, clause.phase).of_filter(clause)
+
+
+class _Columns:
+    """The columns of one pass, counted as a clause counts them.
+
+    counted: [B, total]: positions from the first real token, or from the first generated one
+    """
+
+    def __init__(self, rule: Rule, of: Pass, phase: str | None) -> None:
+        self._texts, self._of, self._phase = rule.texts, of, phase
+        self._skips = rule.tokens.missing == "skip"
+        padding = rule.tokens.padding
+        self._real = torch.ones_like(of.real) if padding else of.real
+        positions = self._real.cumsum(1) - 1 if padding else of.positions
+        self._in_prompt = torch.arange(of.total) < of.prompt
+        self._lengths = (self._real & self._in_prompt).sum(1, keepdim=True)
+        self._counted = positions - self._lengths if phase == "generation" else positions
+
+    def of_filter(self, clause: TokenFilter) -> Tensor:
+        """The columns of the phase that the clause names, without those that it excludes."""
+        base = self._real
+        if self._phase is not None:
+            base = base & (self._in_prompt if self._phase == "prompt" else ~self._in_prompt)
+        found = base & self._of_set(clause, strict=not self._skips)
+        return found if clause.exclude is None else found & ~self._of_set(clause.exclude, strict=False)
+
+    def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
+        found = torch.ones_like(self._real)
+        if clause.position is not None:
+            hits = [self._of_place(place) for place in clause.position.places]
+            if strict and self._of.first and self._phase != "generation":
+                for place, hit in zip(clause.position.places, hits, strict=True):
+                    self._require(place, hit)
+            found = found & torch.stack(hits).any(0)
+        if clause.id is not None:
+            found = found & torch.isin(self._ids(), torch.tensor(clause.id))
+        if clause.text is not None:
+            found = found & torch.stack([self._of_text(self._texts[text]) for text in clause.text]).any(0)
+        return found if clause.span is None else found & self._of_span(clause.span, strict)
+
+    def _of_place(self, place: Place) -> Tensor:
+        if isinstance(place, int):
+            hit = self._counted == self._from_start(place)
+            return hit & self._in_prompt if place < 0 else hit
+        start, end = place.start, place.end
+        low = 0 if start is None else self._from_start(start).clamp_min(0)
+        hit = self._counted >= low
+        if end is not None:
+            hit &= self._counted < self._from_start(end)
+        if place.every > 1:
+            hit &= (self._counted - low) % place.every == 0
+        return hit & self._in_prompt if start is not None and start < 0 else hit
+
+    def _from_start(self, number: int) -> Tensor:
+        """[B, 1], or a number: a position that may be counted from the end of the prompt."""
+        return self._lengths + number if number < 0 else torch.tensor(number)
+
+    def _require(self, place: Place, hit: Tensor) -> None:
+        """ValueError where a sample lacks a position that the clause names; one that may still come is awaited."""
+        lengths = self._lengths.squeeze(1)
+        for number in (place,) if isinstance(place, int) else _named(place):
+            may_come = number >= 0 and self._of.goes_on and self._phase is None
+            lacks = lengths < -number if number < 0 else lengths <= number
+            if not may_come and lacks.any():
+                self._lacks(lacks, f"position {number}")
+        final = not self._of.goes_on or self._phase == "prompt"
+        if final and (empty := ~(hit & self._real).any(1)).any():
+            self._lacks(empty, f"position in {place}")
+
+    def _lacks(self, lacks: Tensor, what: str) -> None:
+        row = int(lacks.nonzero()[0])
+        count = int(self._lengths[row])
+        raise ValueError(
+            f"tokens: sequence {row} of the batch has {count} tokens and no {what}; tokens: {{…, missing: skip}} "
+            "leaves out what a sample does not have"
+        )
+
+    def _ids(self) -> Tensor:
+        if self._of.ids is None:
+            raise ValueError(
+                "tokens: the call does not say which tokens it computes: call hooks.tokens(input_ids) before it"
+            )
+        return self._of.ids
+
+    def _of_text(self, text: tuple[int, ...]) -> Tensor:
+        """Every token of every place where the text stands. Of generated text what is known when it is computed."""
+        ids, width = self._ids(), len(text)
+        found = torch.zeros_like(self._real)
+        if width > ids.shape[1]:
+            return found
+        starts = torch.ones_like(self._real[:, : ids.shape[1] - width + 1])
+        for place, token in enumerate(text):
+            starts = starts & (ids[:, place : ids.shape[1] - width + 1 + place] == token)
+        last = torch.arange(starts.shape[1]) + width - 1
+        for place in range(width):
+            column = torch.arange(starts.shape[1]) + place
+            known = (last < self._of.prompt) | (column == last)
+            found[:, place : place + starts.shape[1]] |= starts & known
+        return found
+
+    def _of_span(self, name: str, strict: bool) -> Tensor:
+        if name not in self._of.spans:
+            there = list(self._of.spans)
+            hint = nearest(name, there) if there else "the data names none: set hooks.spans before each batch"
+            raise ValueError(f"tokens: there is no span {name!r}: {hint}")
+        bounds = self._of.spans[name]
+        bounds = bounds[self._of.samples_of_rows(len(bounds))]
+        first, end = bounds[:, :1], bounds[:, 1:]
+        lacks = ((first < 0) | (end <= first) | (end > self._lengths)).squeeze(1)
+        if strict and self._of.first and lacks.any():
+            self._lacks(lacks, f"span {name!r}")
+        counted = self._of.positions
+        return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
+
+
+def _named(place: TokenRange) -> list[int]:
+    """The positions that have to be there: the first and the last of a range."""
+    bounds = [] if place.start is None else [place.start]
+    return bounds if place.end is None else [*bounds, place.end - 1]
+
+
+def _made_up(clause: TokenFilter, of: Pass) -> Tensor:
+    """For a shape check: as many columns as the clause may choose, which do not stand for any tokens."""
+    found = torch.zeros(of.total, dtype=torch.bool)
+    if clause.position is None or clause.phase == "generation" or clause.span is not None:
+        found[:] = True
+        return found.expand(of.rows, -1)
+    for place in clause.position.places:
+        if isinstance(place, int):
+            found[min(max(place, -of.total), of.total - 1)] = True
+        else:
+            found[place.start : place.end : place.every] = True
+    found[0] |= not found.any()
+    return found.expand(of.rows, -1)

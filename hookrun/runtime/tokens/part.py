@@ -1,0 +1,120 @@
+"""The part of a tensor that `tokens` names: a row for each sample and position."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hookrun.runtime.firing_state import TokensNow
+from hookrun.runtime.part import Part
+from hookrun.runtime.tokens.choice import Chosen, Rule
+from hookrun.runtime.tokens.passes import Pass
+
+
+class Indexed:
+    """The part that an index names, of tensors in which `tokens` then chooses positions."""
+
+    def __init__(self, part: Part, tokens: TokensPart) -> None:
+        self._part, self._tokens = part, tokens
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The part. ValueError where the index picks of the dimensions that `tokens` is about."""
+        if not self._part.leaves(self._tokens.dims, tensor.dim()):
+            raise ValueError(
+                f"`index` picks of the samples or of the positions of a tensor of shape {list(tensor.shape)}, which "
+                "`tokens` is about: let it begin with ..., or leave it out"
+            )
+        return self._part.of(tensor)
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor with `new` in the place of the part."""
+        return self._part.put(tensor, new)
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether it names nothing of the tensor."""
+        return False
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Whether it has a row for each sample: `of` refuses the rest."""
+        return True
+
+
+class TokensPart:
+    """The positions of any tensor with a dimension for the sequence; its rows become [N, ...].
+
+    now: the tokens that the firing under way is about
+    """
+
+    def __init__(self, rule: Rule, now: TokensNow) -> None:
+        self._rule, self._now = rule, now
+        tokens = rule.tokens
+        if tokens.on_pattern:
+            axes = ((tokens.query, -2), (tokens.key, -1))
+            self._dims = tuple(dim for axis, dim in axes if axis is not None)
+        else:
+            self._dims = (tokens.dim if tokens.dim is not None else 1,)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """[N, ...]: a copy. ValueError where the tensor has no such dimension."""
+        chosen = self.chosen(tensor)
+        return self._rows(tensor)[chosen.on(tensor.device)]
+
+    def put(self, tensor: Tensor, new: Tensor) -> Tensor:
+        """A copy of the tensor with `new` at the positions."""
+        chosen, changed = self.chosen(tensor), tensor.clone()
+        self._rows(changed)[chosen.on(tensor.device)] = new
+        return changed
+
+    def nothing_of(self, tensor: Tensor) -> bool:
+        """Whether the pass computes none of the positions."""
+        return not len(self.chosen(tensor))
+
+    def keeps_samples(self, dims: int) -> bool:
+        """Whether it has a row for each sample."""
+        return False
+
+    def chosen(self, tensor: Tensor) -> Chosen:
+        """Where the positions are."""
+        found = self._now.of
+        if found is None:
+            raise ValueError(
+                "tokens: nothing says which tokens the call computes; call the model with input_ids, or "
+                "hooks.tokens(input_ids, attention_mask) before it; a value without tokens takes `index`"
+            )
+        self._require_dims(tensor, found)
+        if self._rule.tokens.on_pattern:
+            sizes: tuple[int, ...] = tuple(tensor.shape[-2:])
+        else:
+            sizes = (tensor.shape[self._dims[0]],)
+        chosen = self._rule.choose(found, sizes, self._now.samples)
+        self._now.note(chosen)
+        return chosen
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """The dimensions of positions."""
+        return self._dims
+
+    def _rows(self, tensor: Tensor) -> Tensor:
+        """The tensor with the dimensions of positions right after the first; a view."""
+        if self._dims == (1,):
+            return tensor
+        return tensor.movedim(self._dims, tuple(range(1, len(self._dims) + 1)))
+
+    def _require_dims(self, tensor: Tensor, found: Pass) -> None:
+        shape = list(tensor.shape)
+        if self._rule.tokens.on_pattern:
+            if tensor.dim() < 3:
+                raise ValueError(
+                    f"tokens: query and key are the last two dimensions of an attention pattern, and the tensor has "
+                    f"shape {shape}"
+                )
+        elif tensor.dim() <= self._dims[0]:
+            raise ValueError(
+                f"tokens: the tensor of shape {shape} has no dimension {self._dims[0]} of tokens; name another one "
+                "with `dim`, or the tensor with `target`"
+            )
+        if tensor.shape[0] != found.rows:
+            raise ValueError(
+                f"tokens: the tensor of shape {shape} has no row for each of the {found.rows} sequences of the call; "
+                "name the tensor with `target`"
+            )

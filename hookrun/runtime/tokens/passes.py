@@ -1,0 +1,129 @@
+"""One call of the model, as one pass over the tokens of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hookrun.runtime.tokens.calls import Session, Told
+
+
+class Pass:
+    """One call of the model: the last `columns` of the `total` columns of the sequences so far.
+
+    rows:      sequences in the batch, B: its samples, or several of each with beams
+    ids:       [B, total] int64 on the CPU, or None: not known
+    real:      [B, total] bool on the CPU: tokens, and not padding
+    positions: [B, total] int64: counted from the first real token; of padding that of the token before it
+    prompt:    columns of the prompt
+    new_from:  the first column that no earlier pass has computed
+    goes_on:   more passes may follow: a position that is not there yet may still come
+    session:   the `generate` that it is a part of, or None
+    number:    of the batch's first sample, counted from 0 in the order of the calls
+    has_data:  False in a shape check: `real` and `positions` are made up
+    ended:     [B] bool: sequences whose end-of-text token came, None: none
+    encoder:   of a decoder's pass, that of its encoder
+    chosen:    what clauses chose of it so far; see `choice`
+    """
+
+    __slots__ = (
+        "chosen",
+        "columns",
+        "encoder",
+        "ended",
+        "goes_on",
+        "has_data",
+        "ids",
+        "new_from",
+        "number",
+        "positions",
+        "prompt",
+        "real",
+        "rows",
+        "session",
+        "spans",
+        "told",
+        "total",
+    )
+
+    def __init__(
+        self,
+        told: Told,
+        *,
+        real: Tensor,
+        ids: Tensor | None,
+        prompt: int,
+        new_from: int,
+        number: int,
+        session: Session | None,
+        spans: Mapping[str, Tensor],
+        by_hand: bool,
+        ended: Tensor | None = None,
+    ) -> None:
+        self.rows, self.columns, self.total = told.rows, told.columns, real.shape[1]
+        self.ids, self.real, self.prompt = ids, real, prompt
+        self.new_from, self.number = new_from, number
+        self.session, self.spans, self.told = session, spans, by_hand
+        self.goes_on = session is not None
+        self.has_data = told.real
+        self.ended = ended
+        if session is not None and session.eos and ids is not None and self.total > prompt:
+            self._end(session.eos)
+        self.positions = self.real.cumsum(1) - 1
+        self.encoder: Pass | None = None
+        self.chosen = dict[Any, Any]()
+
+    def _end(self, eos: tuple[int, ...]) -> None:
+        """What comes from a sequence's end-of-text token on is padding; an earlier pass knows of the ends before it."""
+        start = max(self.prompt, self.new_from)
+        assert self.ids is not None
+        new = self.ids[:, start:]
+        hits = torch.stack([new == token for token in eos]).any(0)
+        if self.ended is None and not hits.any():
+            return
+        ended = hits.cumsum(1) > 0
+        if self.ended is not None:
+            ended |= self.ended[:, None]
+        self.real = torch.cat([self.real[:, :start], self.real[:, start:] & ~ended], dim=1)
+        self.ended = ended[:, -1]
+
+    @property
+    def first(self) -> bool:
+        """Whether it computes the prompt for the first time."""
+        return self.new_from < self.prompt
+
+    def seen_by(self, decoder: Pass) -> Pass:
+        """An encoder's pass as the modules of a decoder meet it: in each of its passes, a row for each of its rows."""
+        seen = copy(self)
+        each = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
+        seen.rows = self.rows * each
+        seen.real, seen.positions = (
+            tensor.repeat_interleave(each, 0) for tensor in (self.real, self.positions)
+        )
+        seen.ids = None if self.ids is None else self.ids.repeat_interleave(each, 0)
+        seen.new_from = self.total if decoder.new_from else self.new_from
+        seen.chosen = {}
+        return seen
+
+    def samples_of_rows(self, count: int | None) -> Tensor:
+        """[B] int64: the place in the batch of the sample that each row is of, out of `count`; None: not known."""
+        each = 1
+        if count is None and self.session is not None:
+            count = self.session.samples
+        if count is not None and count != self.rows:
+            if count < 1 or self.rows % count or not self.goes_on:
+                raise ValueError(f"the call has {self.rows} sequences and the batch {count} samples")
+            each = self.rows // count  # beams, or several sequences for each prompt
+        return torch.arange(self.rows) // each
+
+
+class Passes(Protocol):
+    """What follows the calls of a model."""
+
+    @property
+    def current(self) -> Pass | None:
+        """The pass under way in this thread; None: nothing says which tokens it computes."""

@@ -1,0 +1,308 @@
+"""`tokens`: which positions of a sequence a hook looks at or changes, padding left out. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from hookrun.errors import shown
+from hookrun.index import bounded, whole
+
+ALL = "all"
+EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
+MOST_DIM = 63
+"""torch allows no more dimensions than 64."""
+
+
+class TokenRange(NamedTuple):
+    """Positions from `start` to before `end`, every so many of them; a negative bound counts from the prompt's end."""
+
+    start: int | None = None
+    end: int | None = None
+    every: int = 1
+
+    def __str__(self) -> str:
+        bounds = (self.start, self.end) + ((self.every,) if self.every != 1 else ())
+        return ":".join("" if bound is None else str(bound) for bound in bounds)
+
+
+Place = int | TokenRange
+"""One position or a range of them; a negative number counts from the end of the prompt."""
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Places in a sequence, counted from its first real token."""
+
+    places: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        texts = [ALL if place == TokenRange() else str(place) for place in self.places]
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+
+    @property
+    def numbers(self) -> Iterator[int]:
+        """Every number in it, those of ranges included."""
+        for place in self.places:
+            bounds = (place.start, place.end) if isinstance(place, TokenRange) else (place,)
+            yield from (bound for bound in bounds if bound is not None)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            parse_positions, serialization=core_schema.to_string_ser_schema()
+        )
+
+
+def parse_positions(raw: Any) -> Positions:
+    """Parse ``-1``, ``"4:8"``, ``[0, "4:8", -1]`` or ``{start: 0, end: 5}``; ValueError says what is wrong."""
+    if isinstance(raw, Positions):
+        return raw
+    if isinstance(raw, dict):
+        return Positions((_range(raw),))
+    if isinstance(raw, list | tuple):
+        if not raw:
+            raise ValueError(f"found an empty list, {EXPECTED}")
+        return Positions(tuple(_place(each) for each in raw))
+    return Positions((_place(raw),))
+
+
+def _place(raw: Any) -> Place:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return bounded(raw)
+    if not isinstance(raw, str) or not raw.strip():
+        raise ValueError(f"found {shown(raw)}, {EXPECTED}")
+    if raw.strip() == ALL:
+        return TokenRange()
+    parts = [part.strip() for part in raw.split(":")]
+    try:
+        numbers = [whole(part) if part else None for part in parts]
+    except ValueError:
+        raise ValueError(f"found {shown(raw)}, {EXPECTED}") from None
+    if len(numbers) == 1 and numbers[0] is not None:
+        return numbers[0]
+    if len(numbers) > 3:
+        raise ValueError(f"found {shown(raw)}, {EXPECTED}")
+    every = numbers[2] if len(numbers) == 3 else None
+    return _checked_range(TokenRange(numbers[0], numbers[1], 1 if every is None else every), raw)
+
+
+def _range(raw: dict[Any, Any]) -> TokenRange:
+    unknown = [key for key in raw if key not in ("start", "end", "every")]
+    if unknown or not raw:
+        found = shown(unknown[0]) if unknown else "nothing"
+        raise ValueError(f"found {found} in a range, expected start, end or every")
+    for bound in raw.values():
+        if bound is not None and (isinstance(bound, bool) or not isinstance(bound, int)):
+            raise ValueError(f"found {shown(bound)} in a range, expected a whole number")
+        bounded(bound)
+    return _checked_range(TokenRange(raw.get("start"), raw.get("end"), raw.get("every", 1)), raw)
+
+
+def _checked_range(places: TokenRange, raw: Any) -> TokenRange:
+    start, end = places.start, places.end
+    if places.every is None or places.every < 1:
+        raise ValueError(f"found {shown(raw)}: the step of a range is at least 1")
+    one_way = start is not None and end is not None and (start < 0) == (end < 0)
+    if end == 0 or (one_way and end <= start):  # type: ignore[operator]
+        raise ValueError(f"found {shown(raw)}: the range ends before it begins, and holds no position")
+    return places
+
+
+def _listed(raw: Any) -> Any:
+    return raw if isinstance(raw, list | tuple) else (raw,)
+
+
+_POSITIONS = {
+    "anyOf": [
+        {"type": ["integer", "string"]},
+        {"type": "array", "items": {"type": ["integer", "string"]}, "minItems": 1},
+        {
+            "type": "object",
+            "properties": {key: {"type": "integer"} for key in ("start", "end", "every")},
+            "additionalProperties": False,
+        },
+    ]
+}
+Id = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+Text = Annotated[str, Field(min_length=1, max_length=10_000)]
+SpanName = Annotated[str, Field(min_length=1, max_length=1_000)]
+
+
+Short = int | str | list[int | str]
+"""Positions as they may be written without a mapping, for the JSON Schema."""
+
+
+class TokenSet(BaseModel):
+    """Tokens for which everything that is given holds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    position: Annotated[Positions, WithJsonSchema(_POSITIONS)] | None = None
+    id: (
+        Annotated[
+            tuple[Id, ...],
+            BeforeValidator(_listed, json_schema_input_type=Id | list[Id]),
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
+    text: (
+        Annotated[
+            tuple[Text, ...],
+            BeforeValidator(_listed, json_schema_input_type=Text | list[Text]),
+            Field(min_length=1),
+        ]
+        | None
+    ) = None
+    span: SpanName | None = None
+
+    @field_validator("position", "id", "text", "span", mode="before")
+    @classmethod
+    def _is_given(cls, raw: Any) -> Any:
+        if raw is None:
+            raise ValueError("found nothing: leave the key out, or give it a value")
+        return raw
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError(f"found an empty mapping, expected one of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether which token stands at a position decides."""
+        return self.id is not None or self.text is not None
+
+    def __str__(self) -> str:
+        if self.model_fields_set == {"position"}:
+            return str(self.position)
+        parts = [f"{key}: {_shown(getattr(self, key))}" for key in _set_fields(self)]
+        return "{" + ", ".join(parts) + "}"
+
+
+def _set_fields(model: BaseModel) -> list[str]:
+    return [key for key in type(model).model_fields if key in model.model_fields_set]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple):
+        value = value[0] if len(value) == 1 else list(value)
+    return str(value) if not isinstance(value, bool) else str(value).lower()
+
+
+class TokenFilter(TokenSet):
+    """Tokens of a phase, but for some.
+
+    phase: `prompt`, or `generation`: positions then count from the first generated token
+    """
+
+    phase: Literal["prompt", "generation"] | None = None
+    exclude: (
+        Annotated[
+            TokenSet,
+            BeforeValidator(lambda raw: _as_mapping(raw), json_schema_input_type=Short | TokenSet),
+        ]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _counts_forward_in_generation(self) -> Self:
+        if self.phase != "generation":
+            return self
+        sets = {"position": self.position, "exclude.position": self.exclude and self.exclude.position}
+        for key, positions in sets.items():
+            negative = next(
+                (number for number in (positions.numbers if positions else ()) if number < 0), None
+            )
+            if negative is not None:
+                raise ValueError(
+                    f"{key}: found {negative} under `phase: generation`: negative positions count from the end of the "
+                    "prompt, which has no generated tokens; count from 0, the first generated token"
+                )
+        return self
+
+    @property
+    def texts(self) -> Iterator[str]:
+        """Every text in it, which a tokenizer has to turn into tokens."""
+        yield from self.text or ()
+        if self.exclude is not None:
+            yield from self.exclude.text or ()
+
+    @property
+    def spans(self) -> Iterator[str]:
+        """The names of every span in it."""
+        yield from (each.span for each in (self, self.exclude) if each is not None and each.span is not None)
+
+
+Axis = Annotated[
+    TokenFilter,
+    BeforeValidator(lambda raw: _as_mapping(raw), json_schema_input_type=Short | TokenFilter),
+]
+
+
+class Tokens(TokenFilter):
+    """The clause of a hook.
+
+    missing: `skip` leaves out positions that a sample does not have; they are an error otherwise
+    padding: padding counts as tokens too
+    dim:     the dimension of the sequence, 1 unless given
+    query:   on attention patterns [..., queries, keys]: which queries; then `key` may say which keys
+    """
+
+    missing: Literal["error", "skip"] = "error"
+    padding: Annotated[bool, Field(strict=True)] = False
+    dim: Annotated[int, Field(strict=True, ge=1, le=MOST_DIM)] | None = None
+    query: Axis | None = None
+    key: Axis | None = None
+
+    @model_validator(mode="after")
+    def _is_of_one_kind(self) -> Self:
+        if self.query is None and self.key is None:
+            return self
+        others = self.model_fields_set - {"query", "key", "missing", "padding"}
+        if others:
+            raise ValueError(
+                f"{sorted(others)[0]} does not go with query and key, whose dimensions are the last two: give it to "
+                "one of them, as in {query: {phase: prompt, position: -1}}"
+                if others != {"dim"}
+                else "dim does not go with query and key, whose dimensions are the last two"
+            )
+        return self
+
+    @property
+    def on_pattern(self) -> bool:
+        """Whether it is about queries and keys."""
+        return self.query is not None or self.key is not None
+
+    @property
+    def filters(self) -> tuple[TokenFilter, ...]:
+        """Itself, or those of queries and keys."""
+        return tuple(each for each in (self.query, self.key) if each is not None) or (self,)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What was given, as plain data for JSON."""
+        return self.model_dump(mode="json", exclude_unset=True)
+
+
+def _as_mapping(raw: Any) -> Any:
+    """The short forms: a position, a range, a list or `all`."""
+    if isinstance(raw, dict | BaseModel):
+        return raw
+    return {"position": parse_positions(raw)}
+
+
+TokensClause = Annotated[Tokens, BeforeValidator(_as_mapping, json_schema_input_type=Short | Tokens)]

@@ -1,0 +1,410 @@
+"""`tokens` and `heads` on one forward and one backward pass, against what is written by hand."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+from hookrun.errors import CompileError, HookError, HookrunError
+from hookrun.runtime import Installation
+
+HEADS, WIDTH = 4, 3
+
+
+class Block(nn.Module):
+    """Attention with a module at its pattern and at its heads side by side."""
+
+    num_heads = HEADS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(12, 12)
+        self.pattern = nn.Identity()
+        self.out = nn.Linear(12, 12)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        heads = self.q(x).unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+        scores = (heads @ heads.transpose(2, 3)).masked_fill(~mask[:, None, None].bool(), -1e9)
+        mixed = self.pattern(scores.softmax(-1)) @ heads
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Encoder(nn.Module):
+    """Takes ids and a mask by the names that transformers uses."""
+
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(20, 12)
+        self.first = Block()
+        self.second = Block()
+        self.checkpointed = checkpointed
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        x = self.first(self.embed(input_ids), mask)
+        if self.checkpointed:
+            return checkpoint(self.second, x, mask, use_reentrant=False)  # type: ignore[no-any-return]
+        return self.second(x, mask)  # type: ignore[no-any-return]
+
+
+PROMPTS = [torch.tensor([3, 4, 5, 6]), torch.tensor([7, 8]), torch.tensor([9, 5, 11])]
+
+
+def padded(side: str) -> tuple[Tensor, Tensor]:
+    ids, mask = torch.zeros(3, 5, dtype=torch.int64), torch.zeros(3, 5, dtype=torch.int64)
+    for row, prompt in enumerate(PROMPTS):
+        start = 0 if side == "right" else 5 - len(prompt)
+        ids[row, start : start + len(prompt)] = prompt
+        mask[row, start : start + len(prompt)] = 1
+    return ids, mask
+
+
+BATCHES = {side: padded(side) for side in ("right", "left")}
+
+
+@contextmanager
+def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) -> Iterator[Installation]:
+    """Proven with an example, then installed."""
+    ids, mask = BATCHES["right"]
+    call = ((), {"input_ids": ids, "attention_mask": mask})
+    with hookrun.compile(hooks, model, example=call if example else None).install(model) as installed:
+        yield installed
+
+
+def capture(select: str, **keys: Any) -> dict[str, Any]:
+    return {"select": select, "hook": "forward", "action": "capture", **keys}
+
+
+def columns(mask: Tensor, row: int) -> Tensor:
+    """The columns of a row's real tokens, in order."""
+    return mask[row].nonzero().squeeze(1)
+
+
+WANTED: Mapping[str, tuple[Any, Callable[[Tensor], list[int]]]] = {
+    "the last": (-1, lambda prompt: [len(prompt) - 1]),
+    "some": ([0, -1], lambda prompt: sorted({0, len(prompt) - 1})),
+    "all": ("all", lambda prompt: list(range(len(prompt)))),
+    "a range": ({"position": "1:3", "missing": "skip"}, lambda prompt: list(range(len(prompt)))[1:3]),
+    "from the end": ("-2:", lambda prompt: [len(prompt) - 2, len(prompt) - 1]),
+    "every other": ("::2", lambda prompt: list(range(0, len(prompt), 2))),
+    "ids": ({"id": [5, 8]}, lambda prompt: [n for n, each in enumerate(prompt.tolist()) if each in (5, 8)]),
+    "not the first": ({"exclude": 0}, lambda prompt: list(range(1, len(prompt)))),
+    "of the prompt": ({"phase": "prompt", "position": 1}, lambda prompt: [1]),
+}
+
+
+def test_a_capture_has_a_row_for_each_sample_and_position() -> None:
+    model = Encoder()
+    for (ids, mask), (tokens, wanted) in ((b, w) for b in BATCHES.values() for w in WANTED.values()):
+        with under(model, example=False, seen=capture("first", tokens=tokens)) as hooks:
+            model(input_ids=ids, attention_mask=mask)
+            rows = hooks.captures["seen"]["first"]
+        with torch.no_grad():
+            whole = model.first(model.embed(ids), mask)
+        expected = [(row, each) for row, prompt in enumerate(PROMPTS) for each in wanted(prompt)]
+        assert list(zip(rows.sample_ids.tolist(), rows.positions.tolist(), strict=True)) == expected
+        assert rows.token_ids.tolist() == [int(PROMPTS[row][each]) for row, each in expected]
+        assert torch.equal(rows[0], torch.stack([whole[row, columns(mask, row)[n]] for row, n in expected]))
+        again = pickle.loads(pickle.dumps(rows))
+        assert torch.equal(again.positions, rows.positions) and again.text == [""] * len(expected)
+
+
+def test_an_edit_changes_the_chosen_positions_alone_and_a_prompt_alone_is_the_same() -> None:
+    model = Encoder()
+    edit = {"select": "first", "hook": "forward", "action": "scale", "factor": 3, "tokens": [0, -1]}
+    for ids, mask in BATCHES.values():
+        with under(model, example=False, edit=edit, seen=capture("first")) as hooks, torch.no_grad():
+            output = model(ids, mask)
+            edited = hooks.captures["seen"]["first"][0]
+        with torch.no_grad():
+            plain = model.first(model.embed(ids), mask)
+        changed = torch.zeros_like(mask, dtype=torch.bool)
+        for row in range(3):
+            changed[row, columns(mask, row)[[0, -1]]] = True
+        assert torch.equal(edited[~changed], plain[~changed])
+        assert torch.equal(edited[changed], plain[changed] * 3)
+        for row, prompt in enumerate(PROMPTS):
+            with under(model, example=False, edit=edit), torch.no_grad():
+                alone = model(input_ids=prompt[None])[0]
+            torch.testing.assert_close(output[row, columns(mask, row)], alone, rtol=0, atol=1e-6)
+
+
+def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> None:
+    for model in (Encoder(), Encoder(checkpointed=True)):
+        zero = {"select": "second", "hook": "output_grad", "action": "scale", "factor": 0, "tokens": -1}
+        hooks = {
+            "in": {
+                "select": "second.out",
+                "hook": "backward",
+                "action": "capture",
+                "target": "grad_input[0]",
+            },
+            "out": {
+                "select": "second",
+                "hook": "output_grad",
+                "action": "stats",
+                "of": ["numel"],
+                "tokens": 0,
+            },
+        }
+        hooks["in"]["tokens"] = [0, -1]
+        with under(model, example=False, zero=zero, **hooks) as installed:
+            outputs = [model(*batch) for batch in BATCHES.values()]  # both calls, then both backward passes
+            torch.stack([output.sum() for output in outputs]).sum().backward()
+        rows = installed.captures["in"]["second.out"]
+        masks = {0: BATCHES["left"][1], 1: BATCHES["right"][1]}  # the last call first
+        weight = model.second.out.weight
+        for number, entry in enumerate(rows):
+            # at the last position the gradient of the output is zero, elsewhere one
+            ones = torch.ones(12) @ weight
+            expected = torch.stack([ones * (each == 0) for row in range(3) for each in (0, 1)])
+            torch.testing.assert_close(entry, expected)
+            assert masks[number].shape[0] == 3
+        assert [record["numel"] for record in installed.records] == [36, 36]
+
+
+def test_heads_side_by_side_in_the_last_dimension_and_in_one_of_their_own() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    with (
+        under(
+            model,
+            z=capture("first.out", hook="forward_pre", target="[0]", heads=[1, 3], tokens=-1),
+            part=capture("first.out", hook="forward_pre", target="[0]", heads=2, index="..., 1:", tokens=0),
+            pattern=capture("first.pattern", heads=[-1]),
+            whole=capture("first.out", hook="forward_pre", target="[0]"),
+            probabilities=capture("first.pattern"),
+        ) as hooks,
+        torch.no_grad(),
+    ):
+        model(ids, mask)
+    seen = {name: next(iter(modules.values()))[0] for name, modules in hooks.captures.items()}
+    apart = seen["whole"].unflatten(-1, (HEADS, WIDTH))
+    last, first = ([int(columns(mask, row)[n]) for row in range(3)] for n in (-1, 0))
+    assert torch.equal(seen["z"], apart[range(3), last][:, [1, 3]])
+    assert torch.equal(seen["part"], apart[range(3), first][:, [2], 1:])
+    assert torch.equal(seen["pattern"], seen["probabilities"][:, [3]])
+
+
+def test_an_ablated_head_is_the_ablated_columns_of_the_output_projection() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["right"]
+    off = {"select": "first.out", "hook": "forward_pre", "action": "replace", "value": 0, "heads": [2]}
+    with under(model, off=off), torch.no_grad():
+        hooked = model(ids, mask)
+    with torch.no_grad():
+        model.first.out.weight[:, 2 * WIDTH : 3 * WIDTH] = 0
+        assert torch.equal(hooked, model(ids, mask))
+
+
+def test_queries_and_keys_of_attention_patterns() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    cut = {"select": "second.pattern", "hook": "forward", "action": "replace", "value": 0}
+    with (
+        under(
+            model,
+            both=capture("first.pattern", tokens={"query": -1, "key": [0, 1]}),
+            rows=capture("first.pattern", tokens={"query": -1}, heads=1),
+            whole=capture("first.pattern"),
+            cut={**cut, "tokens": {"key": 0}},
+            after=capture("second.pattern"),
+        ) as hooks,
+        torch.no_grad(),
+    ):
+        model(ids, mask)
+    whole = hooks.captures["whole"]["first.pattern"][0]
+    both, rows = hooks.captures["both"]["first.pattern"], hooks.captures["rows"]["first.pattern"]
+    wanted = [
+        whole[row, :, columns(mask, row)[-1], columns(mask, row)[key]] for row in range(3) for key in (0, 1)
+    ]
+    assert torch.equal(both[0], torch.stack(wanted)) and both.keys.tolist() == [0, 1] * 3
+    assert both.positions.tolist() == [3, 3, 1, 1, 2, 2]
+    assert torch.equal(rows[0], torch.stack([whole[r, [1], columns(mask, r)[-1]] for r in range(3)]))
+    after = hooks.captures["after"]["second.pattern"][0]
+    for row in range(3):
+        assert (after[row, :, :, columns(mask, row)[0]] == 0).all()
+        assert (after[row, :, :, columns(mask, row)[1:]] > 0).all()
+
+
+def test_spans_and_texts_are_those_of_each_sample() -> None:
+    class Words:
+        def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+            return [int(word) for word in text.split()]
+
+        def decode(self, token_ids: list[int]) -> str:
+            return f"<{token_ids[0]}>"
+
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    text = capture("first", tokens={"text": ["4 5", "11"]})
+    with pytest.raises(CompileError, match=r"hooks\.text\.tokens: `text` needs a tokenizer"):
+        hookrun.compile({"text": text}, model)
+    model.tokenizer = Words()
+    with under(model, text=text, span=capture("first", tokens={"span": "who", "missing": "skip"})) as hooks:
+        hooks.spans = {"who": [[1, 3], [-1, -1], [0, 1]]}
+        model(ids, mask)
+    assert hooks.captures["text"]["first"].text == ["<4>", "<5>", "<11>"]
+    span = hooks.captures["span"]["first"]
+    assert span.positions.tolist() == [1, 2, 0] and span.sample_ids.tolist() == [0, 0, 2]
+    with under(model, span=capture("first", tokens={"span": "whom"})) as hooks:
+        hooks.spans = {"who": [[1, 3], [0, 1], [0, 1]]}
+        with pytest.raises(HookError, match="no span 'whom': did you mean 'who'"):
+            model(ids, mask)
+
+
+def test_a_model_that_does_not_say_its_tokens_is_told_of_them() -> None:
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)  # type: ignore[no-any-return]
+
+    model, x = Embedded(), torch.randn(3, 5, 4)
+    ids, mask = BATCHES["left"]
+    with hookrun.hooked(model, {"seen": capture("layer", tokens=0)}) as hooks:
+        with pytest.raises(HookError, match=r"hooks\.tokens\(input_ids, attention_mask\)"):
+            model(x)
+        for factor in (1, 2):
+            hooks.tokens(ids, mask)
+            hooks.samples = [5, 3, 8]
+            model(x * factor)
+        rows = hooks.captures["seen"]["layer"]
+    starts = [int(columns(mask, row)[0]) for row in range(3)]
+    assert torch.equal(rows[1], model.layer(2 * x)[range(3), starts])
+    assert rows.sample_ids.tolist() == [5, 3, 8] * 2
+    with (
+        hookrun.hooked(Encoder(), {"seen": capture("first", tokens=0)}) as hooks,
+        pytest.raises(HookrunError, match="found input_ids of shape"),
+    ):
+        hooks.tokens(x)
+
+
+def test_what_a_sample_or_a_tensor_has_not_is_told() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    for tokens, what in (
+        (3, "sequence 1 of the batch has 2 tokens and no position 3"),
+        (-3, "no position -3"),
+        ("1:4", "no position 3"),
+        ({"position": "2:", "phase": "prompt"}, "no position 2"),
+    ):
+        with under(model, seen=capture("first", tokens=tokens)), pytest.raises(HookError) as error:
+            model(ids, mask)
+        assert what in str(error.value) and "missing: skip" in str(error.value)
+        assert str(error.value).startswith("hook 'seen' (forward, capture) on first: tokens: ")
+    call = ((), {"input_ids": ids})
+    for keys, what in (
+        ({"select": "first.pattern", "tokens": 0}, "the dimension has size 4 and the call 5 tokens"),
+        ({"select": "first", "tokens": {"position": 0, "dim": 3}}, "has no dimension 3 of tokens"),
+        ({"select": "embed", "tokens": 0, "index": "1:"}, "`index` picks of the samples"),
+        ({"select": "embed", "tokens": 0, "index": ":, 3"}, "`index` picks of the samples"),
+        ({"select": "embed", "heads": 0}, "nothing says how many heads embed has"),
+        ({"select": "first", "heads": 4}, "there is no head 4 among 4"),
+        ({"select": "embed", "heads": {"count": 5, "pick": 0}}, "does not hold 5 heads"),
+    ):
+        with pytest.raises(CompileError, match=what.replace("`", ".")):
+            hookrun.compile({"seen": {"hook": "forward", "action": "capture", **keys}}, model, example=call)
+    with pytest.raises(CompileError, match=r"hooks\.h\.tokens: has no meaning on hook type 'grad'"):
+        hookrun.compile({"h": {"select": "embed", "hook": "grad", "action": "stats", "tokens": 0}}, model)
+
+
+def test_the_rows_of_a_run_know_their_sample_position_and_token(tmp_path: Path) -> None:
+    model = Encoder()
+    spec = {
+        "seen": capture("first", tokens=[0, -1]),
+        "some": capture("first", tokens=-1, max_bytes=96),
+        "plain": capture("first"),
+    }
+    with hookrun.record(model, spec, tmp_path / "run") as hooks, torch.no_grad():
+        for ids, mask in BATCHES.values():
+            model(ids, mask)
+    run = hookrun.open_run(tmp_path / "run")
+    rows = run.captures["seen"]["first"]
+    assert rows.sample_ids.tolist() == [n for n in range(6) for _ in range(2)]
+    assert rows.positions.tolist() == [0, 3, 0, 1, 0, 2] * 2
+    assert rows.token_ids.tolist() == [3, 6, 7, 8, 9, 11] * 2 and rows.text == [""] * 12
+    assert rows.where(position=3).tolist() == [1, 7] and rows.where(token=9).tolist() == [4, 10]
+    whole = run.captures["plain"]["first"][0:3]
+    assert torch.equal(rows[0:2], whole[0, [0, 3]]) and run.captures["some"]["first"].token_ids.tolist() == [
+        6,
+        8,
+    ]
+    assert run.captures["plain"]["first"].positions.tolist() == [-1] * 6
+    assert hooks.fired["seen", "first"] == 2
+
+
+def test_values_by_sample_and_whole_values_are_taken_at_the_positions(tmp_path: Path) -> None:
+    model, (ids, mask) = Encoder(), BATCHES["right"]
+    taken = {"whole": capture("first"), "last": capture("first", tokens=-1)}
+    with hookrun.record(model, taken, tmp_path / "a") as hooks, torch.no_grad():
+        model(ids + mask, mask)
+    other, last = (hookrun.open_run(tmp_path / "a").captures[name]["first"] for name in ("whole", "last"))
+    patch = {"select": "first", "hook": "forward", "action": "replace", "tokens": [0, -1]}
+    from_whole = {"run": str(tmp_path / "a"), "capture": "whole", "sample": "same", "at": "same"}
+    from_last = {"run": str(tmp_path / "a"), "capture": "last", "sample": "same"}
+    for value, source in ((from_whole, None), (from_last, last)):
+        spec = {"patch": {**patch, "value": value}, "seen": capture("first")}
+        with hookrun.hooked(model, spec, effects=True) as hooks, torch.no_grad():
+            hooks.samples = range(3)
+            model(ids, mask)
+            seen = hooks.captures["seen"]["first"][0]
+        for row in range(3):
+            ends = columns(mask, row)[[0, -1]]
+            expected = other[row][ends] if source is None else source[row].expand(2, -1)
+            assert torch.equal(seen[row, ends], expected)
+        assert hooks.effects["patch", "first"][1] == 6 * 12
+
+
+def test_a_position_that_no_pass_computes_is_told_at_the_end() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    later = {"select": "first", "hook": "forward", "action": "scale", "factor": 0}
+    with (
+        pytest.warns(hookrun.HookrunWarning, match="later fired and found no tensor"),
+        hookrun.hooked(model, {"later": {**later, "tokens": {"phase": "generation"}}}),
+    ):
+        model(ids, mask)
+
+
+def test_padding_counts_like_tokens_where_it_is_asked_for() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["right"]
+    with under(model, seen=capture("first", tokens={"position": [0, -1], "padding": True})) as hooks:
+        model(ids, mask)
+    rows = hooks.captures["seen"]["first"]
+    assert rows.positions.tolist() == [0, 4] * 3 and rows.token_ids.tolist()[1::2] == [0, 0, 0]
+
+
+def test_what_is_kept_keeps_no_model_alive() -> None:
+    model = Encoder()
+    alive = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        edit = {"select": "first", "hook": "forward", "action": "scale", "factor": 2, "tokens": -1}
+        with hookrun.hooked(model, {"seen": capture("first", tokens=0), "edit": edit}) as hooks:
+            model(BATCHES["left"][0])
+        kept = hooks.captures
+        del hooks, model
+        assert alive() is None and kept["seen"]["first"].positions.tolist() == [0, 0, 0]
+    finally:
+        gc.enable()
+
+
+def test_no_graph_holds_a_hook_with_tokens_and_heads_go_into_it() -> None:
+    model, (ids, mask) = Encoder(), BATCHES["left"]
+    edit = {"select": "first.out", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
+    with hookrun.hooked(model, {"edit": {**edit, "tokens": -1}}) as hooks:
+        with pytest.raises(CompileError, match=r"hooks\.edit\.tokens"):
+            hooks.compile()
+        model(ids, mask)
+    with hookrun.hooked(model, {"edit": {**edit, "heads": [1]}}) as hooks, torch.no_grad():
+        torch.testing.assert_close(hooks.compile(backend="eager")(ids, mask), model(ids, mask))

@@ -1,0 +1,91 @@
+"""`tokens` and `heads` in a file: what they say, and what is wrong with them, with the key path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookrun.errors import SpecError
+from hookrun.spec import parse_spec
+from hookrun.spec.hook import HookKeys
+
+
+def keys_of(**given: Any) -> HookKeys:
+    spec = parse_spec({"h": {"select": "fc", "hook": "forward", "action": "capture", **given}})
+    return spec.hooks[0].keys
+
+
+def test_the_forms_of_tokens_are_read_and_shown() -> None:
+    forms: dict[str, Any] = {
+        "-1": -1,
+        "[0, 4:8, -1]": [0, "4:8", -1],
+        "all": "all",
+        "2::3": "2::3",
+        "{phase: prompt}": {"phase": "prompt"},
+        "{id: [198, 628]}": {"id": [198, 628]},
+        "{text:  Paris}": {"text": " Paris"},
+        "{span: subject}": {"span": "subject"},
+        "{position: 0:5, phase: generation, exclude: {id: 5}, missing: skip}": {
+            "phase": "generation",
+            "position": {"start": 0, "end": 5},
+            "exclude": {"id": 5},
+            "missing": "skip",
+        },
+        "{query: -1, key: 0}": {"query": -1, "key": 0},
+    }
+    assert {shown: str(keys_of(tokens=raw).tokens) for shown, raw in forms.items()} == {
+        shown: shown for shown in forms
+    }
+    assert str(keys_of(tokens="-1").tokens) == "-1" and keys_of(tokens=None).tokens is None
+    plain = parse_spec(
+        {"h": {"select": "fc", "hook": "forward", "action": "capture", "tokens": -1, "heads": 3}}
+    )
+    assert plain.hooks[0].to_dict()["tokens"] == {"position": "-1"}
+    assert plain.hooks[0].to_dict()["heads"] == {"pick": [3]}
+
+
+def test_what_is_wrong_with_tokens_is_told_where_it_stands() -> None:
+    wrong: list[tuple[Any, str, str]] = [
+        ({"phase": "generation", "position": -1}, "tokens", "found -1 under `phase: generation`"),
+        ({"phase": "generation", "exclude": -2}, "tokens", "exclude.position: found -2"),
+        ({"posision": 3}, "tokens.posision", "unknown key"),
+        ({"phase": "promt"}, "tokens.phase", "'prompt'"),
+        ({}, "tokens", "found an empty mapping"),
+        ([], "tokens", "found an empty list"),
+        (True, "tokens", "found True"),
+        ("last", "tokens", "expected a position like -1"),
+        (1.5, "tokens", "expected a position like -1"),
+        ("8:4", "tokens", "the range ends before it begins"),
+        ("1:9:0", "tokens", "the step of a range is at least 1"),
+        (10**30, "tokens", "64 bits"),
+        ({"id": -1}, "tokens.id.0", "greater than or equal to 0"),
+        ({"position": {"stop": 3}}, "tokens.position", "expected start, end or every"),
+        ({"query": 0, "dim": 2}, "tokens", "dim does not go with query and key"),
+        ({"query": 0, "phase": "prompt"}, "tokens", "phase does not go with query and key"),
+        ({"position": 0, "dim": 0}, "tokens.dim", "greater than or equal to 1"),
+        ({"padding": "yes"}, "tokens.padding", "found"),
+    ]
+    for raw, where, what in wrong:
+        with pytest.raises(SpecError) as found:
+            keys_of(tokens=raw)
+        [problem] = found.value.errors
+        assert problem.where == f"hooks.h.{where}" and what in str(problem), (raw, problem)
+
+
+def test_heads_are_numbers_with_a_count_where_it_is_given() -> None:
+    assert str(keys_of(heads=[3, 5]).heads) == "[3, 5]"
+    assert str(keys_of(heads={"count": 12, "pick": 3}).heads) == "{count: 12, pick: [3]}"
+    wrong: list[tuple[Any, str, str]] = [
+        ([1, 1], "heads", "names head 1 twice"),
+        ({"count": 4, "pick": [4]}, "heads", "there is no head 4 among 4, which are 0 to 3"),
+        ({"count": 4, "pick": [-1, 3]}, "heads", "names a head of 4 twice"),
+        ("all", "heads.pick", "expected the numbers of heads"),
+        ([], "heads.pick", "at least 1 item"),
+        ({"count": 0, "pick": [0]}, "heads.count", "greater than or equal to 1"),
+    ]
+    for raw, where, what in wrong:
+        with pytest.raises(SpecError) as found:
+            keys_of(heads=raw)
+        [problem] = found.value.errors
+        assert problem.where == f"hooks.h.{where}" and what in str(problem), (raw, problem)
