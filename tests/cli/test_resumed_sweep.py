@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+import hookrun.cli.sweep  # noqa: F401  # it keeps what it imports: before anything is replaced
 from hookrun.cli import main
 from hookrun.store.lock import sole_writer
 from hookrun.tasks import Checked

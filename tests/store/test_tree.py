@@ -47,9 +47,17 @@ def test_nan_survives() -> None:
     assert math.isnan(through_json({"x": math.nan})["x"])
 
 
-@pytest.mark.parametrize(
-    "value", [object(), {1, 2}, lambda: 0, torch.device("cpu"), torch.ones(2).to_sparse(), b"x"], ids=repr
-)
+UNPLAIN = {
+    "object": object(),
+    "set": {1, 2},
+    "function": lambda: 0,
+    "device": torch.device("cpu"),
+    "sparse": torch.ones(2).to_sparse(),
+    "bytes": b"x",
+}
+
+
+@pytest.mark.parametrize("value", UNPLAIN.values(), ids=UNPLAIN)
 def test_what_is_not_plain_is_named_with_its_place(value: Any) -> None:
     with pytest.raises(NotPlain, match=r"^optimizer\.3\.x"):
         flatten({"optimizer": {3: {"x": value}}})
