@@ -33,7 +33,7 @@ from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
 from hookrun.cli.resume import Resume, composed_again, run_folder, state_of_run, take_resume
-from hookrun.cli.stored_sweep import in_folder, stored_sweep, sweep_folder
+from hookrun.cli.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_folder
 from hookrun.cli.typed import take_flag
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
@@ -56,7 +56,7 @@ def execute(arguments: Sequence[str]) -> int:
     resume, overrides = take_resume(overrides)
     fail_fast, overrides = take_flag("fail_fast", overrides)
     stored, sweep_dir = None, None
-    if resume is not None and args.multirun:
+    if resume is not None and (args.multirun or is_sweep(resume.name)):
         sweep_dir = sweep_folder(resume.name)
         stored = stored_sweep(sweep_dir) if all(map(_is_hydras, overrides)) else None
     main = conf_dir() if args.config_path is None else existing_folder("--config-path", args.config_path)

@@ -18,7 +18,6 @@ from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.cli.typed import take, take_flag
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.report.yaml_files import MULTIRUN
 from hookrun.store.format import CONFIG, STATUS
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.read_records import read_record
@@ -73,17 +72,8 @@ def state_of_run(folder: Path) -> str:
         there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise SpecError([Problem(RESUME, f"there is no directory {folder}", nearest(folder.name, there))])
     if not (folder / STATUS).exists():
-        hint = (
-            f"put -m first: hookrun -m resume={folder}"
-            if (folder / MULTIRUN).exists()
-            else "name the directory of a run"
-        )
-        what = (
-            "is the directory of a sweep"
-            if (folder / MULTIRUN).exists()
-            else f"has no {STATUS}: no run began there"
-        )
-        raise SpecError([Problem(RESUME, f"{folder} {what}", hint)])
+        what = f"{folder} has no {STATUS}: no run began there"
+        raise SpecError([Problem(RESUME, what, "name the directory of a run, or of a sweep")])
     if not (folder / CONFIG).exists():
         what = f"{folder} has no {CONFIG}: it was recorded in a loop of somebody's own, and cannot be resumed from here"
         raise SpecError([Problem(RESUME, what)])

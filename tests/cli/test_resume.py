@@ -172,7 +172,6 @@ def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
         (["resume=latest"], "there is no"),
         (["resume=outputs/on"], "there is no directory"),
         (["resume=."], "has no status.json: no run began there"),
-        (["resume=sweep"], "hookrun -m resume="),
         (["resume=1,2"], "there is no directory"),
         (["resume=true"], "expected a directory"),
         (["resume_anyway=true"], "goes with resume=DIR"),
@@ -180,8 +179,6 @@ def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
     ],
 )
 def test_what_cannot_be_resumed_is_said(cwd: Path, say: Say, argv: list[str], expected: str) -> None:
-    (cwd / "sweep").mkdir()
-    (cwd / "sweep" / "multirun.yaml").touch()
     code, said = say(argv)
     assert code == 2 and expected in said, said
     assert not (cwd / "outputs").exists()

@@ -58,7 +58,9 @@ def test_a_wider_sweep_gives_new_numbers_and_a_changed_job_is_a_new_one(notes, e
     assert jobs(earlier) == {"0": 5, "1": 6, "2": 8, "3": 9}
     notes.ran.clear()
     assert main(["-m", "resume=latest"]) == 2, "it lies elsewhere"
-    assert main(["-m", "resume=mine"]) == 0 and notes.ran == [], "the wider one is stored now"
+    assert main(["resume=mine"]) == 0 and notes.ran == [], (
+        "the wider one is stored now; a sweep without -m as well"
+    )
     assert main(["-m", "seed=5,6", "train.epochs=2", "resume=mine"]) == 0
     assert [run_dir.name for _, run_dir in notes.ran] == ["4", "5"]
     assert "4 more in it, of other configurations" in capsys.readouterr().out
@@ -82,12 +84,11 @@ def test_equal_jobs_are_told_apart_by_their_number(notes, earlier: Path) -> None
     assert notes.ran == [(1, earlier / "2"), (5, earlier / "3")]
 
 
-@pytest.mark.parametrize("mode", [["-m"], []])
-def test_the_newest_sweep_and_the_folder_of_its_files_are_found(conf: Conf, notes, mode, capsys) -> None:
+def test_the_newest_sweep_and_the_folder_of_its_files_are_found(conf: Conf, notes) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: 4}\n"})
     assert main(["-m", "--config-dir", folder, "experiment=mine", "seed=5,1"]) == 1
     notes.ran.clear()
-    assert main([*mode, "resume=latest", "hydra.sweeper.max_batch_size=1"]) == 1
+    assert main(["-m", "resume=latest", "hydra.sweeper.max_batch_size=1"]) == 1
     ((seed, _),) = notes.ran
     assert (seed, notes.prepared[-1][0].settings.train.epochs) == (1, 4)
 
@@ -99,7 +100,7 @@ def test_what_cannot_go_on_is_refused(notes, cwd: Path, earlier: Path, capsys) -
         "resume=nowhere": "there is no directory",
         "resume=empty": "it has no multirun.yaml",
         "resume=mine/0": f"is the directory of a run, not of a sweep\n      name the sweep's: resume={earlier}",
-        "resume=3": "found 3, expected the directory of a sweep",
+        "resume=true": "found True, expected a directory",
         "resume=latest": "there is no sweep in",
     }.items():
         assert main(["-m", typed]) == 2
