@@ -101,8 +101,10 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture
-def no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs and sweeps draw no page, which takes a fifth of a small run's time; tests/report is about pages."""
+def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and sweeps draw no page, which takes a fifth of a small run's time, unless the test asks for `pages`."""
+    if "pages" in request.fixturenames:
+        return
     for module in ("jobs", "sweep"):
         monkeypatch.setattr(f"hookrun.cli.{module}.make_page", lambda folder: None)
 

@@ -172,7 +172,7 @@ def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
         (["resume=latest"], "there is no"),
         (["resume=outputs/on"], "there is no directory"),
         (["resume=."], "has no status.json: no run began there"),
-        (["resume=1,2"], "there is no directory"),
+        (["resume=1,2"], "expected one value"),
         (["resume=true"], "expected a directory"),
         (["resume_anyway=true"], "goes with resume=DIR"),
         (["resume=x", "resume_anyway=3"], "resume_anyway=true"),

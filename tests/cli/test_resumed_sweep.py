@@ -36,7 +36,7 @@ def jobs(folder: Path) -> dict[str, int]:
     return {file.parents[1].name: OmegaConf.load(file).seed for file in sorted(found)}
 
 
-def test_what_is_over_is_not_run_again_and_the_rest_goes_on(notes, earlier: Path, capsys) -> None:
+def test_what_is_over_is_not_run_again_and_the_rest_goes_on(pages, notes, earlier: Path, capsys) -> None:
     assert swept("seed=5,1,3,130,7") == 130
     before = (earlier / "0/.hydra/hydra.yaml").stat().st_mtime_ns
     notes.ran.clear()
@@ -143,7 +143,7 @@ def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cw
 
 
 def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
-    notes, earlier: Path, capsys
+    pages, notes, earlier: Path, capsys
 ) -> None:
     assert swept("seed=5,1,6,7", "fail_fast=true") == 1
     assert [seed for seed, _ in notes.ran] == [5, 1]
