@@ -249,7 +249,7 @@ class Calls:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go on numbering from there."""
-        self._totals = count(state["total"])
+        self.go_on_from(state["total"])
         self._here.number, self._here.forward = state["number"], state["forward"]
 
     def _next(self) -> Call:

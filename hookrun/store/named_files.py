@@ -20,28 +20,48 @@ BLOCKS = 64
 MOST_READ = 1_000
 """Files of a folder whose content is read, at even distances; of the others the names count."""
 
+PATHS = frozenset({"file", "root", "run", "path", "weights", "tokenizer"})
+"""Keys whose texts are paths."""
+
 _OF_EACH = 2**16
 _MOST_PATH = 4_096
 
 
-def named_files(config: Mapping[str, Any]) -> dict[str, str]:
+def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str, str]:
     """Each text in a configuration that is the path of a file or a folder -> what is there now.
 
-    A run directory stands for its status. Of other folders only those of the section `data` are gone through.
+    Texts of keys such as `file` and `root` are paths, and those that look like one. A run directory stands for its
+    status. Of other folders only those of the section `data` are gone through.
+
+    run: the run directory of the configuration itself, which it does not name
     """
-    data = set(_texts(config.get("data")))
-    found = ((text, _content(text, is_data=text in data)) for text in _texts(config))
+    data = set(_paths(config.get("data")))
+    own = None if run is None else run.resolve()
+    texts = [text for text in _paths(config) if own is None or Path(text).expanduser().resolve() != own]
+    found = ((text, _content(text, is_data=text in data)) for text in texts)
     return {text: content for text, content in found if content}
 
 
-def _texts(node: Any) -> Iterator[str]:
-    pending = [node]
+def _paths(node: Any) -> Iterator[str]:
+    """The texts that may be paths."""
+    pending: list[tuple[Any, Any]] = [("", node)]
     while pending:
-        found = pending.pop()
-        if isinstance(found, str) and 0 < len(found) <= _MOST_PATH:
+        key, found = pending.pop()
+        if (
+            isinstance(found, str)
+            and 0 < len(found) <= _MOST_PATH
+            and (key in PATHS or _looks_like_path(found))
+        ):
             yield found
-        members = found.values() if isinstance(found, Mapping) else found if isinstance(found, list) else ()
-        pending.extend(members)
+        if isinstance(found, Mapping):
+            pending.extend(found.items())
+        elif isinstance(found, list):
+            pending.extend((key, item) for item in found)
+
+
+def _looks_like_path(text: str) -> bool:
+    """Whether a word could hardly be anything else: a folder may well be called as a model or a module is."""
+    return "\0" not in text and (os.sep in text or bool(Path(text).suffix))
 
 
 def _content(text: str, *, is_data: bool) -> str:

@@ -16,6 +16,7 @@ from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
 from hookrun.store.format import (
     CAPTURES,
     CHECKPOINTS,
+    ERROR,
     HOOKS,
     INDEX,
     MANIFEST,
@@ -31,7 +32,7 @@ from hookrun.store.inside import is_there, open_inside
 from hookrun.store.records import FolderPosition, PositionRecord, Status, checked
 from hookrun.store.shard import Shard
 
-AT_THE_END = (MANIFEST, HOOKS)
+AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files that tell of a run's end: one that goes on has not come to it."""
 
 _SHARD = re.compile(r"\d{6,}\.safetensors")

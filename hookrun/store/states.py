@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,17 +96,17 @@ def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = L
     return path
 
 
-def newest_state(run: Path) -> tuple[SavedState | None, list[str]]:
-    """The newest state that is whole, and a line for each damaged one after it; None where there is none.
+def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
+    """The newest state that is whole, None where there is none; number -> what is wrong, of each one after it.
 
     A state is of the run's own making or a stranger's: nothing outside the directory is read and nothing is run.
     """
-    damaged = list[str]()
+    damaged = dict[int, str]()
     for number in sorted(_numbers(run), reverse=True):
         try:
             return _read(run, run / CHECKPOINTS / _named(number)), damaged
         except StoreError as error:
-            damaged.append(str(error))
+            damaged[number] = str(error)
     return None, damaged
 
 
@@ -122,9 +122,12 @@ def remove_states(run: Path) -> None:
         (run / CHECKPOINTS).rmdir()  # where nothing else is kept
 
 
-def remove_unfinished(run: Path) -> None:
-    """Remove what a process that was killed has left of a state that it was writing."""
-    for path in (run / CHECKPOINTS).glob(".state_*.tmp"):
+def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
+    """Remove the damaged states, and what a process that was killed has left of one that it was writing."""
+    folder = run / CHECKPOINTS
+    if folder.is_symlink():
+        return
+    for path in (*folder.glob(".state_*.tmp"), *(folder / _named(number) for number in damaged)):
         with suppress(OSError):  # it does no harm
             _remove(path)
 
@@ -182,6 +185,8 @@ def _named(number: int) -> str:
 
 def _numbers(run: Path) -> list[int]:
     """Of the states in the run directory, in no order."""
+    if (run / CHECKPOINTS).is_symlink():
+        return []
     try:
         found = [entry.name for entry in os.scandir(run / CHECKPOINTS) if entry.is_dir(follow_symlinks=False)]
     except OSError:

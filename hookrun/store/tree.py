@@ -99,7 +99,7 @@ def _tree(value: Any, tensor: Callable[[Any], Tensor]) -> Any:
     if len(value) != 1:
         raise ValueError(f"a value with the keys {', '.join(map(str, value))[:100]}")
     ((kind, inner),) = value.items()
-    if kind == _TENSOR:
+    if kind == _TENSOR and isinstance(inner, str):
         return tensor(inner)
     if kind == _KEYS and isinstance(inner, dict):
         return {key: _tree(item, tensor) for key, item in inner.items()}

@@ -20,7 +20,7 @@ def write(run: Path, value: int, **options: int) -> Path:
 
 def newest(run: Path) -> tuple[int | None, list[str]]:
     found, damaged = newest_state(run)
-    return (None if found is None else found.tree["value"]), damaged
+    return (None if found is None else found.tree["value"]), list(damaged.values())
 
 
 def test_the_newest_is_read_and_older_ones_are_removed(tmp_path: Path) -> None:

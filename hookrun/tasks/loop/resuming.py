@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interruptions import pending
 from hookrun.runtime import Installation
 from hookrun.store.files import StoreError
+from hookrun.store.format import encode
 from hookrun.store.named_files import named_files
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import SavedState, write_state
@@ -50,10 +52,12 @@ class Resuming:
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
         saved = run_dir.resumed
-        self._waiting: dict[str, Any] = {} if saved is None else dict(saved.part("held"))
-        self._generators = None if saved is None else saved.part("generators")
+        self._waiting = dict[str, Any]()
+        self._generators: Mapping[str, Any] | None = None
         if saved is not None:
             with _fitting(saved):
+                self._waiting = dict(saved.part("held"))
+                self._generators = saved.part("generators")
                 load_model(model, saved.part("model"))
                 hooks.load_state_dict(
                     saved.part("hooks"), strict=False
@@ -80,8 +84,9 @@ class Resuming:
 
     def begin(self) -> None:
         """Everything is made that draws at random as it is made: the generators go on from where they stood."""
-        if self._generators is not None:
-            set_generators(self._generators)
+        if self._generators is not None and self._run_dir.resumed is not None:
+            with _fitting(self._run_dir.resumed):
+                set_generators(self._generators)
             self._generators = None
 
     def point(self, due: bool = False) -> None:
@@ -123,13 +128,13 @@ class Resuming:
 
     @cached_property
     def _about(self) -> dict[str, Any]:
-        return about(self._ready)
+        return about(self._ready, self._run_dir.path)
 
 
 def results_of(ready: Ready, run_dir: RunDir) -> Results:
     """What an analysis has found by now, each part saved in a state."""
     found = run_dir.resumed.part("results") if run_dir.resumed is not None else {}
-    facts, keep = about(ready), ready.settings.train.checkpoint.keep
+    facts, keep = about(ready, run_dir.path), ready.settings.train.checkpoint.keep
 
     def save(parts: dict[str, Any]) -> None:
         write_state(run_dir.path, facts, {"results": parts, "files": run_dir.position()}, keep=keep)
@@ -137,8 +142,8 @@ def results_of(ready: Ready, run_dir: RunDir) -> Results:
     return Results(found, save)
 
 
-def about(ready: Ready) -> dict[str, Any]:
-    """What has to be the same for a run to go on."""
+def about(ready: Ready, run: Path) -> dict[str, Any]:
+    """What has to be the same for a run to go on in the directory `run`."""
     settings = ready.settings.model_dump(mode="json", serialize_as_any=True, exclude=_FREE)
     settings["train"].pop("checkpoint")
     settings["task"] = {"name": ready.task.name, **settings["task"]}
@@ -151,17 +156,18 @@ def about(ready: Ready) -> dict[str, Any]:
         added = {f"{owner}.{name}" if owner else name for owner, name in plan.added()}
         own = ((name, each) for name, each in ready.model.named_parameters() if name not in added)
         found["parameters"] = {name: _shape(each) for name, each in own}
-    found["files"] = named_files({**settings, "hooks": found.get("hooks")})
+    found["files"] = named_files({**settings, "hooks": found.get("hooks")}, run)
     return found
 
 
-def require_same(saved: SavedState, ready: Ready) -> None:
+def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between what the state is of and what would go on from it."""
-    before, now = dict(_flat(saved.about)), dict(_flat(about(ready)))
+    before, now = dict(_flat(saved.about)), dict(_flat(about(ready, run)))
     keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith("at.")]
-    lines = [
-        _difference(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)
-    ]
+    changed = [
+        key for key in keys if encode(before.get(key)) != encode(now.get(key))
+    ]  # a NaN equals itself there
+    lines = [_difference(key, before.get(key), now.get(key)) for key in changed]
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
         what = f"{saved.path} is of another run:\n" + "\n".join(
@@ -217,7 +223,8 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
         path, _, own = name.rpartition(".")
         module = model.get_submodule(path)
         there = module._buffers[own]
-        if there is not None and there.shape == saved.shape and there.dtype == saved.dtype:
+        fits = there is not None and there.shape == saved.shape and there.dtype == saved.dtype
+        if there is not None and fits and 0 not in there.stride():  # an expanded one cannot be written
             there.copy_(saved)
         else:  # a module may put another tensor in a buffer's place at any time
             module._buffers[own] = saved.to(next((each.device for each in model.parameters()), saved.device))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from hookrun.errors import HookrunError
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interruptions import code_of, shielded
 from hookrun.store.files import StoreError
 from hookrun.store.reader import open_run
@@ -57,12 +57,15 @@ def run_in(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = Fals
 def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
     """The directory of a run that did not come to its end, as it was at its newest state that is whole."""
     saved, damaged = newest_state(path)
-    for line in damaged:
+    for line in damaged.values():
         print(f"{line}; it is left out", file=sys.stderr, flush=True)
+    if saved is None and damaged and not anyway:
+        hint = "type resume_anyway=true to begin anew, and lose what was recorded"
+        raise SpecError([Problem("resume", f"{path} has no state that is whole", hint)])
     if saved is not None and not anyway:
-        require_same(saved, ready)
-    remove_unfinished(path)
+        require_same(saved, ready, path)
     run_dir = RunDir.reopen(path, None if saved is None else saved.part("files"), buffer)
+    remove_unfinished(path, damaged)
     run_dir.resumed = saved
     return run_dir
 

@@ -100,6 +100,8 @@ def train(running: Running) -> None:
                     break
                 loop.values = _train_epoch(loop)
             _after_epoch(loop)
+            if running.stopped:
+                break
     _save_last(loop)
 
 
@@ -229,11 +231,15 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
 
 
 def _after_epoch(loop: Loop) -> None:
-    """Validate, keep the best weights, step the schedule: the epoch is over."""
+    """Validate, keep the best weights, step the schedule: the epoch is over. After a stop it is not."""
     running, values = loop.running, loop.values or {}
     with loop.averaged():
         if loop.val is not None and not running.stopped:
             values = running.evaluate(loop.val, "val", "validation")
+        if running.stopped:  # the state was saved where it stopped, and goes on with this epoch
+            _keep_any(loop)
+            return
+        if loop.val is not None:
             running.log("val", values, "epoch")
             running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
         score = values.get("accuracy", -values["loss"])
@@ -248,6 +254,12 @@ def _after_epoch(loop: Loop) -> None:
         else:
             loop.scheduler.step()
     loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
-    if not running.stopped:  # which has been saved where it stopped
-        every = running.settings.train.checkpoint.every.epochs
-        running.resuming.point(every is not None and loop.epoch % every == 0)
+    every = running.settings.train.checkpoint.every.epochs
+    running.resuming.point(every is not None and loop.epoch % every == 0)
+
+
+def _keep_any(loop: Loop) -> None:
+    """Where the run stops before its first epoch is over, the weights that it has are the best ones."""
+    running = loop.running
+    if loop.best is None and running.settings.train.checkpoint.keeps("best"):
+        _save(running, BEST)
