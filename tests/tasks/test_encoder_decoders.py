@@ -52,3 +52,14 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(
         assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
         rows[side] = found[:]
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
+
+
+def test_spans_are_of_the_encoders_tokens(
+    run: Callable[..., Run], refused: Callable[..., str], seq2seq: tuple[str, ...]
+) -> None:
+    for module in ("encoder.block.0.layer.1", "decoder.block.0.layer.1.EncDecAttention.k"):
+        found = captured(run(*seq2seq, capture(module, "{span: s}")))
+        assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
+        assert found.token_ids.tolist() == list(b"abc")
+    said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
+    assert "hooks.c" in said and "spans are of the encoder's tokens" in said
