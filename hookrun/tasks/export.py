@@ -54,7 +54,7 @@ class ExportTask(TaskOfOneSplit):
 
         with running.evaluating(Batches(running.prepared, self.split), self.name) as (passed, _):
             batch = next(iter(passed))
-            args, kwargs = as_call(batch.inputs)
+            args, kwargs = as_call(batch.inputs, running.model)
             with torch.no_grad():
                 expected = running.model(*args, **kwargs)
                 with running.hooks.uncounted():

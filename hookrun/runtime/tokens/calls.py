@@ -16,6 +16,7 @@ from hookrun.actions.tensors import holds_data
 from hookrun.containers import tensors
 
 IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
+DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 CACHES = ("past_key_values", "past_key_value", "cache_params")
 _SESSION = "_hookrun_session"
 """A name among the locals of a `generate` under way, under which it is known again at its next pass."""
@@ -158,7 +159,7 @@ def _collect(module: nn.Module, found: list[nn.Module], seen: set[int]) -> None:
     seen.add(id(module))
     names = parameters_of(module)
     if IDS in names:
-        parts = _encoder_and_decoder(module) if "decoder_input_ids" in names else []
+        parts = _encoder_and_decoder(module) if DECODER_IDS in names else []
         found.extend(parts or [module])
         return
     for child in module.children():

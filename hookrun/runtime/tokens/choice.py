@@ -145,6 +145,11 @@ def _chosen(
 
 def _columns(rule: Rule, clause: TokenFilter, of: Pass) -> Tensor:
     """[B, total] bool: the columns that are meant, whichever pass computes them."""
+    if of.decodes and any(True for _ in clause.spans):
+        raise ValueError(
+            "tokens: spans are of the encoder's tokens, and this is a module of the decoder: name its tokens by "
+            "position, id or text, or hook the encoder or the decoder's attention to it (its keys and values)"
+        )
     if not of.has_data:
         return _made_up(clause, of)
     return _Columns(rule, of, clause.phase).of_filter(clause)

@@ -26,6 +26,7 @@ class Pass:
     number:    of the batch's first sample, counted from 0 in the order of the calls
     has_data:  False in a shape check: `real` and `positions` are made up
     ended:     [B] bool: sequences whose end-of-text token came, None: none
+    decodes:   of a decoder that has an encoder, whose tokens the spans of the samples are about
     encoder:   of a decoder's pass, that of its encoder
     chosen:    what clauses chose of it so far; see `choice`
     """
@@ -33,6 +34,7 @@ class Pass:
     __slots__ = (
         "chosen",
         "columns",
+        "decodes",
         "encoder",
         "ended",
         "goes_on",
@@ -63,6 +65,7 @@ class Pass:
         spans: Mapping[str, Tensor],
         by_hand: bool,
         ended: Tensor | None = None,
+        decodes: bool = False,
     ) -> None:
         self.rows, self.columns, self.total = told.rows, told.columns, real.shape[1]
         self.ids, self.real, self.prompt = ids, real, prompt
@@ -70,7 +73,7 @@ class Pass:
         self.session, self.spans, self.told = session, spans, by_hand
         self.goes_on = session is not None
         self.has_data = told.real
-        self.ended = ended
+        self.ended, self.decodes = ended, decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
             self._end(session.eos)
         self.positions = self.real.cumsum(1) - 1

@@ -118,7 +118,7 @@ class Sequences:
             return self.current if here.current is not None else self._begun(here.told, None, by_hand=True)
         if not told.real:
             with unset_fake_temporarily():
-                return self._made_up(told)
+                return self._made_up(told, number)
         if here.told is not None and here.told.past is not None and here.current is not None:
             return here.current  # said by hand for this very pass
         if (earlier := self._earlier(number, told, running)) is not None:
@@ -166,8 +166,9 @@ class Sequences:
             new_from=total - told.columns,
             number=self._number(told.rows if known is None else known, source),
             session=running,
-            spans=self.spans,
+            spans={} if source else self.spans,
             by_hand=by_hand,
+            decodes=source > 0,
         )
 
     def _number(self, samples: int, source: int) -> int:
@@ -195,9 +196,10 @@ class Sequences:
             spans=last.spans,
             by_hand=last.told,
             ended=ended,
+            decodes=last.decodes,
         )
 
-    def _made_up(self, told: Told) -> Pass:
+    def _made_up(self, told: Told, source: int) -> Pass:
         """For a shape check: all tokens are real."""
         return Pass(
             told,
@@ -209,6 +211,7 @@ class Sequences:
             session=None,
             spans={},
             by_hand=False,
+            decodes=source > 0,
         )
 
 

@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from hookrun import data, models
 from hookrun.data import DataInfo, Split
+from hookrun.data.samples import IGNORED
 from hookrun.errors import Problem, SpecError
 from hookrun.models.token_fit import unfit_tokens
 from hookrun.models.weights import is_path
 from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.proving import Score as OutputScore
 from hookrun.run_values import FoundRuns, UsedBy
+from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
 from hookrun.spec import ROOT_KEYS, Experiment, Settings, Spec
 from hookrun.spec.remains import beyond
 from hookrun.tasks.base import metrics_of
@@ -209,7 +211,7 @@ def refused(
             experiment.wrong,
             tried.model,
             used_by=UsedBy(experiment.settings, split, FoundRuns(experiment.runs)),
-            example=None if info is None else as_call(info.example(EXAMPLE_BATCH)),
+            example=None if info is None else as_call(info.example(EXAMPLE_BATCH), tried.model),
             training=training,
             backward=backward,
         )
@@ -273,6 +275,16 @@ def _of_tokens(info: DataInfo | None) -> bool:
     return info is not None and info.tokenizer is not None
 
 
-def as_call(batch: Tensor | Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model call for a batch: named inputs are keyword arguments."""
-    return ((batch,), {}) if isinstance(batch, Tensor) else ((), dict(batch))
+def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a model call for a batch: named inputs are keyword arguments.
+
+    An encoder-decoder makes its decoder's tokens from `labels`, each one place later: it is told which of them are
+    padding, unless the batch says so itself.
+    """
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    named = dict(batch)
+    makes_tokens = "labels" in named and DECODER_IDS not in named and DECODER_MASK not in named
+    if makes_tokens and {DECODER_IDS, DECODER_MASK} <= parameters_of(model).keys():
+        named[DECODER_MASK] = (named["labels"] != IGNORED).to(named["labels"].dtype)
+    return (), named

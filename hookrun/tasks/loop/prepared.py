@@ -66,7 +66,7 @@ def compiled(
     Raises CompileError, and SpecError where the model's output has no such score.
     """
     settings, runs = experiment.settings, FoundRuns(experiment.runs)
-    example = as_call(built.data.example(EXAMPLE_BATCH))
+    example = as_call(built.data.example(EXAMPLE_BATCH), built.model)
     target = built.data.example_target(EXAMPLE_BATCH)
     used_by = UsedBy(settings, split, runs, getattr(built.data, "tokenizer", None))
     whole = None if score is None else lambda output: score(output, target)

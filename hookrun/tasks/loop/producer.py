@@ -59,7 +59,7 @@ def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wro
         for number, batch in enumerate(group):
             hooks.accumulating = number + 1 < len(group)
             hooks.samples, hooks.population = batch.ids, batch.population
-            args, kwargs = as_call(batch.inputs)
+            args, kwargs = as_call(batch.inputs, model)
             already = _wrong_already(model) if number == wrong else {}
             with watch.forward(), running.autocast():
                 output = model(*args, **kwargs)

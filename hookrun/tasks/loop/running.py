@@ -74,7 +74,7 @@ class Running:
         self.sink.split = batch.split
         if self._names_spans:
             self.hooks.spans = getattr(batch, "spans", None)
-        args, kwargs = as_call(batch.inputs)
+        args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
             return self._call(*args, **kwargs)
 

@@ -1,0 +1,65 @@
+"""Encoder-decoders on prompts whose answers are their labels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from hookrun.store.reader import Run
+
+pytest.importorskip("transformers")
+
+T5 = (
+    "{model_type: t5, num_layers: 1, num_decoder_layers: 1, d_model: 16, d_kv: 4, num_heads: 4, d_ff: 32, "
+    "vocab_size: 300, decoder_start_token_id: 0, pad_token_id: 0, eos_token_id: 1}"
+)
+PROMPTS = [
+    {"prompt": "a b", "answer": "xyz", "spans": {"s": "a"}},
+    {"prompt": "a bcd", "answer": "z", "spans": {"s": "bc"}},
+]
+
+
+@pytest.fixture
+def seq2seq(tmp_path: Path) -> tuple[str, ...]:
+    """Overrides for a T5 of random weights on two prompts with answers of different lengths."""
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, PROMPTS)))
+    model = ("model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm")
+    data = ("data=prompts", "data.args.file=prompts.jsonl", "data.args.labels=true")
+    return *model, *data, "train.loss=output", "task=evaluate"
+
+
+def capture(select: str, tokens: str) -> str:
+    return f"+hooks.c={{select: {select}, hook: forward, action: capture, tokens: {tokens}}}"
+
+
+def captured(run: Run) -> Any:
+    return next(iter(run.captures["c"].values()))
+
+
+def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(
+    run: Callable[..., Run], seq2seq: tuple[str, ...]
+) -> None:
+    rows = {}
+    for side in ("right", "left"):
+        found = captured(
+            run(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
+        )
+        assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
+        rows[side] = found[:]
+    torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
+
+
+def test_spans_are_of_the_encoders_tokens(
+    run: Callable[..., Run], refused: Callable[..., str], seq2seq: tuple[str, ...]
+) -> None:
+    for module in ("encoder.block.0.layer.1", "decoder.block.0.layer.1.EncDecAttention.k"):
+        found = captured(run(*seq2seq, capture(module, "{span: s}")))
+        assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
+        assert found.token_ids.tolist() == list(b"abc")
+    said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
+    assert "hooks.c" in said and "spans are of the encoder's tokens" in said
