@@ -30,8 +30,8 @@ from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.store.files import StoreError
 from hookrun.store.format import LOCK, RECORDED
 from hookrun.store.lock import sole_writer
+from hookrun.store.log_values import counted, number, split_name
 from hookrun.store.reader import open_run
-from hookrun.store.records import MOST_COUNT, MOST_NAME
 from hookrun.store.run_dir import RunDir, environment, update_latest
 from hookrun.tasks.loop.facts import hook_facts, model_facts
 from hookrun.tasks.loop.run import ending, set_failed, told
@@ -147,9 +147,11 @@ class Recording(Installation):
         """
         self._require_open("log")
         at = {
-            "split": ("train" if self.clock.mode == "train" else "val") if split is None else _text(split),
-            "epoch": self.clock.epoch if epoch is None else _counted("epoch", epoch),
-            "step": self.clock.step if step is None else _counted("step", step),
+            "split": ("train" if self.clock.mode == "train" else "val")
+            if split is None
+            else split_name(split),
+            "epoch": self.clock.epoch if epoch is None else counted("epoch", epoch),
+            "step": self.clock.step if step is None else counted("step", step),
         }
         if not values or len(values) > MOST_METRICS:
             raise HookrunError(f"log: found {len(values)} metrics, expected 1 to {MOST_METRICS}")
@@ -357,43 +359,6 @@ def run_folder(path: str | os.PathLike[str] | None) -> Path:
         return Path(path).expanduser().absolute()
     outputs = Path(os.environ.get(OUTPUT) or ".") / "outputs"
     return outputs.expanduser().absolute() / f"{datetime.now():%Y-%m-%d_%H-%M-%S-%f}"
-
-
-def number(name: str, value: Any) -> int | float:
-    """The value of a metric as a Python number. HookrunError, with its name, for what is not one number."""
-    if len(name) > MOST_NAME:
-        raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
-    found = value
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        try:
-            found = value.item()
-        except RuntimeError as error:  # a meta tensor
-            raise HookrunError(f"log: {name}: its value cannot be read: {error}") from error
-    if not isinstance(found, int | float):
-        shape = getattr(value, "shape", None)
-        what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
-        hint = "log one number, for one its mean" if shape is not None else "log numbers only"
-        raise HookrunError(
-            f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
-        )
-    if isinstance(found, int) and abs(found) > MOST_COUNT:
-        raise HookrunError(f"log: {name}: a whole number beyond 2**53 is not kept exactly: log it as a float")
-    return found
-
-
-def _counted(name: str, value: Any) -> int:
-    found = number(name, value)
-    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-        raise HookrunError(f"log: {name}: found {value!r}, expected a whole number from 0")
-    return found
-
-
-def _text(split: Any) -> str:
-    if not isinstance(split, str) or len(split) > MOST_NAME:
-        raise HookrunError(
-            f"log: split: found {split!r:.100}, expected a short text such as 'train' or 'val'"
-        )
-    return split
 
 
 def _device(model: nn.Module) -> str:

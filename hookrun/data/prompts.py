@@ -14,7 +14,7 @@ from pydantic import Field
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.sequences import Sequences
+from hookrun.data.sequences import ReadSequences
 from hookrun.data.source import Source
 from hookrun.data.split import part_of
 from hookrun.data.text_files import Stamp, asked_file, checked_file, records, text_field
@@ -71,8 +71,8 @@ class _Read:
     spans:   name -> first position and end of each prompt's span, one after the other
     """
 
-    prompts: Sequences = field(default_factory=lambda: Sequences(FILE))
-    answers: Sequences = field(default_factory=lambda: Sequences(FILE))
+    prompts: ReadSequences = field(default_factory=lambda: ReadSequences(FILE))
+    answers: ReadSequences = field(default_factory=lambda: ReadSequences(FILE))
     wrong: array[int] = field(default_factory=lambda: array("i"))
     spans: dict[str, array[int]] = field(default_factory=dict)
 

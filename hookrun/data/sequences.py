@@ -15,7 +15,7 @@ LONGEST = 4096
 """Tokens that the longest sequence may have where nobody named a length: all others are padded to it."""
 
 
-class Sequences:
+class ReadSequences:
     """Appended one by one; each has the number of the line that it comes from."""
 
     def __init__(self, where: str) -> None:

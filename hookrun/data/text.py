@@ -12,7 +12,7 @@ from pydantic import Field
 
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.data.samples import Samples
-from hookrun.data.sequences import Sequences
+from hookrun.data.sequences import ReadSequences
 from hookrun.data.source import Source
 from hookrun.data.split import part_of
 from hookrun.data.text_files import Stamp, asked_file, checked_file, lines, records, text_field
@@ -60,7 +60,7 @@ class _Corpus:
     """The samples of a file, before it is split."""
 
     path: Path
-    sequences: Sequences
+    sequences: ReadSequences
     packed: bool
     length: int
 
@@ -158,8 +158,8 @@ def _corpus(root: Path | None, args: TextArgs, key: str, tokenizer: Tokenizer) -
 @lru_cache(maxsize=2)  # a data set is described before it is loaded; the stamp changes with the file
 def _tokenized(
     path: Path, stamp: Stamp, where: str, field: str, tokenizer: Tokenizer, packed: bool, special: bool
-) -> Sequences:
-    found = Sequences(where)
+) -> ReadSequences:
+    found = ReadSequences(where)
     for number, text in _documents(path, where, field, packed):
         try:
             ids = list(tokenizer.encode(text, special=special, offsets=False).ids)

@@ -16,7 +16,7 @@ from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.values import OutsideValue
-from hookrun.errors import CheckFailed, HookError, reason
+from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.firing_state import FiringState, TokensNow
@@ -24,6 +24,7 @@ from hookrun.runtime.kept_samples import KeptSamples
 from hookrun.runtime.outside_values import OutsideValues
 from hookrun.runtime.parts import part_of
 from hookrun.runtime.rng import Draws, derived_seed
+from hookrun.runtime.state import HeldObjects
 from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.snapshot import copied
@@ -111,7 +112,7 @@ class PlacedHook:
             for value in action.outside_values().values()
         )
         self._functions = hook.functions
-        self._held = list[Any]()
+        self._held = HeldObjects(self.where)
         self.tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
@@ -193,8 +194,6 @@ class PlacedHook:
         if self.hook_type.phase == "forward":
             self._draws.calls = calls
 
-    # ---- state between two steps -----------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """What it counted, how far its draws are, and what objects of the user's own say of themselves."""
         return {
@@ -204,7 +203,7 @@ class PlacedHook:
             "total": self.total,
             "draws": self._draws.state_dict(),
             "calls": None if self.calls is None else self.calls.state_dict(),
-            "held": [self._called(each, "state_dict") for each in self._held],
+            "held": self._held.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,18 +213,7 @@ class PlacedHook:
         self._draws.load_state_dict(state["draws"])
         if self.calls is not None and state["calls"] is not None:
             self.calls.load_state_dict(state["calls"])
-        for own, held in zip(
-            self._held, state["held"], strict=False
-        ):  # of another plan there may be more or fewer
-            self._called(own, "load_state_dict", held)
-
-    def _called(self, own: Any, method: str, *args: Any) -> Any:
-        """What a method of an object of the user's own returns; HookError with the hook for what it raises."""
-        try:
-            return getattr(own, method)(*args)
-        except Exception as error:
-            what = f"{type(own).__name__}.{method} failed: {reason(error)}"
-            raise HookError(f"{self.where}: {what}") from error
+        self._held.load_state_dict(state["held"])
 
     # ---- values ------------------------------------------------------------------------------------------------
 
@@ -256,7 +244,7 @@ class PlacedHook:
 
     def holds(self, own: Any) -> None:
         """The action keeps this object from firing to firing."""
-        self._held.append(own)
+        self._held.add(own)
 
     def trainable(self, field: str) -> nn.Parameter:
         """The added parameter, as it is in the module; made on the first installation."""
@@ -296,8 +284,6 @@ class PlacedHook:
         """Whether a tensor of the value only stands for others, since the model is being exported or traced."""
         found = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
         return self.sink.has_values and any(readable(tensor) is None for tensor in found)
-
-    # ---- random numbers ----------------------------------------------------------------------------------------
 
     def generator(self, like: Tensor) -> Generator:
         """Seeded anew for each draw, so that a draw depends only on which one it is."""

@@ -25,6 +25,9 @@ CHECKPOINTS = "checkpoints"
 STATES = f"{CHECKPOINTS}/state_"
 """How the path of everything that belongs to a resumable state begins."""
 
+UNFINISHED = f"{CHECKPOINTS}/."
+"""The same of what a process that was killed has left of one."""
+
 INDEX = "index.jsonl"
 REPORT = "report.html"
 ERROR = "error.txt"

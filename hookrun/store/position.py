@@ -10,7 +10,9 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
 from hookrun.store.format import (
@@ -29,7 +31,7 @@ from hookrun.store.format import (
     decode,
 )
 from hookrun.store.inside import is_there, open_inside
-from hookrun.store.records import FolderPosition, PositionRecord, Status, checked
+from hookrun.store.records import Count, Name, Record, Status, checked
 from hookrun.store.shard import Shard
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
@@ -38,6 +40,30 @@ AT_THE_END = (MANIFEST, HOOKS, ERROR)
 _SHARD = re.compile(r"\d{6,}\.safetensors")
 _ASIDE = re.compile(r"\..+\.\d+\.tmp")
 """A file that `replacing` had not finished."""
+
+
+class FolderPosition(Record):
+    """How far a folder of shards reaches.
+
+    index:  bytes of its index
+    shards: lines of it, and the number of the next shard
+    counts: hook -> module -> tensors, their bytes and the rows they became
+    """
+
+    index: Count = 0
+    shards: Count = 0
+    counts: dict[Name, dict[Name, Annotated[tuple[Count, Count, Count], Field(strict=False)]]] = {}
+
+
+class PositionRecord(Record):
+    """How far the files of a run directory reach: bytes of the files of lines, and the two folders of shards."""
+
+    metrics: Count = 0
+    stats: Count = 0
+    samples: Count = 0
+    tokens: Count = 0
+    captures: FolderPosition = FolderPosition()
+    predictions: FolderPosition = FolderPosition()
 
 
 def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:

@@ -257,30 +257,6 @@ class ShardRecord(Record):
     entries: Listing[EntryRecord]
 
 
-class FolderPosition(Record):
-    """How far a folder of shards reaches.
-
-    index:  bytes of its index
-    shards: lines of it, and the number of the next shard
-    counts: hook -> module -> tensors, their bytes and the rows they became
-    """
-
-    index: Count = 0
-    shards: Count = 0
-    counts: dict[Name, dict[Name, Annotated[tuple[Count, Count, Count], Field(strict=False)]]] = {}
-
-
-class PositionRecord(Record):
-    """How far the files of a run directory reach: bytes of the files of lines, and the two folders of shards."""
-
-    metrics: Count = 0
-    stats: Count = 0
-    samples: Count = 0
-    tokens: Count = 0
-    captures: FolderPosition = FolderPosition()
-    predictions: FolderPosition = FolderPosition()
-
-
 class ManifestFile(Record):
     """A file as it was when the run ended."""
 

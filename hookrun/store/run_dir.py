@@ -47,7 +47,7 @@ from hookrun.store.manifest import write_manifest
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
-    from hookrun.store.records import FolderPosition, PositionRecord
+    from hookrun.store.position import FolderPosition, PositionRecord
     from hookrun.store.states import SavedState
     from hookrun.store.writer import CaptureWriter
 

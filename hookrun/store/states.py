@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookrun.store.files import BYTES_AT_ONCE, StoreError, make_folder, os_reason, read_json, sync_folder
+from hookrun.store.files import BYTES_AT_ONCE, StoreError, os_reason, read_json, sync_folder
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.inside import open_inside
 from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
@@ -66,8 +66,8 @@ def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = L
     there = sorted(_numbers(run))
     path = folder / _named(max(there, default=0) + 1)
     aside = folder / f".{path.name}.{os.getpid()}.tmp"
-    make_folder(folder)
     try:
+        folder.mkdir(exist_ok=True)  # and not the run directory, which may have been removed
         _remove(aside)
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:

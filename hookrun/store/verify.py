@@ -26,6 +26,7 @@ from hookrun.store.format import (
     STATS,
     STATUS,
     TOKENS,
+    UNFINISHED,
 )
 from hookrun.store.inside import is_there, listed_inside
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest
@@ -191,7 +192,7 @@ def _judge_shard(path: Path, folder: Path, shard: Shard) -> None:
 
 def _names(folder: Path, name: str) -> Iterable[str]:
     try:
-        return [path for path, _ in listed_inside(folder, name)]
+        return [path for path, _ in listed_inside(folder, name) if not path.startswith(UNFINISHED)]
     except OSError as error:
         raise StoreError(f"cannot list {folder / name}: {os_reason(error)}") from error
 

@@ -17,7 +17,7 @@ from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_inside, replacing
 from hookrun.store.format import COLUMNS, FIRING, INDEX
-from hookrun.store.records import FolderPosition
+from hookrun.store.position import FolderPosition
 from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 

@@ -47,7 +47,10 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
                 "clip_fc, ",
             ],
         ),
-        (["model=resnet19"], ["model: there is no 'resnet19'; did you mean 'resnet18'", "cnn, mlp, "]),
+        (
+            ["model=resnet19"],
+            ["model: there is no 'resnet19'; did you mean 'resnet18'", "cnn, decoder, mlp, "],
+        ),
         (["compute=tpu_pod"], ["compute: there is no 'tpu_pod'; there are: auto, cpu, cuda"]),
         (["modl=cnn"], ["modl: there is no such key", "did you mean 'model'?"]),
         (["trian.epochs=3"], ["trian.epochs: there is no such key", "did you mean 'train.epochs'?"]),

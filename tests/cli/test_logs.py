@@ -26,9 +26,9 @@ def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
 def test_a_run_logs_nothing_and_a_library_does_not_either(notes, monkeypatch, capsys) -> None:
     run = notes.run
 
-    def talkative(prepared: object, run_dir: Path) -> int:
+    def talkative(prepared: object, run_dir: Path, **options: bool) -> int:
         logging.getLogger("some.library").info("heard by nobody")
-        return run(prepared, run_dir)
+        return run(prepared, run_dir, **options)
 
     monkeypatch.setattr("hookrun.tasks.run", talkative)
     assert main(["seed=5"]) == 0

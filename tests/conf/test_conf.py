@@ -38,8 +38,11 @@ seed
 strict
 tags
 task.loggers task.metrics task.name task.tensorboard
-train.accumulate train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
-train.limit_batches train.log_every train.loss train.optimizer.groups train.optimizer.lr train.optimizer.name
+train.accumulate train.checkpoint.every.epochs
+train.checkpoint.every.minutes train.checkpoint.every.steps train.checkpoint.keep train.checkpoint.keep_done
+train.checkpoint.save train.clip_grad_norm train.clip_grad_value train.ema train.epochs
+train.limit_batches train.log_every train.loss train.on_nonfinite
+train.optimizer.groups train.optimizer.lr train.optimizer.name
 train.parameters train.scheduler train.shuffle train.steps
 """
 

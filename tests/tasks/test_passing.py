@@ -9,7 +9,7 @@ import torch
 
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import SECONDS
-from hookrun.tasks.loop.passing import DurableRows, Pass
+from hookrun.tasks.loop.passing import DurableRows, PartialPass
 from hookrun.tasks.loop.resuming import Resuming
 
 
@@ -44,7 +44,7 @@ def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Pa
 
 
 def test_a_pass_goes_on_with_its_sums() -> None:
-    one = Pass(7, {"inner": Pass(3)}, batches=2)
-    other = Pass(0, {"inner": Pass(0)})
+    one = PartialPass(7, {"inner": PartialPass(3)}, batches=2)
+    other = PartialPass(0, {"inner": PartialPass(0)})
     other.load_state_dict(one.state_dict())
     assert other == one

@@ -241,7 +241,7 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
     )
     sizes = sorted(path.stat().st_size for path in (found.path / "captures").glob("*.safetensors"))
     assert len(found.captures["h"]["relu2"]) == 359 and sum(sizes) > 359 * 128 * 16 * 4
-    assert 2**20 / 4 < sizes[1] <= sizes[-1] <= 2**20 / 3
+    assert 2**20 / 4 < sizes[-1] <= 2**20 / 3  # a state also writes what is buffered
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hookrun.tasks.loop.finite import not_finite
 
 
 @dataclass(slots=True)
-class _Buffer:
+class _BufferBefore:
     """One buffer of a module.
 
     version: of `tensor` when `copy` was made; None: it is written without leaving a new version
@@ -59,7 +59,9 @@ class BeforeStep:
         self._device = torch.get_device_module(device) if device.type != "cpu" else None
         self._own_code = own_code
         self._buffers = [
-            _Buffer(path, module, name) for path, module in model.named_modules() for name in module._buffers
+            _BufferBefore(path, module, name)
+            for path, module in model.named_modules()
+            for name in module._buffers
         ]
         self._drawing = [site for site in hooks.sites if site.draws]
         self._generators = self._read()

@@ -22,7 +22,7 @@ class Holding(Protocol):
 
 
 @dataclass
-class Pass:
+class PartialPass:
     """What is behind of a pass.
 
     step:    of the hooks' clock before the pass, which counts batches from 0 in it

@@ -22,7 +22,7 @@ from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled
 from hookrun.tasks.loop.metrics import Average
-from hookrun.tasks.loop.passing import DurableRows, Holding, Pass
+from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.resuming import Resuming
@@ -172,7 +172,7 @@ class Running:
                  None: it says nothing of that, and no state is saved during the pass
         """
         clock, training = self.hooks.clock, self.model.training
-        at = Pass(clock.step, holding or {})
+        at = PartialPass(clock.step, holding or {})
         if holding is None or not self.resuming.take(PASS, at.load_state_dict):
             clock.step = 0
         self.sink.loggers.reach(at.step)
@@ -194,7 +194,7 @@ class Running:
     def _passed(
         self,
         batches: Batches | BatchesOfSplits,
-        at: Pass,
+        at: PartialPass,
         label: str,
         shown: dict[str, float],
         *,

@@ -81,8 +81,8 @@ class RunSink(RecordSink):
 
     def state_dict(self) -> dict[str, Any]:
         """What it holds between two steps; what is pending goes to stats.jsonl before."""
-        own = {"bytes": dict(self.bytes), "split": self.split, "texts": sorted(self._texts_known)}
-        return {**super().state_dict(), **own}
+        found = super().state_dict()
+        return {**found, "bytes": dict(self.bytes), "split": self.split, "texts": sorted(self._texts_known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
