@@ -46,6 +46,14 @@ def at_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     return at_forward
 
 
+def remove(path: Path) -> None:
+    """At once, whatever another thread writes into it meanwhile."""
+    gone = path.with_name("gone")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
 def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward, capsys) -> None:
     path = tmp_path / "run"
     tasks = {
@@ -54,7 +62,7 @@ def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward
         "task=evaluate": "No such file or directory",
     }
     for task, said in tasks.items():
-        calls = at_forward(2, lambda: shutil.rmtree(path))
+        calls = at_forward(2, lambda: remove(path))
         assert main([*SMALL, *task.split(), CAPTURE]) == 1, task
         err = capsys.readouterr().err
         assert str(path) in err and said in err, err
