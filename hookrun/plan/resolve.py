@@ -13,7 +13,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, SpecError, liste
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import texts_of, tokenizer_of
+from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of
 from hookrun.run_values import Source, UsedBy, read_value, used_runs
 from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
@@ -86,12 +86,21 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
-    tokenizer = None if spec.keys.tokens is None else tokenizer_of(names.model, used_by.tokenizer)
-    texts, unreadable = texts_of(spec, tokenizer)
+    tokenizer, texts, unreadable = _texts(spec, names, used_by)
     problems += [*unknown, *unreadable]
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+
+
+def _texts(
+    spec: HookSpec, names: ModelNames, used_by: UsedBy
+) -> tuple[Tokenizer | None, dict[str, tuple[int, ...]], list[Problem]]:
+    """The tokenizer of a hook with `tokens`, the tokens of its texts, and why some have none."""
+    if spec.keys.tokens is None:
+        return None, {}, []
+    found = tokenizer_of(names.model, used_by.tokenizer)
+    return found.tokenizer, *texts_of(spec, found)
 
 
 def _heads(

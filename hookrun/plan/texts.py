@@ -5,27 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from hookrun.arguments import parameters
-from hookrun.errors import Problem
+from hookrun.errors import Problem, reason, shown
 from hookrun.spec.hook import HookSpec
 
 Tokenizer = Any
 """Has `encode` and `decode`, as those of transformers, of tokenizers and of hookrun's own data have."""
 
 
-def tokenizer_of(model: nn.Module, of_data: Tokenizer | None) -> Tokenizer | None:
+class FoundTokenizer(NamedTuple):
+    """The tokenizer for a model's tokens.
+
+    tokenizer: None: there is none that can be used
+    why:       in words, where there is none
+    """
+
+    tokenizer: Tokenizer | None
+    why: str = "neither the data nor the model has one"
+
+
+def tokenizer_of(model: nn.Module, of_data: Tokenizer | None) -> FoundTokenizer:
     """That of the data; else the model's attribute `tokenizer`, or the one in the folder that it was read from."""
     for given in (of_data, getattr(model, "tokenizer", None)):
         if callable(getattr(given, "encode", None)) and callable(getattr(given, "decode", None)):
-            return given
+            return FoundTokenizer(given)
     folder = getattr(model, "name_or_path", None)
-    if isinstance(folder, str) and folder and (Path(folder) / "tokenizer_config.json").is_file():
-        return _of_folder(folder)
-    return None
+    if not isinstance(folder, str) or not folder or not (Path(folder) / "tokenizer_config.json").is_file():
+        return FoundTokenizer(None)
+    try:
+        return FoundTokenizer(_of_folder(folder))
+    except Exception as error:  # a damaged or unknown tokenizer may raise anything
+        return FoundTokenizer(None, f"the one in {folder} cannot be read: {reason(error)}")
 
 
 @lru_cache(maxsize=4)
@@ -42,18 +56,28 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
     return lru_cache(maxsize=100_000)(lambda token: str(tokenizer.decode([token])))
 
 
-def texts_of(spec: HookSpec, tokenizer: Tokenizer | None) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
+def texts_of(
+    spec: HookSpec, found_tokenizer: FoundTokenizer
+) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
     """Text -> tokens of every text in the clause, and why some have none."""
     clause, found, problems = spec.keys.tokens, dict[str, tuple[int, ...]](), list[Problem]()
     texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
     if not texts:
         return found, problems
     where = f"{spec.where}.tokens"
+    tokenizer = found_tokenizer.tokenizer
     if tokenizer is None:
-        what = "`text` needs a tokenizer, and neither the data nor the model has one"
+        what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
         return found, [Problem(where, what, "name the tokens by number: {id: […]}, or set model.tokenizer")]
     for text in texts:
-        found[text] = _encoded(tokenizer, text)
+        try:
+            found[text] = _encoded(tokenizer, text)
+        except Exception as error:  # a tokenizer that is not ours may raise anything
+            what = f"the tokenizer does not take {shown(text)}: {reason(error)}"
+            problems.append(
+                Problem(f"{where}.text", what, "write it as the data does, or name tokens by number: id")
+            )
+            continue
         if not found[text]:
             problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
     return found, problems

@@ -1,0 +1,44 @@
+"""What the texts and the spans of a `tokens` clause may name is checked before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import hookrun
+from hookrun.errors import CompileError
+
+DECODER = (
+    "model=decoder",
+    "model.args.width=16",
+    "model.args.heads=2",
+    "model.args.layers=1",
+    "task=predict",
+)
+NAMES = (*DECODER, "data=names")
+
+Refused = Callable[..., str]
+
+
+def capture(tokens: str) -> str:
+    return f"+hooks.c={{select: blocks.0, hook: forward, action: capture, tokens: {tokens}}}"
+
+
+def test_a_word_that_the_tokenizer_does_not_know_is_refused_with_the_nearest(refused: Refused) -> None:
+    for tokens in ("{text: Mery}", "{position: 0, exclude: {text: Mery}}"):
+        said = refused(*NAMES, capture(tokens))
+        assert "hooks.c.tokens.text: " in said and "did you mean 'Mary'" in said
+
+
+def test_a_damaged_tokenizer_beside_the_model_matters_only_to_texts(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    model = nn.Sequential(nn.Embedding(4, 4))
+    model.name_or_path = str(tmp_path)  # type: ignore[assignment]
+    hook = {"select": "0", "hook": "forward", "action": "capture"}
+    hookrun.compile({"c": {**hook, "tokens": -1}}, model)
+    with pytest.raises(CompileError, match=r"hooks\.c\.tokens: `text` needs .* cannot be read: \w+Error"):
+        hookrun.compile({"c": {**hook, "tokens": {"text": "a"}}}, model)
