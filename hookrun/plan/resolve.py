@@ -100,6 +100,8 @@ def _texts(
     if spec.keys.tokens is None:
         return None, {}, []
     found = tokenizer_of(names.model, used_by.tokenizer)
+    if found.tokenizer is None and used_by.lacks_data:
+        return None, {}, []  # the data may have one
     return found.tokenizer, *texts_of(spec, found)
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.data.info import SPLITS, Split
+from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError, Problem
 from hookrun.run_values.runs import FoundRuns
 from hookrun.spec import HookSpec, Settings, Spec
@@ -24,13 +24,23 @@ class UsedBy:
     settings: None: a model of the user's own
     split:    the part of the data that its hooks meet; None: several, or not known without settings
     runs:     where the runs are that values name
-    tokenizer: of the data; None: it has none
+    data:     its samples; None: not known, or a loop of the user's own has them
     """
 
     settings: Settings | None = None
     split: Split | None = None
     runs: FoundRuns = field(default_factory=FoundRuns)
-    tokenizer: Any = None
+    data: DataInfo | None = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the data; None: it has none, or is not known."""
+        return None if self.data is None else self.data.tokenizer
+
+    @property
+    def lacks_data(self) -> bool:
+        """Whether settings name data of which nothing is known."""
+        return self.settings is not None and self.data is None
 
 
 def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:

@@ -42,3 +42,11 @@ def test_a_damaged_tokenizer_beside_the_model_matters_only_to_texts(tmp_path: Pa
     hookrun.compile({"c": {**hook, "tokens": -1}}, model)
     with pytest.raises(CompileError, match=r"hooks\.c\.tokens: `text` needs .* cannot be read: \w+Error"):
         hookrun.compile({"c": {**hook, "tokens": {"text": "a"}}}, model)
+
+
+def test_beside_another_mistake_nothing_false_is_said_of_the_tokenizer(refused: Refused) -> None:
+    right = capture("{text: Mary}")
+    for mistake in ("train.epoch=2", "data.batch_size=0", "data.args.form=cleen"):
+        said = refused(*DECODER, "data=names", mistake, right)
+        assert "tokenizer" not in said and said.startswith("1 "), said
+    assert "did you mean 'Mary'" in refused(*NAMES, "train.epoch=2", capture("{text: Mery}"))
