@@ -13,7 +13,7 @@ from hookrun.errors import CompileError, HookrunError, Problem, SpecError, liste
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of
+from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of, unknown_spans
 from hookrun.run_values import Source, UsedBy, read_value, used_runs
 from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
@@ -87,7 +87,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
     tokenizer, texts, unreadable = _texts(spec, names, used_by)
-    problems += [*unknown, *unreadable]
+    problems += [*unknown, *unreadable, *unknown_spans(spec, used_by.data)]
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from hookrun.arguments import parameters
-from hookrun.errors import Problem, reason, shown
+from hookrun.data.info import DataInfo
+from hookrun.errors import Problem, nearest, reason, shown
 from hookrun.spec.hook import HookSpec
 
 Tokenizer = Any
@@ -81,6 +82,23 @@ def texts_of(
         if not found[text]:
             problems.append(Problem(where, f"the tokenizer makes no token of {text!r}"))
     return found, problems
+
+
+def unknown_spans(spec: HookSpec, data: DataInfo | None) -> Iterator[Problem]:
+    """The spans in the clause that no sample of the data has; None: the data is not known."""
+    clause = spec.keys.tokens
+    if clause is None or data is None:
+        return
+    where = f"{spec.where}.tokens.span"
+    for name in dict.fromkeys(name for each in clause.filters for name in each.spans):
+        if not data.spans:
+            what = f"there is no span {name!r}: the samples of the data '{data.name}' have no spans"
+            yield Problem(
+                where, what, "name tokens by position, id or text, or give the samples of data=prompts spans"
+            )
+        elif name not in data.spans:
+            what = f"the data '{data.name}' has no span {name!r}; {nearest(name, data.spans)}"
+            yield Problem(where, what)
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:

@@ -50,3 +50,16 @@ def test_beside_another_mistake_nothing_false_is_said_of_the_tokenizer(refused: 
         said = refused(*DECODER, "data=names", mistake, right)
         assert "tokenizer" not in said and said.startswith("1 "), said
     assert "did you mean 'Mary'" in refused(*NAMES, "train.epoch=2", capture("{text: Mery}"))
+
+
+def test_a_span_that_the_data_does_not_have_is_refused_before_the_run(refused: Refused) -> None:
+    for tokens in (
+        "{span: subjet2}",
+        "{span: subjet2, missing: skip}",
+        "{position: 0, exclude: {span: subjet2}}",
+    ):
+        said = refused(*NAMES, capture(tokens))
+        assert "hooks.c.tokens.span: the data 'names' has no span 'subjet2'; did you mean 'subject2'" in said
+    images = ("data=digits", "model=mlp", "train.epoch=2")
+    said = refused(*images, capture("{span: subject2}").replace("blocks.0", "'**'"))
+    assert "hooks.c.tokens.span: there is no span 'subject2': the samples of" in said
