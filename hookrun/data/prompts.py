@@ -146,7 +146,8 @@ def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) ->
         line = next(read.prompts.line(n) for n in range(len(read.prompts)) if len(read.prompts[n]) > length)
         what = f"{path} line {line} has a prompt of more tokens than {length}; the longest has {read.prompts.longest}"
         raise SpecError([Problem("data.args.length", what, "set it higher, or to null")])
-    return args.layout(length, tokenizer.pad_id, read.answers.longest if args.labels else None)
+    labels = read.answers.longest if args.labels else None
+    return args.layout(length, tokenizer.pad_id, labels, answers=True)
 
 
 def _read(root: Path | None, args: PromptsArgs) -> tuple[Tokenizer, Path, _Read]:

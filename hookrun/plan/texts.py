@@ -51,10 +51,23 @@ def _of_folder(folder: str) -> Tokenizer:
 
 
 def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
-    """A token -> its text; None without a tokenizer."""
+    """A token -> its text, "" where the tokenizer does not know it; None without a tokenizer.
+
+    A model may have more tokens than its tokenizer: one that begins every answer, or rows that fill up its embedding.
+    """
     if tokenizer is None:
         return None
-    return lru_cache(maxsize=100_000)(lambda token: str(tokenizer.decode([token])))
+
+    @lru_cache(maxsize=100_000)
+    def decode(token: int) -> str:
+        try:
+            return str(tokenizer.decode([token]))
+        except (
+            Exception
+        ):  # a tokenizer that is not ours may raise anything, and the text is only for the reader
+            return ""
+
+    return decode
 
 
 def texts_of(
