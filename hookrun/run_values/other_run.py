@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from hookrun.actions.values import OutsideValue, RunValue
 from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import HookrunError, Problem
 from hookrun.run_values.runs import FoundRuns
 from hookrun.spec import HookSpec, Settings, Spec
@@ -65,6 +67,27 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
             what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             raise HookrunError(f"{named} is of another model: {what}")
 
+
+def padded_otherwise(value: OutsideValue, used_by: UsedBy) -> str | None:
+    """Why a position of this run's samples is not at the same place in what other runs captured of theirs, or None."""
+    if value.minus is not None and (why := padded_otherwise(value.minus, used_by)) is not None:
+        return why
+    if not isinstance(value, RunValue) or used_by.settings is None:
+        return None
+    run = used_by.runs.open(value.run)
+    theirs = None if run is None else _section(run, "data").get("args")
+    if not isinstance(theirs, dict):
+        return None
+    there, here = theirs.get("padding", _PADDED), used_by.settings.data.args.get("padding", _PADDED)
+    if there == here:
+        return None
+    return (
+        f"{value}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token stands at "
+        "another place in the captured rows"
+    )
+
+
+_PADDED = PaddingArgs.model_fields["padding"].default
 
 _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
 

@@ -27,7 +27,7 @@ from hookrun.run_values.sources import (
     multiple,
     part,
 )
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures import BY_TOKEN, StoredCapture, is_by_token
 from hookrun.store.reader import Run
 
 ROWS_AT_ONCE = 4096
@@ -194,4 +194,5 @@ def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue,
         what = f"has {len(ids)} rows for {len(ids.unique())} samples"
     else:
         return
-    raise HookrunError(f"{value.capture}/{module} in {value.run} {what}: capture it with task=predict")
+    hint = BY_TOKEN if is_by_token(capture) else "capture it with task=predict"
+    raise HookrunError(f"{value.capture}/{module} in {value.run} {what}: {hint}")

@@ -10,6 +10,7 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError
+from hookrun.store.reader import Run
 
 DECODER = (
     "model=decoder",
@@ -63,3 +64,33 @@ def test_a_span_that_the_data_does_not_have_is_refused_before_the_run(refused: R
     images = ("data=digits", "model=mlp", "train.epoch=2")
     said = refused(*images, capture("{span: subject2}").replace("blocks.0", "'**'"))
     assert "hooks.c.tokens.span: there is no span 'subject2': the samples of" in said
+
+
+def test_rows_of_tokens_are_taken_where_both_runs_have_them_at_the_same_place(
+    run: Callable[..., Run], refused: Refused
+) -> None:
+    data = (
+        *DECODER,
+        "data=repeated_tokens",
+        "data.args.half=[3,6]",
+        "data.batch_size=8",
+        "train.limit_batches=1",
+    )
+    both = (
+        capture("[0, -1]"),
+        capture("[0, -1]").replace("hooks.c", "hooks.whole").replace(", tokens: [0, -1]", ""),
+    )
+    source = run(*data, *both).path
+
+    def patch(taken: str, more: str = "") -> str:
+        value = f"{{run: '{source}', capture: {taken}, sample: same{more}}}"
+        return f"+hooks.p={{select: blocks.0, hook: forward, action: replace, tokens: -1, value: {value}}}"
+
+    run(*data, patch("whole", ", at: same"))
+    said = refused(*data, "data.args.padding=left", patch("whole", ", at: same"))
+    assert "hooks.p.value.at: " in said and "data.args.padding is 'right' there and 'left' here" in said
+    assert "data.args.padding" not in refused(*data, "data.args.half=[3,7]", patch("whole", ", at: same"))
+    assert "it has a row for each token: capture one position" in refused(*data, patch("c"))
+    for task in ("probe", "similarity"):
+        said = refused(f"task={task}", f"task.run={source}", "task.capture=c")
+        assert "it has a row for each token: capture one position" in said

@@ -14,7 +14,7 @@ from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.lookup import Lookup
 from hookrun.run_values import FoundRuns, UsedRun, used_run
 from hookrun.spec import Experiment
-from hookrun.store.captures import StoredCapture
+from hookrun.store.captures import BY_TOKEN, StoredCapture, is_by_token
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
@@ -94,7 +94,9 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
         found |= {label: each for label, each in inside.items() if _is_by_sample(each)}
     if not found:
         text = f"no module of it has one row for each sample in {run.path}"
-        raise SpecError([Problem("task.capture", text, "capture with task=predict")])
+        whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
+        hint = BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
+        raise SpecError([Problem("task.capture", text, hint)])
     return found
 
 
