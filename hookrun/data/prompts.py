@@ -27,7 +27,7 @@ from hookrun.data.tokens import (
     TokenSequence,
     next_tokens,
 )
-from hookrun.errors import Problem, SpecError, reason
+from hookrun.errors import Problem, SpecError, printable, reason
 
 FILE = "data.args.file"
 _MOST_SPANS = 64  # names in a file
@@ -272,7 +272,7 @@ class _Reader:
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:
     """First position and end of a span among the tokens. Raises SpecError where it is not there, or not clear."""
-    where = f"data.args.spans.{name[:80]}"
+    where = f"data.args.spans.{printable(name[:80])}"
     count = len(encoded.ids)
     if isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span):
         first, end = span

@@ -110,7 +110,7 @@ def unknown_spans(spec: HookSpec, data: DataInfo | None) -> Iterator[Problem]:
                 where, what, "name tokens by position, id or text, or give the samples of data=prompts spans"
             )
         elif name not in data.spans:
-            what = f"the data '{data.name}' has no span {name!r}; {nearest(name, data.spans)}"
+            what = f"the data '{data.name}' has no span {name!r}; {nearest(name, [each[:80] for each in data.spans])}"
             yield Problem(where, what)
 
 

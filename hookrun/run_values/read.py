@@ -14,6 +14,7 @@ from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, OutsideValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
+from hookrun.run_values.by_token import BY_TOKEN, is_by_token
 from hookrun.run_values.other_run import UsedBy, require_same_model, require_same_split
 from hookrun.run_values.sources import (
     Found,
@@ -27,7 +28,7 @@ from hookrun.run_values.sources import (
     multiple,
     part,
 )
-from hookrun.store.captures import BY_TOKEN, StoredCapture, is_by_token
+from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
 
 ROWS_AT_ONCE = 4096

@@ -13,8 +13,9 @@ from rich.table import Table
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.lookup import Lookup
 from hookrun.run_values import FoundRuns, UsedRun, used_run
+from hookrun.run_values.by_token import BY_TOKEN, is_by_token
 from hookrun.spec import Experiment
-from hookrun.store.captures import BY_TOKEN, StoredCapture, is_by_token
+from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
