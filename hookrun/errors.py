@@ -97,7 +97,7 @@ def nearest(name: str, options: Iterable[str], limit: int = 3) -> str:
         return f"did you mean {' or '.join(repr(c) for c in close)}?"
     if not known:
         return "there are none"
-    return f"there are: {listed(known, 12)}"
+    return f"there are: {listed(map(printable, known), 12)}"
 
 
 def listed(items: Iterable[str], limit: int) -> str:
@@ -105,6 +105,11 @@ def listed(items: Iterable[str], limit: int) -> str:
     known = list(items)
     beyond = len(known) - limit
     return ", ".join(known[:limit]) + (f" and {beyond} more" if beyond > 0 else "")
+
+
+def printable(text: str) -> str:
+    """A name from a file, for a terminal: it may hold line breaks and other control characters."""
+    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def reason(error: BaseException) -> str:

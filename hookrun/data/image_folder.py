@@ -19,7 +19,7 @@ from hookrun.data.info import SPLITS, DataInfo, Split, TensorInfo
 from hookrun.data.samples import Sample, Samples, unit_float
 from hookrun.data.source import A, Source, require_root
 from hookrun.data.split import stratified_indices
-from hookrun.errors import HookrunError, Problem, SpecError, listed
+from hookrun.errors import HookrunError, Problem, SpecError, listed, printable
 
 _SHOWN = 6  # folders in an error, before "and 3 more"
 
@@ -180,17 +180,14 @@ class _Images(Samples):
             with Image.open(path) as image:
                 pixels = pil_to_tensor(image.convert("RGB"))
         except OSError as error:  # an unknown format or a truncated file; PIL's message does not name it
-            raise HookrunError(f"{_shown(path)} cannot be read as an image: {_shown(str(error))}") from error
+            raise HookrunError(
+                f"{printable(path)} cannot be read as an image: {printable(str(error))}"
+            ) from error
         return unit_float(pixels), torch.tensor(label)
 
     def file(self, index: int) -> str:
         """The path below the data's root."""
         return os.path.relpath(self._images[index][0], self._root)
-
-
-def _shown(text: str) -> str:
-    """A path or what names one, for a terminal: it may hold anything that a file system takes."""
-    return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def _folders_in(folder: Path) -> list[str]:

@@ -27,7 +27,7 @@ from hookrun.data.tokens import (
     TokenSequence,
     next_tokens,
 )
-from hookrun.errors import Problem, SpecError, reason
+from hookrun.errors import Problem, SpecError, printable, reason
 
 FILE = "data.args.file"
 _MOST_SPANS = 64  # names in a file
@@ -146,7 +146,8 @@ def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) ->
         line = next(read.prompts.line(n) for n in range(len(read.prompts)) if len(read.prompts[n]) > length)
         what = f"{path} line {line} has a prompt of more tokens than {length}; the longest has {read.prompts.longest}"
         raise SpecError([Problem("data.args.length", what, "set it higher, or to null")])
-    return args.layout(length, tokenizer.pad_id, read.answers.longest if args.labels else None)
+    labels = read.answers.longest if args.labels else None
+    return args.layout(length, tokenizer.pad_id, labels, answers=True)
 
 
 def _read(root: Path | None, args: PromptsArgs) -> tuple[Tokenizer, Path, _Read]:
@@ -271,7 +272,7 @@ class _Reader:
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:
     """First position and end of a span among the tokens. Raises SpecError where it is not there, or not clear."""
-    where = f"data.args.spans.{name[:80]}"
+    where = f"data.args.spans.{printable(name[:80])}"
     count = len(encoded.ids)
     if isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span):
         first, end = span

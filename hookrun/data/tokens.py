@@ -32,10 +32,16 @@ class PaddingArgs(Args):
     padding: Literal["right", "left"] = "right"
     position_ids: bool | None = None
 
-    def layout(self, length: int, pad_id: int = 0, labels: int | None = None) -> TokenLayout:
-        """The layout of samples of at most `length` tokens."""
+    def layout(
+        self, length: int, pad_id: int = 0, labels: int | None = None, *, answers: bool = False
+    ) -> TokenLayout:
+        """The layout of samples of at most `length` tokens.
+
+        labels:  see `TokenLayout`
+        answers: they are answers, which a decoder begins anew, and not the tokens of the sample themselves
+        """
         told = self.padding == "left" if self.position_ids is None else self.position_ids
-        return TokenLayout(length, self.padding, pad_id, told, labels)
+        return TokenLayout(length, self.padding, pad_id, told, labels, "right" if answers else self.padding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class TokenLayout:
     pad_id:       what it is filled with
     position_ids: whether the inputs have them
     labels:       the length of the model's own `labels`; None: it gets none
+    labels_side:  on which side those are padded
     """
 
     length: int
@@ -72,6 +79,7 @@ class TokenLayout:
     pad_id: int = 0
     position_ids: bool = False
     labels: int | None = None
+    labels_side: str = "right"
 
     def describe(
         self, name: str, sizes: Mapping[Split, int | None], tokenizer: Tokenizer, spans: Sequence[str] = ()
@@ -88,24 +96,25 @@ class TokenLayout:
     def sample(self, sequence: TokenSequence) -> Sample:
         """The padded inputs by name, and the targets [length]."""
         count = len(sequence.ids)
-        mask = self._filled(torch.ones(count, dtype=torch.int64), 0, self.length)
+        mask = _filled(torch.ones(count, dtype=torch.int64), 0, self.length, self.padding)
         inputs = {
-            "input_ids": self._filled(sequence.ids, self.pad_id, self.length),
+            "input_ids": _filled(sequence.ids, self.pad_id, self.length, self.padding),
             "attention_mask": mask,
         }
         if self.position_ids:
             inputs["position_ids"] = (mask.cumsum(0) - 1).clamp(min=0)
         if self.labels is not None and sequence.labels is not None:
-            inputs["labels"] = self._filled(sequence.labels, IGNORED, self.labels)
-        return inputs, self._filled(sequence.targets, IGNORED, self.length)
+            inputs["labels"] = _filled(sequence.labels, IGNORED, self.labels, self.labels_side)
+        return inputs, _filled(sequence.targets, IGNORED, self.length, self.padding)
 
-    def _filled(self, values: Tensor, fill: int, length: int) -> Tensor:
-        out = torch.full((length,), fill, dtype=torch.int64)
-        if self.padding == "left":
-            out[length - len(values) :] = values
-        else:
-            out[: len(values)] = values
-        return out
+
+def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
+    out = torch.full((length,), fill, dtype=torch.int64)
+    if side == "left":
+        out[length - len(values) :] = values
+    else:
+        out[: len(values)] = values
+    return out
 
 
 class TokenSamples(Samples):

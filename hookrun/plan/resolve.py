@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 
 from torch import nn
 
-from hookrun.actions.given import GivenFunction
+from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, listed
 from hookrun.plan.heads import HeadCount, head_count
 from hookrun.plan.model_tree import ModelNames, Unhookable, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
-from hookrun.plan.texts import texts_of, tokenizer_of
-from hookrun.run_values import Source, UsedBy, read_value, used_runs
+from hookrun.plan.texts import Tokenizer, texts_of, tokenizer_of, unknown_spans
+from hookrun.run_values import Source, UsedBy, padded_otherwise, read_value, used_runs
 from hookrun.spec.hook import HookSelection, HookSpec, Spec
 from hookrun.spec.selector import Unmatched
 from hookrun.trusted import ACTIONS, Trusted, load
@@ -74,6 +74,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
     for field, value in spec.action.outside_values().items():
         try:
             values[field] = read_value(value, places, used_by)
+            problems += _padded_otherwise(spec, field, value, used_by)
         except HookrunError as error:
             problems.append(Problem(f"{spec.where}.{field}", str(error)))
     functions = dict[str, Trusted | GivenFunction]()
@@ -86,12 +87,33 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
         except SpecError as error:
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
-    tokenizer = None if spec.keys.tokens is None else tokenizer_of(names.model, used_by.tokenizer)
-    texts, unreadable = texts_of(spec, tokenizer)
-    problems += [*unknown, *unreadable]
+    tokenizer, texts, unreadable = _texts(spec, names, used_by)
+    problems += [*unknown, *unreadable, *unknown_spans(spec, used_by.data)]
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
+
+
+def _padded_otherwise(
+    spec: HookSpec, field: str, value: OutsideValue | GivenTensor | GivenFunction, used_by: UsedBy
+) -> Iterator[Problem]:
+    """Why the tokens that the hook chooses are not at the same place in the value."""
+    if spec.keys.tokens is None or not isinstance(value, OutsideValue) or value.at is None:
+        return
+    if (why := padded_otherwise(value, used_by)) is not None:
+        yield Problem(f"{spec.where}.{field}.at", why, "pad the samples of both runs on the same side")
+
+
+def _texts(
+    spec: HookSpec, names: ModelNames, used_by: UsedBy
+) -> tuple[Tokenizer | None, dict[str, tuple[int, ...]], list[Problem]]:
+    """The tokenizer of a hook with `tokens`, the tokens of its texts, and why some have none."""
+    if spec.keys.tokens is None:
+        return None, {}, []
+    found = tokenizer_of(names.model, used_by.tokenizer)
+    if found.tokenizer is None and used_by.lacks_data:
+        return None, {}, []  # the data may have one
+    return found.tokenizer, *texts_of(spec, found)
 
 
 def _heads(

@@ -6,7 +6,7 @@ named, and `other_run` says how they differ from the run that uses them.
 
 from __future__ import annotations
 
-from hookrun.run_values.other_run import UsedBy, differences, with_origins
+from hookrun.run_values.other_run import UsedBy, differences, padded_otherwise, with_origins
 from hookrun.run_values.read import read_value
 from hookrun.run_values.runs import FoundRuns, UsedRun, used_run, used_runs
 from hookrun.run_values.sources import NotYetRun, Rows, Source
@@ -19,6 +19,7 @@ __all__ = [
     "UsedBy",
     "UsedRun",
     "differences",
+    "padded_otherwise",
     "read_value",
     "used_run",
     "used_runs",

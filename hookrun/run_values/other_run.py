@@ -6,7 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hookrun.data.info import SPLITS, Split
+from hookrun.actions.values import OutsideValue, RunValue
+from hookrun.data.info import SPLITS, DataInfo, Split
+from hookrun.data.tokens import PaddingArgs
 from hookrun.errors import HookrunError, Problem
 from hookrun.run_values.runs import FoundRuns
 from hookrun.spec import HookSpec, Settings, Spec
@@ -24,13 +26,23 @@ class UsedBy:
     settings: None: a model of the user's own
     split:    the part of the data that its hooks meet; None: several, or not known without settings
     runs:     where the runs are that values name
-    tokenizer: of the data; None: it has none
+    data:     its samples; None: not known, or a loop of the user's own has them
     """
 
     settings: Settings | None = None
     split: Split | None = None
     runs: FoundRuns = field(default_factory=FoundRuns)
-    tokenizer: Any = None
+    data: DataInfo | None = None
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of the data; None: it has none, or is not known."""
+        return None if self.data is None else self.data.tokenizer
+
+    @property
+    def lacks_data(self) -> bool:
+        """Whether settings name data of which nothing is known."""
+        return self.settings is not None and self.data is None
 
 
 def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:
@@ -55,6 +67,27 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
             what = f"model.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             raise HookrunError(f"{named} is of another model: {what}")
 
+
+def padded_otherwise(value: OutsideValue, used_by: UsedBy) -> str | None:
+    """Why a position of this run's samples is not at the same place in what other runs captured of theirs, or None."""
+    if value.minus is not None and (why := padded_otherwise(value.minus, used_by)) is not None:
+        return why
+    if not isinstance(value, RunValue) or used_by.settings is None:
+        return None
+    run = used_by.runs.open(value.run)
+    theirs = None if run is None else _section(run, "data").get("args")
+    if not isinstance(theirs, dict):
+        return None
+    there, here = theirs.get("padding", _PADDED), used_by.settings.data.args.get("padding", _PADDED)
+    if there == here:
+        return None
+    return (
+        f"{value}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token stands at "
+        "another place in the captured rows"
+    )
+
+
+_PADDED = PaddingArgs.model_fields["padding"].default
 
 _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "transforms")}
 

@@ -14,6 +14,7 @@ from hookrun.actions.given import GivenFunction, GivenTensor
 from hookrun.actions.values import FileValue, OutsideValue, RunValue
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError, listed, nearest
+from hookrun.run_values.by_token import BY_TOKEN, is_by_token
 from hookrun.run_values.other_run import UsedBy, require_same_model, require_same_split
 from hookrun.run_values.sources import (
     Found,
@@ -194,4 +195,5 @@ def _require_one_row_each(capture: StoredCapture, part: Tensor, value: RunValue,
         what = f"has {len(ids)} rows for {len(ids.unique())} samples"
     else:
         return
-    raise HookrunError(f"{value.capture}/{module} in {value.run} {what}: capture it with task=predict")
+    hint = BY_TOKEN if is_by_token(capture) else "capture it with task=predict"
+    raise HookrunError(f"{value.capture}/{module} in {value.run} {what}: {hint}")

@@ -226,6 +226,18 @@ def test_a_strangers_file_is_refused_with_its_place(tmp_path: Path) -> None:
     )
 
 
+def test_names_of_a_strangers_file_write_no_control_characters(tmp_path: Path) -> None:
+    name = "x\x1b[31mRED\nline\u202e\ud800"
+    for line, said in (
+        ({"prompt": "a b", "spans": {name: "zz"}}, r"data.args.spans.x\x1b[31mRED\nline\u202e\ud800: "),
+        ({name: "a b"}, r"there are: x\x1b[31mRED\nline\u202e\ud800"),
+        ({f"prompt{name}": "a b"}, "has no field 'prompt'"),
+    ):
+        message = refusal("prompts", file=prompts(tmp_path, line))
+        assert said in message, message
+        assert all(each.isprintable() for each in message.splitlines())
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> str:
     """A tokenizer of words with a token that begins and one that ends every text."""

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 T5 = (
     "{model_type: t5, num_layers: 1, num_decoder_layers: 1, d_model: 16, d_kv: 4, num_heads: 4, d_ff: 32, "
-    "vocab_size: 300, decoder_start_token_id: 0, pad_token_id: 0, eos_token_id: 1}"
+    "vocab_size: 300, decoder_start_token_id: 299, pad_token_id: 0, eos_token_id: 1}"
 )
 PROMPTS = [
     {"prompt": "a b", "answer": "xyz", "spans": {"s": "a"}},
@@ -50,6 +50,8 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(
             run(*seq2seq, f"data.args.padding={side}", capture("decoder.block.0.layer.2", "all"))
         )
         assert found.sample_ids.tolist() == [0, 0, 0, 1] and found.positions.tolist() == [0, 1, 2, 0]
+        if side == "right":  # the token that begins an answer is none of the tokenizer's
+            assert found.token_ids.tolist() == [299, *b"xy", 299] and list(found.text) == ["", "x", "y", ""]
         rows[side] = found[:]
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
 

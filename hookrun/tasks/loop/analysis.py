@@ -13,6 +13,7 @@ from rich.table import Table
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.lookup import Lookup
 from hookrun.run_values import FoundRuns, UsedRun, used_run
+from hookrun.run_values.by_token import BY_TOKEN, is_by_token
 from hookrun.spec import Experiment
 from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
@@ -94,7 +95,9 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
         found |= {label: each for label, each in inside.items() if _is_by_sample(each)}
     if not found:
         text = f"no module of it has one row for each sample in {run.path}"
-        raise SpecError([Problem("task.capture", text, "capture with task=predict")])
+        whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
+        hint = BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
+        raise SpecError([Problem("task.capture", text, hint)])
     return found
 
 

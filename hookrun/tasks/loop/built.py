@@ -210,7 +210,7 @@ def refused(
             experiment.hooks,
             experiment.wrong,
             tried.model,
-            used_by=UsedBy(experiment.settings, split, FoundRuns(experiment.runs)),
+            used_by=UsedBy(experiment.settings, split, FoundRuns(experiment.runs), info),
             example=None if info is None else as_call(info.example(EXAMPLE_BATCH), tried.model),
             training=training,
             backward=backward,

@@ -68,7 +68,7 @@ def compiled(
     settings, runs = experiment.settings, FoundRuns(experiment.runs)
     example = as_call(built.data.example(EXAMPLE_BATCH), built.model)
     target = built.data.example_target(EXAMPLE_BATCH)
-    used_by = UsedBy(settings, split, runs, getattr(built.data, "tokenizer", None))
+    used_by = UsedBy(settings, split, runs, built.data)
     whole = None if score is None else lambda output: score(output, target)
     plan = maker.plan(hooks, built.model, used_by=used_by, example=example, training=training, score=whole)
     plan = replace(

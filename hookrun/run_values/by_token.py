@@ -1,0 +1,16 @@
+"""Captures of tokens: several rows for each sample."""
+
+from __future__ import annotations
+
+from hookrun.store.captures import StoredCapture
+
+BY_TOKEN = (
+    "it has a row for each token: capture one position of each sample, as tokens: -1, or the whole value, of which "
+    "`at: same` takes the tokens"
+)
+"""The next step where a row for each sample is needed, and a capture has several."""
+
+
+def is_by_token(capture: StoredCapture) -> bool:
+    """Whether its rows are of tokens, chosen by `tokens`."""
+    return bool((capture.positions >= 0).any())
