@@ -76,7 +76,8 @@ def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = L
             file.flush()
             os.fsync(file.fileno())
         content = {"version": VERSION, "about": dict(about), "tree": values, "crc32": crc, "bytes": size}
-        text = encode({"digest": _digest(content), **content})
+        text = encode(content)
+        text = f'{{"digest": "{_digest(text)}", {text[1:]}'
         with open(aside / STATE, "xb") as file:
             file.write(text.encode("ascii"))
             file.flush()
@@ -137,7 +138,9 @@ def _read(run: Path, path: Path) -> SavedState:
         content = read_json(path / STATE, run)
         if not isinstance(content, dict) or content.get("version") != VERSION:
             raise ValueError(f"it is not of version {VERSION}")
-        if content.pop("digest", None) != _digest(content) or not isinstance(content.get("about"), dict):
+        if content.pop("digest", None) != _digest(encode(content)) or not isinstance(
+            content.get("about"), dict
+        ):
             raise ValueError(f"the content of {STATE} was changed")
         file = path / TENSORS
         if _checked(file, run) != (content.get("bytes"), content.get("crc32")):
@@ -173,9 +176,9 @@ def _checked(path: Path, run: Path) -> tuple[int, str]:
     return size, crc.hexdigest()
 
 
-def _digest(content: Mapping[str, Any]) -> str:
+def _digest(text: str) -> str:
     crc = Crc32()
-    crc.update(encode(content).encode("ascii"))
+    crc.update(text.encode("ascii"))
     return crc.hexdigest()
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
@@ -53,6 +53,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 _EARLY = 1 << 20
+_SMALL = 1 << 16
 _BEHIND = 1 << 26
 
 
@@ -113,7 +114,7 @@ def write_tensors(
     behind = 0
     # Hashing takes twice as long as writing, and both leave Python alone.
     with ThreadPoolExecutor(1) as hashing:
-        for data in chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks):
+        for data in _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks)):
             hashed = hashing.submit(digest.update, data)
             behind += data.nbytes
             if behind > _BEHIND:  # what waits to be hashed is held in memory
@@ -124,6 +125,21 @@ def write_tensors(
                 drop_from_cache(file)  # begins the way to disk, which goes on while the next block is written
             size += data.nbytes
     return digest.hexdigest(), size
+
+
+def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
+    """The same bytes; blocks that are small come together, for each takes time of its own."""
+    small = bytearray()
+    for block in blocks:
+        if small and (block.nbytes >= _SMALL or len(small) >= _EARLY):
+            yield memoryview(bytes(small))
+            small.clear()
+        if block.nbytes >= _SMALL:
+            yield block
+        else:
+            small += block
+    if small:
+        yield memoryview(bytes(small))
 
 
 def open_tensors(path: Path, root: Path | None = None) -> Any:

@@ -14,8 +14,9 @@ import torch
 def generator_states() -> dict[str, Any]:
     """Where the generators of torch, NumPy and Python stand; those of accelerators where they are in use."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
+    version, words, gauss_next = random.getstate()
     states: dict[str, Any] = {
-        "python": random.getstate(),
+        "python": (version, torch.tensor(words), gauss_next),
         "numpy": (
             str(name),
             torch.from_numpy(np.asarray(keys, dtype=np.int64)),
@@ -35,7 +36,8 @@ def generator_states() -> dict[str, Any]:
 def set_generators(states: Mapping[str, Any]) -> None:
     """Let the generators go on from there. Of accelerators that this machine does not have nothing is set."""
     name, keys, position, has_gauss, gauss = states["numpy"]
-    random.setstate(states["python"])
+    version, words, gauss_next = states["python"]
+    random.setstate((version, tuple(words.tolist()), gauss_next))
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.device_count() == len(states["cuda"]):
