@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.hydra import BASIC_LAUNCHER, App, numbered
-from hookrun.cli.job_directories import JobDirectories
+from hookrun.cli.job_directories import JobDirectories, refuse_links
 from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import DONE, NOT_STARTED, JobFailed, exit_code
 from hookrun.cli.study import Study
@@ -172,6 +172,8 @@ class Launching:
         self.again += len(returned)
         new.sort(key=lambda each: not known.is_free(_subdir(each[1])))  # first those that get their own place
         starts += [self._new(known, config, place, first, jobs[place]) for place, config in new]
+        for start in starts:
+            refuse_links(self.sweep_dir, start.name)
         return sorted(starts, key=lambda start: start.number), by_number
 
     def _new(

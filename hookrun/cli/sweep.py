@@ -250,6 +250,8 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
 def _launch(app: App, cfg: DictConfig, hashes: JobHashes, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
+    if known is not None:
+        job = replace(job, begun=known.begun)
     launching = Launching(app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None)
     forget_stop(sweep_dir)
     try:

@@ -158,3 +158,28 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
     assert [seed for seed, _ in notes.ran] == [1, 6, 7]
     assert not (earlier / "sweep.json").exists() and not (earlier / ".stop").exists()
     assert "Stopped at" not in (earlier / "report.html").read_text()
+
+
+def contents(place: Path) -> dict[Path, bytes]:
+    """File -> its bytes, of a file or of all in a folder."""
+    return {file: file.read_bytes() for file in (place, *place.rglob("*")) if file.is_file()}
+
+
+def test_no_link_in_the_directory_is_written_through(notes, earlier: Path, tmp_path: Path, capsys) -> None:
+    assert swept("seed=5,1", "hydra.sweep.subdir=jobs/${hydra.job.num}") == 1
+    notes.ran.clear()
+    theirs = tmp_path / "theirs"
+    for place in ("jobs/0", "jobs/1/.hydra", "jobs/1/.hydra/config.yaml", "multirun.yaml", "jobs"):
+        link = earlier / place
+        link.rename(theirs)
+        link.symlink_to(theirs)
+        before = contents(theirs)
+        typed = ["seed=5,1", "hydra.sweep.subdir=jobs/${hydra.job.num}"]
+        assert main(["-m", *typed, "resume=mine"]) == 2, place
+        assert f"{link} is a link" in capsys.readouterr().err, place
+        assert notes.ran == [] and contents(theirs) == before, place
+        link.unlink()
+        theirs.rename(link)
+    (earlier / "jobs/2").symlink_to(theirs)  # it leads nowhere yet
+    assert main(["-m", "seed=5,1,6", *typed[1:], "resume=mine"]) == 2
+    assert notes.ran == [] and not theirs.exists()
