@@ -22,10 +22,11 @@ from hookrun.cli.job_hash import job_hash, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
-from hookrun.interruptions import code_of, pending, shielded
+from hookrun.interruptions import code_of, handled, pending, shielded
+from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, STATUS, State
+from hookrun.store.format import CHECKPOINTS, JOB, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
@@ -100,6 +101,10 @@ class SweepJob:
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
+        with handled():  # in the process of another launcher too
+            return self._returned(cfg)
+
+    def _returned(self, cfg: DictConfig) -> int | float:
         if (signal := pending()) is not None:  # whoever was to raise it was kept from it
             raise signal
         if self.stop is not None and self.stop.exists():
@@ -204,11 +209,16 @@ def _status(run_dir: Path) -> bytes | None:
 
 
 def _tell_how_to_go_on(run_dir: Path) -> None:
-    """Where a state of the run was saved, the command that goes on from it."""
+    """Where a state of the run was saved, the command that goes on from it; for a job it is that of its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
-        place = os.path.relpath(run_dir)
-        place = str(run_dir) if place.startswith("..") else place
-        print(f"to go on: hookrun resume={shlex.quote(place)}", file=sys.stderr, flush=True)
+        sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
+        if sweep is not None and (run_dir / JOB).exists():
+            typed, folder = "-m resume", sweep
+        else:
+            typed, folder = "resume", run_dir
+        place = os.path.relpath(folder)
+        place = str(folder) if place.startswith("..") else place
+        print(f"to go on: hookrun {typed}={shlex.quote(place)}", file=sys.stderr, flush=True)
 
 
 def make_page(folder: Path) -> None:
