@@ -7,6 +7,7 @@ it takes the machine away). The handlers are those of the command line: a progra
 from __future__ import annotations
 
 import atexit
+import multiprocessing
 import os
 import signal
 import sys
@@ -169,8 +170,15 @@ def left_to_main(_worker: int) -> None:
             signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # without it nobody could tell who sent the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        parent = os.getppid()
-        threading.Thread(target=_end_for, args=(parent,), name="hookrun signals", daemon=True).start()
+        parent = (
+            multiprocessing.parent_process()
+        )  # not os.getppid(): that may be the server that forks for it
+        threading.Thread(
+            target=_end_for,
+            args=(os.getppid() if parent is None else parent.pid,),
+            name="hookrun signals",
+            daemon=True,
+        ).start()
 
     shown, sys.excepthook = sys.excepthook, lambda *error: _unless_cut_off(shown, *error)
 

@@ -178,7 +178,7 @@ def work(reader, writer):
         writer.send(reader.recv())
 
 if __name__ == "__main__":
-    context = get_context("fork")
+    context = get_context(sys.argv[1])
     (there, to_worker), (from_worker, back) = context.Pipe(False), context.Pipe(False)
     worker = context.Process(target=work, args=(there, back), daemon=True)
     worker.start()
@@ -194,11 +194,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system does not say who sent a signal")
-def test_a_worker_works_on_until_its_parent_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_a_worker_works_on_until_its_parent_ends_it(method: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WORKER)
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(
-        [sys.executable, tmp_path / "program.py"],
+        [sys.executable, tmp_path / "program.py", method],
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,

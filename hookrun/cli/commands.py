@@ -37,7 +37,7 @@ from hookrun.cli.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_fo
 from hookrun.cli.typed import take_flag
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
-from hookrun.store.format import State
+from hookrun.store.format import JOB, State
 from hookrun.trust import of_environment, read_once
 
 CONFIG_NAME = "config"
@@ -63,10 +63,10 @@ def execute(arguments: Sequence[str]) -> int:
     name = args.config_name or (CONFIG_NAME if stored is None else stored.config_name)
     folders = _config_dirs(args)
     if stored is not None and not folders:
-        folders = stored.config_dirs()
+        stored.refuse_config_dir()
     with opened(main, *folders) as app:
         if stored is not None:
-            overrides = [*stored.overrides(app.list_all_config_groups()), *overrides]
+            overrides = [*stored.overrides(app.config_loader.list_groups(""), overrides), *overrides]
         if sweep_dir is not None:
             overrides = [*overrides, in_folder(sweep_dir, overrides)]
         asked = Composition(app, name, overrides)
@@ -76,10 +76,16 @@ def execute(arguments: Sequence[str]) -> int:
         # what was typed counts as what the environment says, to the end of the command
         with read_once(trust):
             if resume is not None and sweep_dir is None:
+                if fail_fast:
+                    raise _one_run()
                 return _resume(asked, trust, resume)
             anyway = resume is not None and resume.anyway
             mode = RunMode.MULTIRUN if sweep_dir is not None else _typed_mode(args)
             return _run(asked, trust, mode, SweepMode(sweep_dir is not None, anyway, fail_fast))
+
+
+def _one_run() -> SpecError:
+    return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
 
 
 def _is_hydras(override: str) -> bool:
@@ -171,7 +177,7 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sw
         raise
     if mode is RunMode.RUN:
         if of_sweep.fail_fast:
-            raise SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
+            raise _one_run()
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
@@ -254,6 +260,8 @@ def _run_once(
     waiting_for("building the model and checking the hooks")
     with origins_told(cfg), tasks.in_order_of(config):
         experiment = planned(experiment, asked.overrides, composed)
+        if resume is not None and (Path(cfg.hydra.runtime.output_dir) / JOB).exists():
+            experiment = experiment.of_a_sweep()
         previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
         needs = NeededRuns(asked, trust)
         needs.find(experiment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.utils import filter_overrides
@@ -14,28 +14,36 @@ _SHOWN = 8
 
 
 def interrupted(
-    interruption: KeyboardInterrupt, sweep_dir: Path, jobs: Sequence[Sequence[str]] | None
+    interruption: KeyboardInterrupt,
+    sweep_dir: Path,
+    jobs: Sequence[Sequence[str]] | None,
+    names: Mapping[int, str] | None = None,
 ) -> str:
     """The lines about it.
 
-    jobs: the overrides of each job; None where the sweeper chooses them as it goes
+    jobs:  the overrides of each job; None where the sweeper chooses them as it goes
+    names: place -> directory, of the jobs that had one when the sweep went on; None where it was new
     """
     from hookrun.report.jobs import find_jobs
 
     found = {job.name: job.status for job in find_jobs(sweep_dir)} if sweep_dir.is_dir() else {}
-    counts = Counter(found.values())
     started = {name for name, status in found.items() if status != "not started"}
-    missing = len(jobs or ()) - len(started)
-    if missing > 0:
-        counts["not started"] = missing
-    said = ", ".join(f"{count} {status}" for status, count in counts.items()) or "no job started"
+    counts = Counter(found.values())
+    if names is None:
+        is_told = all(name.isdecimal() for name in started)  # else names do not tell which
+        missing = [place for place in range(len(jobs or ())) if str(place) not in started]
+        count = len(missing) if is_told else len(jobs or ()) - len(started)
+    else:
+        is_told = True
+        missing = [place for place in range(len(jobs or ())) if names.get(place) not in started]
+        count = len(missing)
+    if jobs is not None:
+        counts["not started"] = max(count, 0)
+    said = ", ".join(f"{number} {status}" for status, number in counts.items() if number) or "no job started"
     lines = [f"sweep: {str(interruption) or 'interrupted'}: {said}, in {sweep_dir}"]
-    if jobs and missing > 0 and all(name.isdecimal() for name in started):  # else names do not tell which
+    if jobs and count > 0 and is_told:
         shared = set.intersection(*map(set, jobs))
-        names = [
-            f"#{number} ({' '.join(each for each in filter_overrides(overrides) if each not in shared)})"
-            for number, overrides in enumerate(jobs)
-            if str(number) not in started
-        ]
-        lines.append(f"  not started: {listed(names, _SHOWN)}")
+        typed = [[each for each in filter_overrides(jobs[place]) if each not in shared] for place in missing]
+        told = [f"#{place} ({' '.join(texts)})" for place, texts in zip(missing, typed, strict=True)]
+        lines.append(f"  not started: {listed(told, _SHOWN)}")
     return "\n".join(lines)

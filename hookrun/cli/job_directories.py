@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from pathlib import Path
 from hookrun.cli.job_hash import read_job
 from hookrun.cli.stored_sweep import KEY
 from hookrun.errors import Problem, SpecError
-from hookrun.report.jobs import job_folders
+from hookrun.report.jobs import HYDRA, job_folders
+from hookrun.report.yaml_files import MULTIRUN
 from hookrun.store.files import StoreError
 from hookrun.store.format import JOB, STATUS
 from hookrun.store.lock import LockedError, refuse_held
@@ -34,19 +36,24 @@ class KnownJob:
 
 
 class JobDirectories:
-    """What is in the directory of a sweep when it goes on; each job is taken once."""
+    """What is in the directory of a sweep when it goes on; each job is taken once.
+
+    begun: the directories of its jobs, within the sweep's
+    """
 
     def __init__(self, folder: Path) -> None:
         """Raises SpecError for a job that nobody can tell, or that another process still runs."""
         self.folder = folder
         self._jobs = defaultdict[str, list[KnownJob]](list)
         self._used = set[str]()
+        _refuse_link(folder / MULTIRUN)  # Hydra writes it anew
         for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
             name = path.relative_to(folder).as_posix()
             if (path / JOB).exists() or (path / STATUS).exists():
                 self._used.add(name)
                 config, job = _read(path, name)
                 self._jobs[config].append(job)
+        self.begun = frozenset(self._used)
 
     def take(self, config: str) -> KnownJob | None:
         """The next job with that hash; None where there is none."""
@@ -71,6 +78,29 @@ class JobDirectories:
         waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
         taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
         return [job is not None and job.exit_code is not None for job in taken]
+
+
+def refuse_links(folder: Path, name: str) -> None:
+    """Raise SpecError where what a job writes first would go through a link to somewhere else.
+
+    folder: of the sweep
+    name:   the job's directory within it
+    """
+    name = os.path.normpath(name)
+    if os.path.isabs(name) or name.startswith(".."):  # typed: the sweep's directory does not hold it
+        return
+    path = folder
+    for part in (*Path(name).parts, HYDRA):
+        path /= part
+        _refuse_link(path)
+    for entry in path.iterdir() if path.is_dir() else ():
+        _refuse_link(entry)
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        what = f"{path} is a link, and a sweep that goes on writes to none"
+        raise SpecError([Problem(KEY, what, "replace it with what it leads to, or remove it")])
 
 
 def _read(path: Path, name: str) -> tuple[str, KnownJob]:

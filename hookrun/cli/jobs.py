@@ -17,14 +17,16 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
+from hookrun.cli.job_directories import refuse_links
 from hookrun.cli.job_hash import job_hash, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
-from hookrun.interruptions import code_of, pending, shielded
+from hookrun.interruptions import code_of, handled, pending, shielded
+from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, STATUS, State
+from hookrun.store.format import CHECKPOINTS, JOB, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
@@ -82,7 +84,8 @@ class SweepJob:
     optimizing: the sweeper wants the objective of each job, and an exception from a failed one
     goal:       the objective that every job must have; None: whichever it has
     runs:       the run of each need, and that before the sweep
-    go_on:      a job that has a run in its directory already goes on there
+    go_on:      the sweep's directory holds jobs already
+    begun:      the directories of these jobs, within the sweep's: there a run goes on
     anyway:     also where its state is of another model, data or version
     stop:       a file that a failed job makes, and that lets no other job start; None: the others run
     """
@@ -92,11 +95,16 @@ class SweepJob:
     goal: Goal | None = None
     runs: KnownRuns = field(default_factory=KnownRuns)
     go_on: bool = False
+    begun: frozenset[str] = frozenset()
     anyway: bool = False
     stop: Path | None = None
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
+        with handled():  # in the process of another launcher too
+            return self._returned(cfg)
+
+    def _returned(self, cfg: DictConfig) -> int | float:
         if (signal := pending()) is not None:  # whoever was to raise it was kept from it
             raise signal
         if self.stop is not None and self.stop.exists():
@@ -122,18 +130,27 @@ class SweepJob:
 
         The sweep that started it may have been killed while the job went on in another process.
         """
+        sweep_dir = Path(os.path.abspath(HydraConfig.get().sweep.dir))
+        name = os.path.relpath(run_dir, sweep_dir)
         try:
-            with sole_writer(run_dir, within=Path(HydraConfig.get().sweep.dir).absolute()):
-                return _attempt(run_dir, lambda: self._run(cfg, run_dir))
-        except LockedError as error:
+            if self.go_on:
+                refuse_links(sweep_dir, name)  # before anything is written, in this process too
+            with sole_writer(run_dir, within=sweep_dir):
+                is_begun = name in self.begun and (run_dir / STATUS).exists()
+                return _attempt(run_dir, lambda: self._run(cfg, run_dir, is_begun))
+        except (LockedError, SpecError) as error:
             report(error)
             return REFUSED
 
-    def _run(self, cfg: DictConfig, run_dir: Path) -> int:
+    def _run(self, cfg: DictConfig, run_dir: Path, go_on: bool) -> int:
         from hookrun import tasks
 
-        go_on = self.go_on and (run_dir / STATUS).exists()
         if not go_on:
+            if self.go_on and (run_dir / STATUS).exists():
+                what = f"{run_dir} holds a run that was not there when the sweep began"
+                raise SpecError(
+                    [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
+                )
             write_job(run_dir, job_hash(cfg, HydraConfig.get()))
         try:
             experiment = self.runs.of(tasks.parse_experiment(plain(cfg))).of_a_sweep()
@@ -192,11 +209,16 @@ def _status(run_dir: Path) -> bytes | None:
 
 
 def _tell_how_to_go_on(run_dir: Path) -> None:
-    """Where a state of the run was saved, the command that goes on from it."""
+    """Where a state of the run was saved, the command that goes on from it; for a job it is that of its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
-        place = os.path.relpath(run_dir)
-        place = str(run_dir) if place.startswith("..") else place
-        print(f"to go on: hookrun resume={shlex.quote(place)}", file=sys.stderr, flush=True)
+        sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
+        if sweep is not None and (run_dir / JOB).exists():
+            typed, folder = "-m resume", sweep
+        else:
+            typed, folder = "resume", run_dir
+        place = os.path.relpath(folder)
+        place = str(folder) if place.startswith("..") else place
+        print(f"to go on: hookrun {typed}={shlex.quote(place)}", file=sys.stderr, flush=True)
 
 
 def make_page(folder: Path) -> None:

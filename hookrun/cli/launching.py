@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.hydra import BASIC_LAUNCHER, App, numbered
-from hookrun.cli.job_directories import JobDirectories
+from hookrun.cli.job_directories import JobDirectories, refuse_links
 from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import DONE, NOT_STARTED, JobFailed, exit_code
 from hookrun.cli.study import Study
@@ -54,6 +54,7 @@ class Launching:
     known:     the jobs that the directory holds already, where the sweep goes on; else None
     hashes:    by which they are known
     fail_fast: no job starts after one has failed
+    names:     place in the sweep -> directory within the sweep's, where it goes on, of the jobs asked for so far
     codes:     directory -> exit code, of the jobs that were asked for so far
     again:     the number of jobs that were over before
     """
@@ -75,6 +76,7 @@ class Launching:
         self._order = {override.get_key_element(): place for place, override in enumerate(typed)}
         self._fixed = {each.get_key_element() for each in typed if not each.is_sweep_override()}
         self._study = None if goal is None else Study(sweep_dir)
+        self.names = dict[int, str]()
         self.codes = dict[str, int]()
         self.again = 0
 
@@ -160,6 +162,7 @@ class Launching:
         for place, (job, overrides) in enumerate(zip(found, jobs, strict=True)):
             if job is not None and job.exit_code is not None:
                 returned[place] = self._over(job.name, job.exit_code)
+                self.names[first + place] = job.name
                 continue
             config = self._app.job_config(self._cfg, overrides, first + place)
             by_number = by_number or "${hydra:job." in _users_text(config)
@@ -172,6 +175,9 @@ class Launching:
         self.again += len(returned)
         new.sort(key=lambda each: not known.is_free(_subdir(each[1])))  # first those that get their own place
         starts += [self._new(known, config, place, first, jobs[place]) for place, config in new]
+        for start in starts:
+            refuse_links(self.sweep_dir, start.name)
+            self.names[first + start.place] = start.name
         return sorted(starts, key=lambda start: start.number), by_number
 
     def _new(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from hookrun.store.records import HydraRecord, checked
 KEY = "resume"
 LATEST = "latest"
 SWEEPS = "multirun"
+MOST_SHOWN = 200
 _SAID_BY_RESUME = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Stored settings that `resume` itself decides."""
 _SUBDIR = "hydra.sweep.subdir"
@@ -52,33 +54,32 @@ class StoredSweep:
         """The name of the root configuration."""
         return self.record.job.config_name or "config"
 
-    def config_dirs(self) -> list[Path]:
-        """The folder of `--config-dir`, where one was given: its files pass the same checks again.
-
-        Raises SpecError where it is not there any more.
-        """
+    def refuse_config_dir(self) -> None:
+        """Raise SpecError where the sweep had a `--config-dir`: only who types it chooses which folder is read."""
         sources = self.record.runtime.config_sources
-        found = [Path(each.path) for each in sources if each.provider == "command-line" and each.path]
-        for folder in found:
-            if not folder.is_dir():
-                hint = f"name the one that it is now: --config-dir DIR -m {KEY}={self.file.parent}"
-                raise SpecError([Problem("--config-dir", f"there is no folder {folder} any more", hint)])
-        return found
+        found = [each.path for each in sources if each.provider == "command-line" and each.path]
+        if found:
+            folder = shlex.quote(found[0][:MOST_SHOWN])
+            hint = f"type it as well: --config-dir {folder} -m {KEY}={shlex.quote(str(self.file.parent))}"
+            what = f"the stored sweep had one, {folder}, and a file does not choose which folder is read"
+            raise SpecError([Problem("--config-dir", what, hint)])
 
-    def overrides(self, groups: Collection[str]) -> list[str]:
-        """Those of the experiment, then those of Hydra's section but for the directory.
+    def overrides(self, groups: Collection[str], typed: Sequence[str]) -> list[str]:
+        """Those of the experiment, then those of Hydra's section but for the directory and for what is typed again.
 
         groups: the config groups that there are
+        typed:  the overrides of the command line, all of Hydra's section
 
         Raises SpecError for what an experiment file could not set: it has to be typed again.
         """
         problems, kept = list[Problem](), list[str]()
+        typed_keys = set(map(_key, typed))
         for text in self.record.overrides.task:
             key = text.partition("=")[0]
             problems += hydra_section.wrong_params({key: ""}, str(self.file), groups, "sweep over")
         for text in self.record.overrides.hydra:
-            key = text.lstrip("+~").partition("=")[0]
-            if key not in _SAID_BY_RESUME:
+            key = _key(text)
+            if key not in _SAID_BY_RESUME and key not in typed_keys:
                 kept.append(text)
                 problems += _wrong_setting(key, text, self.file, groups)
         if problems:
@@ -86,15 +87,17 @@ class StoredSweep:
         return [*self.record.overrides.task, *kept]
 
 
-def is_sweep(value: Any) -> bool:
+def _key(text: str) -> str:
+    return text.lstrip("+~").partition("=")[0]
+
+
+def is_sweep(value: str) -> bool:
     """Whether `resume` names the directory of a sweep."""
-    return isinstance(value, str) and value != LATEST and (_path(value) / MULTIRUN).is_file()
+    return value != LATEST and (_path(value) / MULTIRUN).is_file()
 
 
-def sweep_folder(value: Any) -> Path:
+def sweep_folder(value: str) -> Path:
     """The directory of the sweep that `resume` names. Raises SpecError where it is none, or one is under way in it."""
-    if not isinstance(value, str) or not value:
-        raise SpecError([Problem(KEY, f"found {value!r}, expected the directory of a sweep, or latest")])
     folder = _newest() if value == LATEST else _path(value)
     if not (folder / MULTIRUN).is_file():
         raise SpecError([_no_sweep(folder)])
@@ -167,7 +170,7 @@ def in_folder(folder: Path, overrides: Sequence[str]) -> str:
 
 def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> Iterator[Problem]:
     """The problem of a stored setting of Hydra that a file may not make."""
-    hint = f"type it as well: -m {KEY}={file.parent} {text}"
+    hint = f"type it as well: -m {KEY}={shlex.quote(str(file.parent))} {shlex.quote(text)}"
     try:
         override = parse_override(text)
         value = "" if override.is_sweep_override() else override.value()
@@ -183,4 +186,4 @@ def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> 
         section = {part: section}
     for problem in hydra_section.wrong_settings(section, groups) if key.startswith("hydra.") else [None]:
         what = problem.what if problem is not None else "is not for a file to choose"
-        yield Problem(f"{file}: {text[:200]}", what, hint)
+        yield Problem(f"{file}: {text[:MOST_SHOWN]}", what, hint)

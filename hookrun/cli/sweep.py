@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -67,7 +68,7 @@ def sweep(
     with explained(_asked(app, cfg, [])):
         # The time in the directory's name is resolved here, once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
-        sweep_dir = Path(str(cfg.hydra.sweep.dir)).absolute()
+        sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
         # Installed sweepers and launchers resolve their settings themselves, where nothing is refused any more.
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
@@ -225,7 +226,7 @@ def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) ->
 def _refuse_outside(run_dir: Path, job: DictConfig) -> None:
     """Refuse a `subdir` that leaves the directory of the sweep by what a value in it says, such as ``../..``."""
     typed = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
-    if "${" in typed and not run_dir.is_relative_to(Path(str(job.hydra.sweep.dir)).absolute()):
+    if "${" in typed and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
         what = f"{typed} leads to {run_dir}, outside the directory of the sweep"
         raise SpecError([Problem("hydra.sweep.subdir", what, "let it hold ${hydra.job.num}")])
 
@@ -250,12 +251,15 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
 def _launch(app: App, cfg: DictConfig, hashes: JobHashes, sweep_dir: Path, job: SweepJob) -> int:
     before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
+    if known is not None:
+        job = replace(job, begun=known.begun)
     launching = Launching(app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None)
     forget_stop(sweep_dir)
     try:
         return _run_jobs(app, cfg, launching, job)
     except KeyboardInterrupt as interruption:
-        print(interrupted(interruption, sweep_dir, app.jobs(cfg)), file=sys.stderr, flush=True)
+        names = None if known is None else launching.names
+        print(interrupted(interruption, sweep_dir, app.jobs(cfg), names), file=sys.stderr, flush=True)
         raise
     finally:
         if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well

@@ -20,8 +20,9 @@ from hookrun.store.records import EnvRecord, Record, Status
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 
-OVERRIDES = ".hydra/overrides.yaml"
-CONFIG = ".hydra/config.yaml"
+HYDRA = ".hydra"
+OVERRIDES = f"{HYDRA}/overrides.yaml"
+CONFIG = f"{HYDRA}/config.yaml"
 TAGS = "tags"
 MOST_TAGS = 100
 _ENOUGH = 4 * 2**20  # bytes of one job's metrics.jsonl
@@ -72,7 +73,7 @@ def job_folders(folder: Path) -> Iterator[Path]:
     """Directories that hold a run, or where Hydra has begun one; their own folders are not searched."""
     for where, folders, files in os.walk(folder):
         path = Path(where)
-        if path != folder and (STATUS in files or ".hydra" in folders):
+        if path != folder and (STATUS in files or HYDRA in folders):
             folders.clear()
             yield path
         folders[:] = [name for name in folders if not name.startswith(".")]

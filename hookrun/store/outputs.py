@@ -21,7 +21,7 @@ OUTPUTS = "outputs"
 
 def outputs_folder() -> Path:
     """The folder of single runs, as an absolute path: `outputs` where HOOKRUN_OUTPUT says, else where one is."""
-    return Path(os.path.expanduser(os.environ.get(VARIABLE, "")), OUTPUTS).absolute()
+    return Path(os.path.abspath(Path(os.path.expanduser(os.environ.get(VARIABLE, "")), OUTPUTS)))
 
 
 def newest_unchanged(folder: Path) -> Path | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import signal
 import weakref
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from hookrun.cli import main
 from hookrun.cli.jobs import SweepJob, exit_code, most_serious, report
 from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
+from hookrun.interruptions import Interrupted
 
 
 def only_run(folder: Path) -> Path:
@@ -131,6 +134,21 @@ def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:
     finally:
         gc.enable()
     assert len(alive) == 3
+
+
+def test_signals_are_handled_in_the_process_of_any_launcher(monkeypatch, tmp_path: Path) -> None:
+    seen = []
+
+    def alone(self: SweepJob, cfg: object, run_dir: Path) -> int:
+        seen.append(signal.getsignal(signal.SIGTERM))
+        signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    monkeypatch.setattr(SweepJob, "_alone", alone)
+    monkeypatch.setattr("hookrun.cli.jobs._run_dir", lambda: tmp_path)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        SweepJob(frozenset())(OmegaConf.create())
+    assert seen != [signal.SIG_DFL] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_job_is_what_a_launcher_needs_and_no_more() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,10 @@ import pytest
 from omegaconf import OmegaConf
 
 import hookrun.cli.sweep  # noqa: F401  # it keeps what it imports: before anything is replaced
+from hookrun import tasks
 from hookrun.cli import main
+from hookrun.spec import Experiment
+from hookrun.store.files import make_folder, write_json
 from hookrun.store.lock import sole_writer
 from hookrun.tasks import Checked
 
@@ -84,11 +88,15 @@ def test_equal_jobs_are_told_apart_by_their_number(notes, earlier: Path) -> None
     assert notes.ran == [(1, earlier / "2"), (5, earlier / "3")]
 
 
-def test_the_newest_sweep_and_the_folder_of_its_files_are_found(conf: Conf, notes) -> None:
+def test_the_newest_sweep_is_found_and_the_folder_of_its_files_is_typed_again(
+    conf: Conf, notes, capsys
+) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: 4}\n"})
     assert main(["-m", "--config-dir", folder, "experiment=mine", "seed=5,1"]) == 1
     notes.ran.clear()
-    assert main(["-m", "resume=latest", "hydra.sweeper.max_batch_size=1"]) == 1
+    assert main(["-m", "resume=latest"]) == 2
+    assert f"type it as well: --config-dir {folder} -m resume=" in capsys.readouterr().err
+    assert main(["--config-dir", folder, "-m", "resume=latest", "hydra.sweeper.max_batch_size=1"]) == 1
     ((seed, _),) = notes.ran
     assert (seed, notes.prepared[-1][0].settings.train.epochs) == (1, 4)
 
@@ -136,6 +144,14 @@ def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cw
         OmegaConf.save(changed, file)
         assert main(["-m", "resume=mine"]) == 2, text
         assert said in capsys.readouterr().err, text
+    sources = [*stored.hydra.runtime.config_sources]
+    for folder in ("/proc/self", "/", str(cwd)):  # some hold links to themselves
+        changed = stored.copy()
+        one = {"path": folder, "schema": "file", "provider": "command-line"}
+        changed.hydra.runtime.config_sources = [*sources, one]
+        OmegaConf.save(changed, file)
+        assert main(["-m", "resume=mine"]) == 2, folder
+        assert f"type it as well: --config-dir {folder} -m resume=" in capsys.readouterr().err
     file.write_text("hydra: [1, 2]\n")
     assert main(["-m", "resume=mine"]) == 2
     assert "is not what Hydra writes" in capsys.readouterr().err
@@ -158,3 +174,88 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
     assert [seed for seed, _ in notes.ran] == [1, 6, 7]
     assert not (earlier / "sweep.json").exists() and not (earlier / ".stop").exists()
     assert "Stopped at" not in (earlier / "report.html").read_text()
+
+
+def test_what_is_typed_again_is_not_refused(notes, earlier: Path, cwd: Path, capsys) -> None:
+    typed = [
+        "hydra.searchpath=[]",
+        "++hydra.job.env_set.A=b c",
+        "hydra/job_logging=none",
+        "hydra.verbose=[a]",
+    ]
+    assert swept("seed=5,1", *typed) == 1
+    assert main(["-m", "resume=mine"]) == 2
+    hints = [line for line in capsys.readouterr().err.splitlines() if "type it as well" in line]
+    again = [shlex.split(line)[-1] for line in hints]
+    assert sorted(again) == sorted(typed)
+    notes.ran.clear()
+    assert main(["-m", "resume=mine", *again]) == 1 and notes.ran == [(1, earlier / "1")]
+    again[again.index("hydra.verbose=[a]")] = "hydra.verbose=[b]"
+    assert main(["-m", "resume=mine", *again]) == 1, "with another value"
+    assert main(["-m", "resume=mine", *again[1:]]) == 2
+
+
+def test_of_a_wider_sweep_that_was_interrupted_it_is_said_what_is_missing(
+    notes, earlier: Path, capsys
+) -> None:
+    assert swept("seed=5,6") == 0
+    assert main(["-m", "seed=130,8,6,9,5", "resume=mine"]) == 130
+    said = capsys.readouterr().err
+    assert (
+        "2 done, 1 interrupted, 2 not started" in said and "not started: #1 (seed=8), #3 (seed=9)\n" in said
+    )
+
+
+def test_a_job_that_goes_on_alone_stays_a_job_of_its_sweep(notes, earlier: Path, monkeypatch, capsys) -> None:
+    def leave_a_state(prepared: Experiment, run_dir: Path, **options: bool) -> int:
+        state = run_dir / "checkpoints/state_000001"
+        make_folder(state)
+        write_json(state / "state.json", {})
+        return notes.run(prepared, run_dir, **options)
+
+    monkeypatch.setattr(tasks, "run", leave_a_state)
+    assert swept("seed=130,5") == 130
+    assert main(["resume=mine/0"]) == 130
+    assert capsys.readouterr().err.count("to go on: hookrun -m resume=mine\n") == 2
+    assert main(["resume=mine/0", "fail_fast=true"]) == 2
+    assert "is for a sweep, and this is one run" in capsys.readouterr().err
+    saved = [experiment.settings.train.checkpoint.save for experiment, _ in notes.prepared]
+    assert saved == ["best", "best"]
+
+
+def test_a_directory_with_dots_is_the_same_for_all(notes, cwd: Path, monkeypatch) -> None:
+    assert main(["-m", "seed=5,1", "hydra.sweep.dir=a/../../up"]) == 1
+    assert main(["-m", "seed=5,1", "resume=../up"]) == 1
+    monkeypatch.setenv("HOOKRUN_OUTPUT", "../out")
+    assert main(["seed=7"]) == main(["-m", "seed=7"]) == 0
+    assert [run_dir.parent for _, run_dir in notes.ran[:3]] == [cwd.parent / "up"] * 3
+    assert [run_dir.relative_to(cwd.parent).parts[:2] for _, run_dir in notes.ran[3:]] == [
+        ("out", "outputs"),
+        ("out", "multirun"),
+    ]
+    assert main(["-m", "resume=latest"]) == main(["resume=latest"]) == 0
+
+
+def contents(place: Path) -> dict[Path, bytes]:
+    """File -> its bytes, of a file or of all in a folder."""
+    return {file: file.read_bytes() for file in (place, *place.rglob("*")) if file.is_file()}
+
+
+def test_no_link_in_the_directory_is_written_through(notes, earlier: Path, tmp_path: Path, capsys) -> None:
+    assert swept("seed=5,1", "hydra.sweep.subdir=jobs/${hydra.job.num}") == 1
+    notes.ran.clear()
+    theirs = tmp_path / "theirs"
+    for place in ("jobs/0", "jobs/1/.hydra", "jobs/1/.hydra/config.yaml", "multirun.yaml", "jobs"):
+        link = earlier / place
+        link.rename(theirs)
+        link.symlink_to(theirs)
+        before = contents(theirs)
+        typed = ["seed=5,1", "hydra.sweep.subdir=jobs/${hydra.job.num}"]
+        assert main(["-m", *typed, "resume=mine"]) == 2, place
+        assert f"{link} is a link" in capsys.readouterr().err, place
+        assert notes.ran == [] and contents(theirs) == before, place
+        link.unlink()
+        theirs.rename(link)
+    (earlier / "jobs/2").symlink_to(theirs)  # it leads nowhere yet
+    assert main(["-m", "seed=5,1,6", *typed[1:], "resume=mine"]) == 2
+    assert notes.ran == [] and not theirs.exists()
