@@ -32,7 +32,14 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
-from hookrun.cli.resume import Resume, composed_again, run_folder, state_of_run, take_resume
+from hookrun.cli.resume import (
+    Resume,
+    composed_again,
+    remove_left_states,
+    run_folder,
+    state_of_run,
+    take_resume,
+)
 from hookrun.cli.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_folder
 from hookrun.cli.typed import take_flag
 from hookrun.cli.waiting import wait_is_over, waiting_for
@@ -202,6 +209,7 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
 def _is_done(folder: Path) -> bool:
     is_done = state_of_run(folder) == DONE_STATE
     if is_done:
+        remove_left_states(folder)
         print(f"{folder} is done: there is nothing to resume")
     return is_done
 

@@ -13,15 +13,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, open_dict, read_write
 
 from hookrun.cli.check import Composition
-from hookrun.cli.compose import plain_run
+from hookrun.cli.compose import claimed, plain_run
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.cli.typed import take, take_flag
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.store.format import CONFIG, STATUS
+from hookrun.store.format import CHECKPOINTS, CONFIG, STATUS
 from hookrun.store.outputs import outputs_folder
 from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
+from hookrun.store.stored_config import read_yaml
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -79,6 +80,18 @@ def state_of_run(folder: Path) -> str:
         raise SpecError([Problem(RESUME, what)])
     found: str = read_record(folder / STATUS, Status)["status"]
     return found
+
+
+def remove_left_states(folder: Path) -> None:
+    """Remove the states of a run that is done, and was killed before it could do that itself."""
+    keeps = read_yaml(folder / CONFIG, folder)
+    for key in ("train", "checkpoint", "keep_done"):
+        keeps = keeps.get(key) if isinstance(keeps, Mapping) else None
+    if keeps is not True and any((folder / CHECKPOINTS).glob("state_*")):
+        from hookrun.store.states import remove_states
+
+        with claimed(folder, RESUME, go_on=True):
+            remove_states(folder)
 
 
 @contextmanager

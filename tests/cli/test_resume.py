@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 import hookrun
 from hookrun.cli import main
-from hookrun.tasks.loop import resuming, training
+from hookrun.tasks.loop import resuming, run, training
 
 SMALL = [
     "compute.device=cpu",
@@ -76,10 +76,13 @@ def test_it_goes_on_and_is_then_done(failed: Path, say: Say) -> None:
     config = (failed / ".hydra" / "config.yaml").read_bytes()
     assert say([*SMALL, "hydra.run.dir=whole"])[0] == 0
     code, said = say(["resume=latest"])
-    whole, run = hookrun.open_run("whole"), hookrun.open_run(failed)
+    whole, resumed = hookrun.open_run("whole"), hookrun.open_run(failed)
 
     assert code == 0 and "goes on from state_000005, step 4" in said
-    assert list(map(str, run.metrics)) == list(map(str, whole.metrics)) and run.status["status"] == "done"
+    assert (
+        list(map(str, resumed.metrics)) == list(map(str, whole.metrics))
+        and resumed.status["status"] == "done"
+    )
     assert (failed / "checkpoints" / "last.safetensors").read_bytes() == Path(
         "whole/checkpoints/last.safetensors"
     ).read_bytes()
@@ -152,6 +155,15 @@ def test_changed_data_is_refused(cwd: Path, fail_at: Callable[[int], None], say:
     assert say(["resume=one"])[0] == 0
 
 
+def test_where_every_state_is_damaged_nothing_is_lost(failed: Path, say: Say) -> None:
+    for file in failed.glob("checkpoints/state_*/state.json"):
+        file.write_bytes(b"torn")
+    before = files(failed)
+    code, said = say([f"resume={failed}"])
+    assert code == 2 and "has no state that is whole" in said and files(failed) == before
+    assert say([f"resume={failed}", "resume_anyway=true"])[0] == 0
+
+
 def test_a_damaged_state_is_named_and_the_one_before_is_used(failed: Path, say: Say) -> None:
     (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
     code, said = say([f"resume={failed}"])
@@ -197,3 +209,15 @@ def test_states_stay_where_that_was_asked_for(cwd: Path, say: Say) -> None:
     about = json.loads(Path("one/checkpoints", states[-1], "state.json").read_text())["about"]
     assert states == ["state_000006", "state_000007", "state_000008"]
     assert about["at"]["step"] == 6 and about["train"]["epochs"] == 2
+    assert say(["resume=one"])[0] == 0 and Path("one/checkpoints", states[-1]).is_dir()
+
+
+def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(
+    cwd: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "remove_states", lambda path: None)
+        assert say([*SMALL, "hydra.run.dir=one"])[0] == 0
+    assert list(Path("one/checkpoints").glob("state_*"))
+    code, said = say(["resume=one"])
+    assert code == 0 and "is done" in said and not list(Path("one/checkpoints").glob("state_*"))
