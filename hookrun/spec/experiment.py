@@ -157,6 +157,11 @@ class Every(Section):
     minutes: float | None = Field(default=None, gt=0, le=MOST_MINUTES, allow_inf_nan=False)
 
 
+def _never(raw: Any) -> Any:
+    """`every: null` is never."""
+    return {} if raw is None else raw
+
+
 class Checkpoint(Section):
     """Which weights a run keeps, and how often it saves a state that it can be resumed from.
 
@@ -167,7 +172,7 @@ class Checkpoint(Section):
     """
 
     save: Literal["both", "best", "last", "none"] | None = None
-    every: Every = Every(epochs=1)
+    every: Annotated[Every, BeforeValidator(_never)] = Every(epochs=1)
     keep: int = Field(default=2, ge=2, le=MOST_STATES)
     keep_done: bool = False
 
