@@ -191,11 +191,11 @@ def test_the_page_of_an_interrupted_sweep(folder: Path, page, monkeypatch) -> No
     ran = tasks.run
     seen = []
 
-    def interrupted(prepared, path):
+    def interrupted(prepared, path, **options):
         seen.append(path)
         if len(seen) == 2:
             raise KeyboardInterrupt
-        return ran(prepared, path)
+        return ran(prepared, path, **options)
 
     monkeypatch.setattr(tasks, "run", interrupted)
     assert main([*SHORT, "hydra.sweep.dir=cut", "seed=1,2,3"]) == 130
