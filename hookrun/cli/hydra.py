@@ -122,6 +122,10 @@ class App(Hydra):
         with _warnings_are_errors(), guarded():
             return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
+    def list_all_config_groups(self, parent: str = "") -> Sequence[str]:
+        """The config groups down to the second level: a stranger's folder may hold links that lead round and round."""
+        return [] if "/" in parent else super().list_all_config_groups(parent)
+
     def options(self, group: str) -> list[str]:
         """The names in a config group, those of its subgroups included."""
         return options(self.config_loader, group)

@@ -261,6 +261,7 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
         if not isinstance(error, SpecError | CompileError | CheckFailed):
             file = run_dir / "error.txt"
             try:
+                file.unlink(missing_ok=True)  # a link of that name is not written through
                 file.write_text(trace, encoding="utf-8")
                 lines.append(f"traceback: {file}")
             except OSError as unwritable:

@@ -86,3 +86,13 @@ def test_the_configuration_of_a_job_has_its_number() -> None:
     with opened(conf_dir()) as app:
         cfg = app.compose_config("config", ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
         assert OmegaConf.select(app.job_config(cfg, ["seed=1"], 4), "hydra.sweep.subdir") == "4"
+
+
+def test_a_folder_that_leads_into_itself_has_an_end(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/one.yaml").write_text("a: 1\n")
+    (tmp_path / "round").symlink_to(".")
+    with opened(conf_dir(), tmp_path) as app:
+        groups = app.list_all_config_groups()
+    assert {"mine", "experiment", "hydra/launcher"} <= {*groups}
+    assert max(group.count("/") for group in groups) == 1

@@ -256,6 +256,14 @@ def test_no_link_in_the_directory_is_written_through(notes, earlier: Path, tmp_p
         assert notes.ran == [] and contents(theirs) == before, place
         link.unlink()
         theirs.rename(link)
+    link = earlier / "jobs/1/error.txt"
+    link.rename(theirs)
+    link.symlink_to(theirs)
+    theirs.write_text("theirs")
+    assert main(["-m", *typed, "resume=mine"]) == 1, "the job fails again, and that is told in its own file"
+    assert theirs.read_text() == "theirs" and "out of luck" in link.read_text() and not link.is_symlink()
+    theirs.unlink()
+    notes.ran.clear()
     (earlier / "jobs/2").symlink_to(theirs)  # it leads nowhere yet
     assert main(["-m", "seed=5,1,6", *typed[1:], "resume=mine"]) == 2
     assert notes.ran == [] and not theirs.exists()

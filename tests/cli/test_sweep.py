@@ -239,7 +239,7 @@ class TestOptimizingSweeper:
     ) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweep.dir=mine"]
         assert main(command) == 0
-        assert main(["-m", "resume=mine", "hydra.sweeper.steps=3"]) == 0
+        assert main(["--config-dir", folder, "-m", "resume=mine", "hydra.sweeper.steps=3"]) == 0
         assert [seed for seed, _ in notes.ran] == [5, 6, 7]
         assert Climber.objectives == [0.5, 0.6, 0.5, 0.6, 0.7]
         assert "sweep: 3 of 3 jobs done, 2 of them before" in capsys.readouterr().out
