@@ -224,7 +224,12 @@ def test_states_that_a_killed_process_left_in_a_run_that_is_done_are_removed(
 
 
 def test_without_every_states_are_saved_for_signals_alone(cwd: Path, say: Say) -> None:
-    argv = [*SMALL[:-1], "train.checkpoint.every=null", "train.checkpoint.keep_done=true", "hydra.run.dir=one"]
+    argv = [
+        *SMALL[:-1],
+        "train.checkpoint.every=null",
+        "train.checkpoint.keep_done=true",
+        "hydra.run.dir=one",
+    ]
     code, said = say(argv)
     assert code == 0, said
     assert not list(Path("one/checkpoints").glob("state_*"))
