@@ -286,11 +286,9 @@ def _run_once(
     if shows:
         tasks.show(prepared)
         return DONE
-    where = "hydra.run.dir" if resume is None else "resume"
-    with claimed(Path(cfg.hydra.runtime.output_dir), where, go_on=resume is not None):
-        if resume is not None and _is_done(
-            Path(cfg.hydra.runtime.output_dir)
-        ):  # another process has just finished it
+    where, run_dir = "hydra.run.dir" if resume is None else "resume", Path(cfg.hydra.runtime.output_dir)
+    with claimed(run_dir, where, go_on=resume is not None):
+        if resume is not None and _is_done(run_dir):  # another process has just finished it
             return DONE
         if experiment.settings.needs:
             is_new = needs.missing

@@ -59,9 +59,8 @@ class Resuming:
                 self._waiting = dict(saved.part("held"))
                 self._generators = saved.part("generators")
                 load_model(model, saved.part("model"))
-                hooks.load_state_dict(
-                    saved.part("hooks"), strict=False
-                )  # what differs was told, and is meant
+                # Under resume_anyway another plan is meant: what it has in common with the saved one is loaded.
+                hooks.load_state_dict(saved.part("hooks"), strict=False)
             hooks.sink.stop = None  # a check that asked for the end may ask again
 
     @contextmanager
@@ -164,9 +163,8 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
     """Raise SpecError with a line for each difference between what the state is of and what would go on from it."""
     before, now = dict(_flat(saved.about)), dict(_flat(about(ready, run)))
     keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith("at.")]
-    changed = [
-        key for key in keys if encode(before.get(key)) != encode(now.get(key))
-    ]  # a NaN equals itself there
+    # As text, in which a NaN equals itself.
+    changed = [key for key in keys if encode(before.get(key)) != encode(now.get(key))]
     lines = [_difference(key, before.get(key), now.get(key)) for key in changed]
     if lines:
         more = [f"and {len(lines) - _MOST_LINES} more"] if len(lines) > _MOST_LINES else []
