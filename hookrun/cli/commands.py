@@ -197,6 +197,7 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Go on with a run that did not come to its end."""
     folder = run_folder(resume.name)
     if _is_done(folder):
+        remove_left_states(folder)
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
@@ -209,7 +210,6 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
 def _is_done(folder: Path) -> bool:
     is_done = state_of_run(folder) == DONE_STATE
     if is_done:
-        remove_left_states(folder)
         print(f"{folder} is done: there is nothing to resume")
     return is_done
 
