@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from hookrun.cli import main
 from hookrun.spec.experiment import Compute
+from hookrun.store import checkpoint
 from hookrun.tasks.loop.session import session
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
@@ -153,3 +155,21 @@ def test_a_check_that_found_nan_says_so(run, hook) -> None:
     broken = "+hooks.broken={select: fc, hook: forward, action: replace, value: nan, priority: -1}"
     found = run(*QUICK, broken, hook(select="fc", hook="forward", action="check"), code=3)
     assert found.status["reason"].endswith("expected every element to be finite, found nan")
+
+
+def test_a_stopped_run_that_goes_on_has_the_best_weights_of_one_that_was_not_stopped(run, hook) -> None:
+    """The half epoch before a stop is not scored: its accuracy is that of the training."""
+    check = {
+        "select": "fc",
+        "hook": "forward",
+        "action": "check",
+        "max": -1e9,
+        "when": "{mode: train, step: [7]}",
+    }
+    argv = ["train.epochs=4", "train.limit_batches=3", "train.optimizer.lr=0.01"]
+    whole = run(*argv, hook(**check, policy="warn"))
+    stopped = run(*argv, hook(**check, policy="stop"), code=3)
+    assert main([f"resume={stopped.path}"]) == 0, "it goes on after the step that it was stopped at"
+    best = [found.path / "checkpoints/best.safetensors" for found in (whole, stopped)]
+    one, other = (checkpoint.read(path) for path in best)
+    assert all(one[name].equal(other[name]) for name in one)

@@ -118,9 +118,9 @@ def test_what_a_weights_file_has_too_much_must_be_what_hooks_add(tmp_path: Path)
 
 
 def test_named_inputs_are_keyword_arguments() -> None:
-    tensor = torch.ones(1)
-    assert as_call(tensor) == ((tensor,), {})
-    assert as_call({"x": tensor}) == ((), {"x": tensor})
+    tensor, model = torch.ones(1), torch.nn.Identity()
+    assert as_call(tensor, model) == ((tensor,), {})
+    assert as_call({"x": tensor}, model) == ((), {"x": tensor})
 
 
 def test_a_look_at_the_modules_takes_no_notice_of_the_hooks() -> None:

@@ -236,12 +236,11 @@ def _after_epoch(loop: Loop) -> None:
     with loop.averaged():
         if loop.val is not None and not running.stopped:
             values = running.evaluate(loop.val, "val", "validation")
+            running.log("val", values, "epoch")
+            running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
         if running.stopped:  # the state was saved where it stopped, and goes on with this epoch
             _keep_any(loop)
             return
-        if loop.val is not None:
-            running.log("val", values, "epoch")
-            running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
         score = values.get("accuracy", -values["loss"])
         if loop.best is None or score > loop.best or math.isnan(loop.best):
             loop.best = score
