@@ -11,11 +11,15 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
 from hookrun.store.format import CAPTURES, INDEX, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
 from hookrun.store.inside import kind_of, listed_inside, open_inside
+
+if TYPE_CHECKING:
+    from hookrun.store.tensor_file import Digest
 
 BLOCK = 1 << 20
 
@@ -92,9 +96,9 @@ def _content_faults(path: Path, folder: Path, sha256: str, recorded: Mapping[str
         yield f"{path} has another SHA-256 in its index than in the manifest"
 
 
-def hashed(path: Path, root: Path | None = None) -> tuple[int, str]:
-    """Bytes and SHA-256 of a regular file, read a megabyte at a time. StoreError if it cannot be read."""
-    digest, size = hashlib.sha256(), 0
+def hashed(path: Path, root: Path | None = None, digest: Digest | None = None) -> tuple[int, str]:
+    """Bytes and SHA-256, or another digest, of a regular file, read in blocks. StoreError if it cannot be read."""
+    digest, size = hashlib.sha256() if digest is None else digest, 0
     try:
         with open_inside(path, root) as file:
             while block := file.read(BLOCK):

@@ -23,6 +23,9 @@ MOST_READ = 1_000
 PATHS = frozenset({"file", "root", "run", "path", "weights", "tokenizer"})
 """Keys whose texts are paths."""
 
+_EMPTY = "no bytes"
+"""Of a file that has none, and of one of the system's that only says so and may never end."""
+
 _OF_EACH = 2**16
 _MOST_PATH = 4_096
 
@@ -70,7 +73,7 @@ def _content(text: str, *, is_data: bool) -> str:
         path = Path(text).expanduser()
         found = path.stat()
         if stat.S_ISREG(found.st_mode):
-            return _of_file(path, found.st_size)
+            return _of_file(path, found.st_size) if found.st_size else _EMPTY
         if stat.S_ISDIR(found.st_mode):
             if (status := path / STATUS).is_file():
                 return f"{path.resolve()} {status.read_text(encoding='utf-8')}"
@@ -108,7 +111,7 @@ def _beginning(path: Path) -> bytes:
     """Size and first bytes of a file; nothing of a pipe or a device, which might never end."""
     with suppress(OSError):
         found = path.stat()
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(found.st_mode) and found.st_size:
             with path.open("rb") as file:
                 return f"{found.st_size} ".encode() + file.read(_OF_EACH)
     return b""

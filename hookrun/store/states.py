@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hookrun.store.files import BYTES_AT_ONCE, StoreError, os_reason, read_json, sync_folder
+from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
 from hookrun.store.format import CHECKPOINTS, encode
-from hookrun.store.inside import open_inside
+from hookrun.store.manifest import hashed
 from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
 from hookrun.store.tree import flatten, unflatten
 
@@ -143,7 +143,7 @@ def _read(run: Path, path: Path) -> SavedState:
         ):
             raise ValueError(f"the content of {STATE} was changed")
         file = path / TENSORS
-        if _checked(file, run) != (content.get("bytes"), content.get("crc32")):
+        if hashed(file, run, Crc32()) != (content.get("bytes"), content.get("crc32")):
             raise ValueError(f"the content of {TENSORS} was changed")
         with open_tensors(file, run) as tensors:
             names = set(tensors.keys())
@@ -161,19 +161,6 @@ def _read(run: Path, path: Path) -> SavedState:
         raise StoreError(f"{path} is damaged: {error}") from error
     except StoreError as error:
         raise StoreError(f"{path} is damaged: {error}") from error
-
-
-def _checked(path: Path, run: Path) -> tuple[int, str]:
-    """Bytes and check sum of the file. StoreError if it cannot be read."""
-    crc, size = Crc32(), 0
-    try:
-        with open_inside(path, run) as file:
-            while block := file.read(BYTES_AT_ONCE):
-                crc.update(block)
-                size += len(block)
-    except OSError as error:
-        raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
-    return size, crc.hexdigest()
 
 
 def _digest(text: str) -> str:

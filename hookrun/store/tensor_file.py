@@ -60,7 +60,7 @@ _BEHIND = 1 << 26
 class Digest(Protocol):
     """Of bytes as they are written, in the way of hashlib."""
 
-    def update(self, data: memoryview, /) -> None:
+    def update(self, data: bytes | memoryview, /) -> None:
         """More of them."""
 
     def hexdigest(self) -> str:

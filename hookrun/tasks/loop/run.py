@@ -64,6 +64,8 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
         raise SpecError([Problem("resume", f"{path} has no state that is whole", hint)])
     if saved is not None and not anyway:
         require_same(saved, ready, path)
+    if saved is None:
+        print(f"no state was saved in {path}: the run begins anew", flush=True)
     run_dir = RunDir.reopen(path, None if saved is None else saved.part("files"), buffer)
     remove_unfinished(path, damaged)
     run_dir.resumed = saved

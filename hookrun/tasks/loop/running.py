@@ -73,7 +73,7 @@ class Running:
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self._names_spans:
-            self.hooks.spans = getattr(batch, "spans", None)
+            self.hooks.spans = batch.spans
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
             return self._call(*args, **kwargs)
@@ -81,7 +81,7 @@ class Running:
     @cached_property
     def _names_spans(self) -> bool:
         clauses = [hook.spec.keys.tokens for hook in self.prepared.plan.hooks]
-        return any(True for clause in clauses if clause for each in clause.filters for _ in each.spans)
+        return any(each.spans for clause in clauses if clause for each in clause.filters)
 
     @cached_property
     def _call(self) -> Callable[..., Any]:
