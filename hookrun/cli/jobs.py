@@ -54,7 +54,7 @@ class JobFailed(HookrunError):
 class SingleRun:
     """A single run: everything was checked and built before its directory was made.
 
-    latest: `outputs/latest` is to point to it
+    latest: `outputs/latest` is to point to it, if it is new
     resume: it goes on in its directory; None: it is new
     """
 
@@ -67,10 +67,10 @@ class SingleRun:
         from hookrun.store.run_dir import update_latest
 
         run_dir = _run_dir()
-        if self.latest and (note := update_latest(run_dir)):
-            print(note)
         go_on, anyway = self.resume is not None, self.resume is not None and self.resume.anyway
         if not go_on:
+            if self.latest and (note := update_latest(run_dir)):
+                print(note)
             keep_found_runs(run_dir, cfg, self.prepared)
         with unguarded():
             return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,7 @@ def test_it_goes_on_and_is_then_done(failed: Path, say: Say) -> None:
     config = (failed / ".hydra" / "config.yaml").read_bytes()
     assert say([*SMALL, "hydra.run.dir=whole"])[0] == 0
     code, said = say(["resume=latest"])
+    assert os.readlink(failed.with_name("latest")) == "one"
     whole, resumed = hookrun.open_run("whole"), hookrun.open_run(failed)
 
     assert code == 0 and "goes on from state_000005, step 4" in said
@@ -169,6 +171,12 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(failed: Path, say: 
     code, said = say([f"resume={failed}"])
     assert code == 0, said
     assert "state_000005 is damaged" in said and "goes on from state_000004, step 3" in said
+
+
+def test_a_run_that_goes_on_does_not_become_the_latest_one(failed: Path, say: Say) -> None:
+    assert say([*SMALL, "train.steps=1", "hydra.run.dir=outputs/two"])[0] == 0
+    assert say([f"resume={failed}"])[0] == 0
+    assert os.readlink(failed.with_name("latest")) == "two"
 
 
 def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
