@@ -34,7 +34,7 @@ SIGNALLED = 128
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run. It is no Exception, so that nothing on the way takes it for a failure.
+    """A signal ended the run. It does not derive from Exception, so that nothing on the way takes it for a failure.
 
     signum:    the number of the signal, the first one where several came
     name:      what it is called, such as ``SIGTERM``
@@ -184,12 +184,17 @@ def left_to_main(_worker: int) -> None:
 
 
 def _unless_cut_off(show: Callable[..., Any], kind: type[BaseException], *more: Any) -> None:
-    """The main process may stop in the middle of what it reads from a worker: that is no error of the worker's."""
+    """The main process may stop in the middle of what it reads from a worker: that is not an error of the worker."""
     if not issubclass(kind, ConnectionError | EOFError):
         show(kind, *more)
 
 
 def _end_for(parent: int) -> None:
+    """End the process at a SIGTERM from its parent.
+
+    The kernel keeps one SIGTERM at a time, with its first sender: while another one's waits here, the parent's is lost.
+    The parent's exit sends it again (`multiprocessing.util`).
+    """
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)
