@@ -66,7 +66,7 @@ ensure_env() {
     choose_python
     (
         trap 'exit 130' INT # pip answers an interrupt with an ordinary failure; nothing may follow it
-        cd -- "$root"
+        cd -- "$root" || exit
         ! command -v flock > /dev/null || flock 9 || say "this file system cannot lock .venv; start one at a time"
         is_ready "$1" || make_env "$1" # another installation may have come first
     ) < /dev/null 9>> "$root/.venv.lock"
