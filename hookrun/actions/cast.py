@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Cast(Action):
     """Keep saved tensors in a smaller dtype until the backward pass needs them; it sees them rounded.
 
-    dtype: what they are held in; a tensor whose dtype is no wider stays as it is
+    dtype: what they are held in; a tensor whose dtype is not wider stays as it is
     """
 
     action_name = "cast"

@@ -118,7 +118,7 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
 def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHooks, list[Problem]]:
     """The hooks that are right, what is right about the others, and every mistake, in the order of the file.
 
-    Raises SpecError for what is no mapping, or too large to be looked at.
+    Raises SpecError for what is not a mapping, or too large to be looked at.
     """
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])

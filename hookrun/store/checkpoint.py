@@ -22,7 +22,7 @@ def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> 
     applied: the identities of the hooks that changed the model at installation, which the file is to name
 
     Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
-    StoreError if the disk refuses or an entry is no tensor that a file can hold.
+    StoreError if the disk refuses or an entry is not a tensor that a file can hold.
     """
     path = Path(path)
     stored: dict[str, list[Tensor]] = {}

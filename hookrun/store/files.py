@@ -206,14 +206,14 @@ def read_json(path: Path, root: Path | None = None) -> Any:
     try:
         return decode(data)
     except ValueError as error:
-        raise StoreError(f"{path} is no JSON that hookrun reads: {error}") from error
+        raise StoreError(f"{path} is not JSON that hookrun reads: {error}") from error
 
 
 def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
     """The records of a file that `Lines` wrote, and a note on a last line that is cut off, or ``""``.
 
     A process that is killed while it appends leaves such a line: it is left out. A broken line before the
-    last is no such accident: StoreError. A file that does not exist has no records.
+    last is not such an accident: StoreError. A file that does not exist has no records.
 
     root: the run directory, below which no link is followed; the file's own folder unless given
     """

@@ -125,7 +125,7 @@ class Run:
 
     @property
     def notes(self) -> list[str]:
-        """What to know of a run that was cut off: its process is no more, a line is unfinished."""
+        """What to know of a run that was cut off: its process has ended, a line is unfinished."""
         paths = [self.path / name for name in (METRICS, STATS)]
         paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
         torn = [block.note for path in paths for block in blocks_of_lines(path, self.path) if block.note]
@@ -133,7 +133,7 @@ class Run:
 
     @property
     def cut_off(self) -> str:
-        """A note on a run that says it is running, where its process is no more; else ``""``."""
+        """A note on a run that says it is running, where its process has ended; else ``""``."""
         return cut_off(self.status)
 
     def data_info(self) -> DataInfo:
@@ -249,7 +249,7 @@ def _not_a_run(folder: Path) -> str:
         return f"there is no {folder}; the nearest directory is {parent}, {_content(parent)}"
     jobs = sorted((entry.parent for entry in folder.glob(f"*/{STATUS}")), key=_by_number)
     if not jobs:
-        return f"{folder} is no run directory: it has no {STATUS}; it is {_content(folder)}"
+        return f"{folder} is not a run directory: it has no {STATUS}; it is {_content(folder)}"
     kind = "a sweep" if (folder / "multirun.yaml").exists() or jobs[0].name.isdigit() else "a folder"
     names = ", ".join(job.name for job in jobs[:_SHOWN]) + (", …" if len(jobs) > _SHOWN else "")
     return f"{folder} is {kind} of {len(jobs)} runs: {names}\nOpen one of them: open_run({str(jobs[-1])!r})"

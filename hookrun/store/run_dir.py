@@ -282,7 +282,7 @@ class RunDir:
 
 
 def cut_off(status: Mapping[str, Any]) -> str:
-    """A note on a status that says `running`, where its process is no more; else ``""``.
+    """A note on a status that says `running`, where its process has ended; else ``""``.
 
     Of a run on another machine nobody here can tell.
     """
@@ -347,7 +347,7 @@ def update_latest(path: str | os.PathLike[str]) -> str:
     link = folder.with_name("latest")
     aside = folder.with_name(f".latest.{os.getpid()}.tmp")
     if link.exists() and not link.is_symlink():
-        return f"{link} is no link: it is left alone and does not point to the newest run"
+        return f"{link} is not a link: it is left alone and does not point to the newest run"
     try:
         aside.unlink(missing_ok=True)
         os.symlink(folder.name, aside)  # relative: the link survives a move of its folder

@@ -71,7 +71,7 @@ def measures(line: Line) -> dict[str, float]:
 
 
 def names(lines: Iterable[Line]) -> list[str]:
-    """Every metric with a finite value in a line that is no single batch."""
+    """Every metric with a finite value in a line that is not of a single batch."""
     return list(
         dict.fromkeys(
             name
@@ -86,7 +86,7 @@ def names(lines: Iterable[Line]) -> list[str]:
 def score(lines: Iterable[Line], goal: Goal) -> tuple[float, int | None] | None:
     """The value of the goal, and its epoch where the line says one; None where the run has none that is finite.
 
-    The best epoch is the best of those with a finite value; a last one that is not finite is no result. Single
+    The best epoch is the best of those with a finite value; a last one that is not finite is not a result. Single
     batches do not count.
     """
     found: tuple[float, int | None] | None = None

@@ -156,7 +156,7 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {os_reason(error)}") from error
     except SafetensorError as error:
-        raise StoreError(f"{path} is no whole safetensors file: {error}") from error
+        raise StoreError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def read_tensor(file: Any, name: str) -> Tensor:

@@ -235,7 +235,7 @@ def _judge_checkpoint(path: Path, folder: Path) -> None:
     try:
         open_tensors(path, folder)
     except StoreError as error:
-        raise StoreError(f"{path} is no readable safetensors file: {error}") from error
+        raise StoreError(f"{path} is not a readable safetensors file: {error}") from error
 
 
 def _judge_repetitions(findings: _Findings) -> None:

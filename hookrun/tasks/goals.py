@@ -35,7 +35,7 @@ def required_goal(experiment: Experiment) -> Goal:
 
 
 def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
-    """Refuse a metric that no task logs. One that another task logs is no mistake: a file may serve several tasks.
+    """Refuse a metric that no task logs. One that another task logs is not a mistake: a file may serve several tasks.
 
     others: the first part of the names that other tasks log: splits, names of analyses
 

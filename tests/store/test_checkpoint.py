@@ -109,5 +109,5 @@ def test_a_missing_checkpoint_is_named_with_its_whole_path(
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
     path.write_bytes(b"\0" * 100)
-    with pytest.raises(StoreError, match=f"{path} is no whole safetensors file"):
+    with pytest.raises(StoreError, match=f"{path} is not a whole safetensors file"):
         checkpoint.read(path)

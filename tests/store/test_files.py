@@ -134,7 +134,7 @@ def test_a_file_that_was_never_written_has_no_lines(tmp_path: Path) -> None:
 
 def test_broken_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{")
-    with pytest.raises(StoreError, match=r"plan\.json is no JSON"):
+    with pytest.raises(StoreError, match=r"plan\.json is not JSON"):
         read_json(tmp_path / "plan.json")
 
 

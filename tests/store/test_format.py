@@ -29,7 +29,7 @@ SHARD = Shard("000000.safetensors", "ab" * 32, 4096, ("sample", "epoch", "step",
 
 
 def refuse(word: str) -> float:
-    raise AssertionError(f"{word} is no JSON")
+    raise AssertionError(f"{word} is not JSON")
 
 
 @given(values)

@@ -1,4 +1,4 @@
-"""A run directory reads back as what was written, and what is no run directory is answered with the next step."""
+"""A run directory reads back as what was written, and what is not a run directory is answered with the next step."""
 
 from __future__ import annotations
 
@@ -197,7 +197,9 @@ class TestWhatIsNoRun:
         )
 
     def test_another_directory_says_what_it_holds(self, tmp_path: Path) -> None:
-        assert self.refused(tmp_path) == f"{tmp_path} is no run directory: it has no status.json; it is empty"
+        assert (
+            self.refused(tmp_path) == f"{tmp_path} is not a run directory: it has no status.json; it is empty"
+        )
         (tmp_path / ".hydra").mkdir()
         assert self.refused(tmp_path).endswith("it is with .hydra")
 

@@ -120,5 +120,5 @@ def test_a_missing_and_a_broken_file_are_named(tmp_path: Path) -> None:
     with path.open("wb") as file:
         write_tensors(file, {"0": [torch.zeros(100)]})
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(StoreError, match=f"{path} is no whole safetensors file"):
+    with pytest.raises(StoreError, match=f"{path} is not a whole safetensors file"):
         open_tensors(path)

@@ -67,7 +67,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "one bit": (lambda run: flip(shard(run, 1)), "000001.safetensors was changed: its SHA-256 is"),
     "a checkpoint": (
         lambda run: (run / "checkpoints/last.safetensors").write_bytes(b"x" * 100),
-        "last.safetensors is no readable safetensors file",
+        "last.safetensors is not a readable safetensors file",
     ),
     "the plan": (lambda run: (run / "plan.json").write_text("{"), "plan.json"),
 }
@@ -120,7 +120,7 @@ def test_a_sweep_is_told_to_name_its_runs(run: Path, capsys: pytest.CaptureFixtu
 
 def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "is no run directory" in capsys.readouterr().err
+    assert "is not a run directory" in capsys.readouterr().err
 
 
 def test_as_a_module(run: Path) -> None:

@@ -61,7 +61,7 @@ def _curves(facts: Facts) -> list[Figure] | None:
 def latest(facts: Facts) -> list[LatestValue]:
     """The latest and the best of each metric on each split; of losses the best is the least.
 
-    Of single batches only where the split has no means: one batch is no result.
+    Of single batches only where the split has no means: one batch is not a result.
     """
     found = dict[tuple[str, str], LatestValue]()
     lines = list(_measured(facts))

@@ -49,7 +49,7 @@ class SampleNames:
 
 
 def _labels(target: Tensor) -> list[int] | None:
-    """The labels of a batch; None where the target is no label."""
+    """The labels of a batch; None where the target is not a label."""
     if target.dim() != 1 or target.is_floating_point() or target.is_complex():
         return None
     found: list[int] = target.tolist()

@@ -184,7 +184,7 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
     values = loop.means.read() or {"loss": math.nan}  # every step was left out
     skipped = loop.steps.tell_epoch()
-    if not running.stopped:  # half an epoch, ended by a check, is no result
+    if not running.stopped:  # half an epoch, ended by a check, is not a result
         running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
