@@ -336,7 +336,7 @@ WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
     "a shard twice": (repeat_line("captures/index.jsonl"), "the shard '000002.safetensors' stands in an earlier"),
     "a line of metrics twice": (repeat_line("metrics.jsonl"), "metrics.jsonl, line 2 repeats line 1"),
     "a metric that is a list": (change("metrics.jsonl", "1}", "[1]}"), "metrics.jsonl, line 1"),
-    "a checkpoint cut off": (cut_checkpoint, "no readable safetensors"),
+    "a checkpoint cut off": (cut_checkpoint, "not a readable safetensors"),
 }  # fmt: skip
 
 
