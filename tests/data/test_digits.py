@@ -62,7 +62,9 @@ def test_the_rows_are_those_of_scikit_learn_in_its_order() -> None:
     assert (digits.data == pixels).all() and (digits.target == labels).all()
 
 
-def test_where_scikit_learn_keeps_them_elsewhere_its_function_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_scikit_learn_keeps_them_elsewhere_its_function_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = tensors("val")
     monkeypatch.setattr(digits_module, "_FILE", "datasets/data/elsewhere.csv.gz")
     digits_module._read.cache_clear()
