@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from hookrun.actions.base import Action, Keeper, Packed
+from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.actions.rows import TokenRows
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
@@ -25,6 +24,8 @@ from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.site import PlacedHook
+from hookrun.shape_copies import Example as Example
+from hookrun.shape_copies import ShapeCopy, fake_copy, meta_copy
 from hookrun.snapshot import held
 from hookrun.spec import Spec, WrongHooks
 from hookrun.spec.hook import HookSelection, HookSpec
@@ -32,9 +33,6 @@ from hookrun.tensor_copies import differentiable
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
-
-Example = tuple[Sequence[Any], Mapping[str, Any]]
-"""Positional and keyword arguments of one call of the model."""
 
 Score = Callable[[Any], Tensor]
 """The model's output -> what a backward pass without training begins with; SpecError where there is no such score."""
@@ -156,20 +154,44 @@ def prove(
 
     Raises CompileError with the failure of every hook that does not fit, SpecError where the output has no such score.
     """
-    args, kwargs = example
+    training = model.training if training is None else training
     with _quiet(), _no_global_effect():
+        if (found := _proven_on_meta(plan, model, example, training, backward)) is not None:
+            return found
         try:
-            fakes = FakeTensorMode(allow_non_fake_inputs=True)
-            with FakeCopyMode(fakes):
-                fake = copy.deepcopy(model)
-            fake.train(model.training if training is None else training)
-            with fakes:
-                args, kwargs = rebuild((tuple(args), dict(kwargs)), _faked_by(fakes))
-                fake(*args, **kwargs)
+            copied = fake_copy(model, example)
+            _run_bare(copied, training)
         except Exception as error:  # any failure of the bare model says only that it cannot be checked
             return replace(plan, unchecked=reason(error))
-        with fakes:
-            return _hooked(plan, fake, (args, kwargs), backward)
+        return _hooked(plan, copied, backward)
+
+
+def _proven_on_meta(
+    plan: ResolvedPlan, model: nn.Module, example: Example, training: bool, backward: bool | Score
+) -> ResolvedPlan | None:
+    """The plan where a copy on the meta device proves all of it; None: fake tensors have to tell.
+
+    A user's own code never meets tensors on another device than its own.
+    """
+    own_code = any(hook.spec.action.own_code or _given_function(hook) for hook in plan.hooks)
+    if own_code or (copied := meta_copy(model, example)) is None:
+        return None
+    try:
+        _run_bare(copied, training)
+        found = _hooked(plan, copied, backward)
+    except Exception:  # the run of fake tensors, which follows, says what is wrong
+        return None
+    return found if found.unchecked is None else None
+
+
+def _given_function(hook: PlannedHook) -> bool:
+    return any(isinstance(each, GivenFunction) for values in hook.values.values() for each in values.values())
+
+
+def _run_bare(copied: ShapeCopy, training: bool) -> None:
+    copied.model.train(training)
+    with copied.inside():
+        copied.model(*copied.args, **copied.kwargs)
 
 
 class Findings:
@@ -246,13 +268,15 @@ def _changed_form(old: Any, new: Any) -> str | None:
     return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
 
 
-def _hooked(
-    plan: ResolvedPlan,
-    fake: nn.Module,
-    example: tuple[tuple[Any, ...], dict[str, Any]],
-    backward: bool | Score,
-) -> ResolvedPlan:
-    args, kwargs = example if isinstance(backward, bool) else rebuild(example, differentiable)
+def _hooked(plan: ResolvedPlan, copied: ShapeCopy, backward: bool | Score) -> ResolvedPlan:
+    with copied.inside():
+        return _run_hooked(plan, copied, backward)
+
+
+def _run_hooked(plan: ResolvedPlan, copied: ShapeCopy, backward: bool | Score) -> ResolvedPlan:
+    fake, args, kwargs = copied.model, copied.args, copied.kwargs
+    if not isinstance(backward, bool):
+        args, kwargs = rebuild((args, kwargs), differentiable)
     findings, shapes, unchecked = Findings(), dict[str, str](), None
     with ExitStack() as stack:
         try:
@@ -350,10 +374,6 @@ def _problems(findings: Findings) -> list[Problem]:
         Problem(f"hooks.{hook}", f"on {listed(paths, _SHOWN)}: {what}")
         for (hook, what), paths in problems.items()
     ]
-
-
-def _faked_by(mode: FakeTensorMode) -> Callable[[Any], Any]:
-    return lambda leaf: mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf
 
 
 @contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from hookrun.arguments import Args
@@ -13,6 +17,9 @@ from hookrun.data.source import Source
 from hookrun.data.split import stratified_indices
 
 VAL_FRACTION = 0.2
+
+_FILE = "datasets/data/digits.csv.gz"
+_ROWS, _PIXELS = 1797, 64
 
 
 class DigitsArgs(Args):
@@ -34,13 +41,29 @@ class Digits(Source[DigitsArgs]):
         )
 
     def open(self, root: Path | None, args: DigitsArgs, split: Split, seed: int) -> Samples:
+        images, labels = _read()
+        train, val = stratified_indices(labels.tolist(), VAL_FRACTION)
+        rows = train if split == "train" else val
+        grey = torch.from_numpy(images[rows]).to(torch.float32).div_(16)  # 16 grey levels
+        return TensorSamples(grey.view(-1, 1, 8, 8), torch.from_numpy(labels[rows]))
+
+
+@cache
+def _read() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """Pixels [1797, 64] in 0..16 and labels [1797], read once in a process.
+
+    The file is read without importing scikit-learn, which takes as long as half of torch. Where a version of it keeps
+    them elsewhere or in another form, its own function reads them.
+    """
+    found = find_spec("sklearn")
+    path = None if found is None or found.origin is None else Path(found.origin).parent / _FILE
+    table = np.loadtxt(path, delimiter=",") if path is not None and path.is_file() else None
+    if table is None or table.shape != (_ROWS, _PIXELS + 1):
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        train, val = stratified_indices(digits.target.tolist(), VAL_FRACTION)
-        rows = train if split == "train" else val
-        images = torch.from_numpy(digits.images[rows]).to(torch.float32).div_(16)  # 16 grey levels
-        return TensorSamples(images.unsqueeze(1), torch.from_numpy(digits.target[rows]).to(torch.int64))
+        table = np.column_stack([digits.data, digits.target])
+    return table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
 
 
 DIGITS = Digits("digits")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hookrun.data import Split, describe, load
+from hookrun.data import digits as digits_module
 from hookrun.data.samples import TensorSamples
 from hookrun.spec.experiment import Data
 
@@ -54,13 +55,31 @@ def test_the_split_does_not_follow_the_experiments_seed() -> None:
     assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
 
 
-def test_to_describe_them_costs_no_import_but_torch() -> None:
+def test_the_rows_are_those_of_scikit_learn_in_its_order() -> None:
+    from sklearn.datasets import load_digits
+
+    digits, (pixels, labels) = load_digits(), digits_module._read()
+    assert (digits.data == pixels).all() and (digits.target == labels).all()
+
+
+def test_where_scikit_learn_keeps_them_elsewhere_its_function_reads_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = tensors("val")
+    monkeypatch.setattr(digits_module, "_FILE", "datasets/data/elsewhere.csv.gz")
+    digits_module._read.cache_clear()
+    again = tensors("val")
+    assert torch.equal(before[0], again[0]) and torch.equal(before[1], again[1])
+
+
+def test_they_cost_no_import_but_torch() -> None:
     program = (
         "import sys\n"
-        "from hookrun.data import describe, names\n"
+        "from hookrun.data import describe, load, names\n"
         "assert 'digits' in names() and 'torch' not in sys.modules\n"
         "from hookrun.spec.experiment import Data\n"
         "describe(Data(name='digits'))\n"
+        "load(Data(name='digits'), 'val', seed=0)\n"
         "print(sorted({'torch', 'torchvision', 'sklearn', 'scipy', 'PIL'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

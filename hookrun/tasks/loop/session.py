@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -33,11 +34,21 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
         torch.manual_seed(seed)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
-        # It imports a large part of torch: an interruption in there leaves nothing that could be put back.
-        torch.use_deterministic_algorithms(compute.deterministic, warn_only=True)
-        stack.callback(torch.use_deterministic_algorithms, deterministic, warn_only=warns)
+        _set_deterministic(compute.deterministic, warns=True, compiles=compute.compile)
+        stack.callback(_set_deterministic, deterministic, warns=warns)
         torch.backends.cudnn.benchmark = not compute.deterministic
         yield
+
+
+def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> None:
+    """As `torch.use_deterministic_algorithms`, which sets the same for the compiler, too, and imports all of it.
+
+    So where nothing is or will be compiled, the other function of torch's that sets the operators is called.
+    """
+    if compiles or "torch._dynamo" in sys.modules:
+        torch.use_deterministic_algorithms(mode, warn_only=warns)
+    else:
+        torch.set_deterministic_debug_mode(("warn" if warns else "error") if mode else "default")
 
 
 def device_named(name: str) -> torch.device:

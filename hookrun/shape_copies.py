@@ -1,0 +1,132 @@
+"""Copies of a model, and of the arguments of one call, with shapes and dtypes and no data: to run them costs little.
+
+torch's fake tensors stand for tensors of any model on any device, and import the compiler, which takes as long as torch
+itself. Models made of modules that never look at their device compute the same shapes on torch's meta device.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn.modules import module as nn_module
+
+from hookrun.containers import rebuild, tensors
+
+Example = tuple[Sequence[Any], Mapping[str, Any]]
+"""Positional and keyword arguments of one call of the model."""
+
+_SAME_ANYWHERE = (
+    *(
+        f"torch.nn.modules.{name}"
+        for name in (
+            "activation",
+            "batchnorm",
+            "channelshuffle",
+            "container",
+            "conv",
+            "dropout",
+            "flatten",
+            "instancenorm",
+            "linear",
+            "normalization",
+            "padding",
+            "pixelshuffle",
+            "pooling",
+            "sparse",
+            "upsampling",
+        )
+    ),
+    "torchvision.models",
+    "torchvision.ops.misc",
+    "torchvision.ops.stochastic_depth",
+    "hookrun.models",
+)
+"""Where the classes of modules are that compute the same shapes on every device, in the same calls."""
+
+
+@dataclass(frozen=True)
+class ShapeCopy:
+    """What stands for a model and the arguments of one call of it.
+
+    inside: the context in which it runs
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inside: Callable[[], AbstractContextManager[Any]]
+
+
+def fake_copy(model: nn.Module, example: Example) -> ShapeCopy:
+    """Of fake tensors, for any model. Nothing is changed for the original."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with FakeCopyMode(mode):
+        made = copy.deepcopy(model)
+    with mode:
+        args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, mode.from_tensor))
+    return ShapeCopy(made, args, kwargs, lambda: mode)
+
+
+def meta_copy(model: nn.Module, example: Example) -> ShapeCopy | None:
+    """Of tensors on the meta device; None where that might not compute the same. Nothing is changed for the original."""
+    held = [*model.parameters(), *model.buffers()]
+    if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *tensors(_plain(example))])):
+        return None
+    made = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in held})
+    args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, _on_meta))
+    return ShapeCopy(made, args, kwargs, nullcontext)
+
+
+def _plain(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = example
+    return tuple(args), dict(kwargs)
+
+
+def _if_tensor(leaf: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    return change(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _computes_the_same(model: nn.Module) -> bool:
+    """Whether every module is of a class that does, as its class has it: nobody else's hooks run in it."""
+    hooked = any(
+        getattr(nn_module, name)
+        for name in vars(nn_module)
+        if name.startswith("_global_") and "hooks" in name
+    )
+    return not hooked and all(map(_is_known, model.modules()))
+
+
+def _is_known(module: nn.Module) -> bool:
+    home = type(module).__module__
+    if not any(home == each or home.startswith(f"{each}.") for each in _SAME_ANYWHERE):
+        return False
+    if isinstance(module, nn.MultiheadAttention):  # it has another way for some devices
+        return False
+    own = vars(module)
+    return "forward" not in own and not any(own.get(name) for name in own if name.endswith("_hooks"))
+
+
+def _is_ordinary(tensor: Tensor) -> bool:
+    """Whether a tensor on the meta device with its shape, strides and dtype stands for it."""
+    return (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.grad_fn is None
+        and not tensor.is_quantized
+        and not tensor._is_view()
+    )
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(made, requires_grad=tensor.requires_grad)
+    return made.requires_grad_(tensor.requires_grad)
