@@ -15,6 +15,7 @@ from hookrun.actions.base import Action, Keeper, Packed
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
 from hookrun.actions.rows import TokenRows
+from hookrun.actions.stats import Measured
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
 from hookrun.errors import CompileError, HookError, HookrunError, Problem, SpecError, listed, reason
 from hookrun.plan.model_tree import ModelNames, unhookable
@@ -223,6 +224,10 @@ class Findings:
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Nothing is recorded: the values are not real."""
+
+    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
+        """Statistics are computed at once: what fails there is a problem."""
+        return False
 
     def settle(self) -> None:
         """Nothing is pending."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from hookrun.actions.base import Keeper
 from hookrun.actions.rows import TokenRows
+from hookrun.actions.stats import Measured
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, listed
 from hookrun.proving import Plan
@@ -312,6 +313,10 @@ class RecordingSink(RunSink):
         """Take a record, unless muted."""
         if not self.muted:
             super().emit(record, show=show)
+
+    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
+        """Take a record of a small tensor, unless muted."""
+        return self.muted or super().measure(start, data)
 
 
 class RowCounter(RegisteredHook):

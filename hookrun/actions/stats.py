@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import OneOrMore
-from hookrun.actions.tensors import require_whole
+from hookrun.actions.stats_in_blocks import in_blocks
+from hookrun.actions.tensors import holds_data, require_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +32,8 @@ Statistic = Literal[
 ]
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 SIZES = frozenset({"bytes", "numel"})
-# On the CPU one float32 accumulator over more elements loses digits, and a difference of this size stays in the cache.
-CPU_BLOCK = 1 << 20
+# A part of this size stays in the cache of a core while it is read several times; that pays for tensors of a few parts.
+CPU_BLOCK = 1 << 17
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
 
 
@@ -58,12 +59,42 @@ class Stats(Action):
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """Record the statistics of every tensor that comes by, as tensors of no dimensions: nothing waits for them."""
-        measure, emit = measuring(self.of), site.emit
+        measure, emit, of = measuring(self.of), site.emit, tuple(self.of)
 
         def stats(x: Tensor) -> None:
-            emit(measure(x))
+            emit(Measured(x, of, measure))
 
         return stats
+
+
+class Measured(Mapping[str, Any]):
+    """The statistics `of` a tensor: computed when they are asked for, by whoever can do it for several tensors at once.
+
+    Whoever takes no notice of that has a mapping from name to value.
+    """
+
+    __slots__ = ("_found", "_measure", "of", "x")
+
+    def __init__(self, x: Tensor, of: tuple[str, ...], measure: Callable[[Tensor], dict[str, Any]]) -> None:
+        self.x = x
+        self.of = of
+        self._measure = measure
+        self._found: dict[str, Any] | None = None
+
+    def now(self) -> dict[str, Any]:
+        """All of them."""
+        if self._found is None:
+            self._found = self._measure(self.x)
+        return self._found
+
+    def __getitem__(self, name: str) -> Any:
+        return self.now()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.of)
+
+    def __len__(self) -> int:
+        return len(self.of)
 
 
 Found = dict[str, Any]
@@ -75,7 +106,7 @@ _STEPS: Mapping[str, Step] = {
     "sum": lambda x, n, found: x.sum(),
     "mean": lambda x, n, found: x.mean(),
     # Around the mean and not as E[x²] - E[x]²: where the mean is much larger than the deviation, nothing would be left.
-    "var": lambda x, n, found: _sum_of_squares(found["flat"], n, found["mean"]) / (n - 1),
+    "var": lambda x, n, found: _squares_around(found["flat"], n, found["mean"]) / (n - 1),
     "std": lambda x, n, found: found["var"].sqrt(),
     "norm": lambda x, n, found: _sum_of_squares(found["flat"], n).sqrt(),
     "extremes": lambda x, n, found: x.aminmax(),
@@ -102,6 +133,7 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
 
     names = tuple(of)
     steps = _steps(names)
+    wanted = {name for name, _ in steps}
     empty = {name: _EMPTY.get(name, math.nan) for name in names}
     exact = {torch.float32, torch.float64}
 
@@ -115,8 +147,11 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
             x = x.detach()
             if x.dtype not in exact:
                 x = x.abs() if x.is_complex() else x.float()
+            if n > 4 * CPU_BLOCK and x.device.type == "cpu" and holds_data(x):
+                found |= in_blocks(x.reshape(-1), wanted, CPU_BLOCK)
             for name, step in steps:
-                found[name] = step(x, n, found)
+                if name not in found:
+                    found[name] = step(x, n, found)
         return {name: found[name] for name in names}
 
     return measure
@@ -134,12 +169,16 @@ def _with_needs(name: str) -> Iterator[str]:
     yield name
 
 
-def _sum_of_squares(flat: Tensor, n: int, centre: Tensor | None = None) -> Tensor:
-    """The sum of (x - centre)² over a tensor of one dimension and n elements, block by block."""
-    if n > CPU_BLOCK and (flat.device.type == "cpu" or n > BLOCK):
-        size = CPU_BLOCK if flat.device.type == "cpu" else BLOCK
-        first, *others = (_sum_of_squares(part, len(part), centre) for part in flat.chunk(-(-n // size)))
+def _sum_of_squares(flat: Tensor, n: int) -> Tensor:
+    """The sum of x² over a tensor of one dimension and n elements."""
+    if n > BLOCK:
+        first, *others = (part.dot(part) for part in flat.chunk(-(-n // BLOCK)))
         return sum(others, first)
-    if centre is not None:
-        flat = flat - centre
     return flat.dot(flat)
+
+
+def _squares_around(flat: Tensor, n: int, centre: Tensor) -> Tensor:
+    """The sum of (x - mean)², from the differences to a centre that is the mean but for its rounding."""
+    around = flat - centre
+    off = around.sum()
+    return (_sum_of_squares(around, n) - off * off / n).clamp_min(0)

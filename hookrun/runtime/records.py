@@ -14,10 +14,12 @@ from torch import Tensor
 from hookrun.actions.base import RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
+from hookrun.actions.stats import Measured
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.site import PlacedHook
+from hookrun.runtime.small_tensors import SmallTensors, Waiting
 from hookrun.snapshot import copied, held, in_reach, snapshot
 from hookrun.tensor_copies import held_bytes, lazy_clone, owned, readable
 
@@ -51,7 +53,8 @@ class RecordSink(ABC):
 
     def __init__(self) -> None:
         self.stop: str | None = None
-        self._pending = list[dict[str, Any]]()
+        self._pending = list[dict[str, Any] | Waiting]()
+        self._small = SmallTensors()
         self._budgets = dict[str, Budget]()
 
     def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
@@ -126,6 +129,16 @@ class RecordSink(ABC):
         if len(self._pending) > MOST_PENDING:
             self.settle()
 
+    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
+        """Take a record of a small tensor, which has its statistics before it is read."""
+        waiting = self._small.add(data.x, data.of, start)
+        if waiting is None:
+            return False
+        self._pending.append(waiting)
+        if len(self._pending) > MOST_PENDING:
+            self.settle()
+        return True
+
     def fail(self, site: PlacedHook, what: str) -> None:
         """Raise HookError, with hook and module."""
         raise HookError(f"{site.where}: {what}")
@@ -136,9 +149,13 @@ class RecordSink(ABC):
         HookError for a record that cannot be read; those after it stay pending.
         """
         pending, self._pending = self._pending, []
+        self._small.measure()
         for number, record in enumerate(pending):
             try:
-                self._settle(record)
+                if isinstance(record, dict):
+                    self._settle(record)
+                else:
+                    self.store(record[0])
             except BaseException:
                 self._pending = [*pending[number + 1 :], *self._pending]
                 raise

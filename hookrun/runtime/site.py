@@ -10,11 +10,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from hookrun import containers
-from hookrun.actions.base import Keeper, add_parameter, was_added
+from hookrun.actions.base import RECORD_KEYS, Keeper, add_parameter, was_added
 from hookrun.actions.check import verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.rows import TokenRows
+from hookrun.actions.stats import Measured
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
@@ -53,6 +54,9 @@ class Sink(Protocol):
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Take a record; tensors in it are not read yet. `show`: print it at once."""
 
+    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
+        """Take a record that begins with these values of RECORD_KEYS, and has its statistics later; False: emit it."""
+
     def fail(self, site: PlacedHook, what: str) -> None:
         """A site cannot do what its hook asks for: raise, or take note of it."""
 
@@ -88,6 +92,7 @@ class PlacedHook:
         self.spec = hook.spec
         self.hook_name = hook.spec.name
         self.hook_type = hook.spec.hook_type
+        self._action_name = hook.spec.action.action_name
         self.path = path
         self.module = module
         self.clock = clock
@@ -104,8 +109,8 @@ class PlacedHook:
         self._hook_seed = derived_seed(seed, self.hook_name)
         self._values = {field: values[path] for field, values in hook.values.items() if path in values}
         action = hook.spec.action
-        self._firing = FiringState()
-        self._tokens = TokensNow(path, self._firing, clock)
+        self.firing_state = FiringState()
+        self._tokens = TokensNow(path, self.firing_state, clock)
         self.part = part_of(hook, path, self._tokens)
         self.needs_whole = any(
             isinstance(value, OutsideValue) and (value.at is not None or value.per_sample)
@@ -116,44 +121,44 @@ class PlacedHook:
         self.tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
-            self.hook_name, self.where, self.part, self._firing, clock, self._draws, sink.has_values
+            self.hook_name, self.where, self.part, self.firing_state, clock, self._draws, sink.has_values
         )
 
     @property
     def within(self) -> str:
         """Path of the tensor that the hook is attached to."""
-        return self._firing.within
+        return self.firing_state.within
 
     @within.setter
     def within(self, path: str) -> None:
-        self._firing.within = path
+        self.firing_state.within = path
 
     @property
     def at(self) -> str:
         """Path of the tensor that the action is given."""
-        return self._firing.at
+        return self.firing_state.at
 
     @at.setter
     def at(self, path: str) -> None:
-        self._firing.at = path
+        self.firing_state.at = path
 
     @property
     def of_call(self) -> int | None:
         """The call that a gradient or a saved tensor belongs to."""
-        return self._firing.of_call
+        return self.firing_state.of_call
 
     @of_call.setter
     def of_call(self, number: int | None) -> None:
-        self._firing.of_call = number
+        self.firing_state.of_call = number
 
     @property
     def of_pass(self) -> Pass | None:
         """The pass over the tokens that a gradient belongs to."""
-        return self._firing.of_pass
+        return self.firing_state.of_pass
 
     @of_pass.setter
     def of_pass(self, found: Pass | None) -> None:
-        self._firing.of_pass = found
+        self.firing_state.of_pass = found
 
     @property
     def tokens_now(self) -> Pass | None:
@@ -163,16 +168,16 @@ class PlacedHook:
     @property
     def chosen_tokens(self) -> Chosen | None:
         """The positions that the firing under way is about, under `tokens`."""
-        return self._firing.chosen
+        return self.firing_state.chosen
 
     @property
     def whole(self) -> Tensor | None:
         """The tensor that the part under way is of."""
-        return self._firing.whole
+        return self.firing_state.whole
 
     @whole.setter
     def whole(self, tensor: Tensor | None) -> None:
-        self._firing.whole = tensor
+        self.firing_state.whole = tensor
 
     @property
     def where(self) -> str:
@@ -183,7 +188,7 @@ class PlacedHook:
     @property
     def call(self) -> int:
         """The number of the module's call within the forward, from 0; a gradient belongs to the call that it is of."""
-        of_call = self._firing.of_call
+        of_call = self.firing_state.of_call
         if of_call is not None:
             return of_call
         return 0 if self.calls is None else self.calls.now.number
@@ -265,11 +270,11 @@ class PlacedHook:
         """The arguments of the module call under way."""
         if not self.spec.action.reads_arguments:
             raise self._undeclared("reads the module's arguments", "declare `reads_arguments = True`")
-        return self._firing.args
+        return self.firing_state.args
 
     @args.setter
     def args(self, args: tuple[Any, ...]) -> None:
-        self._firing.args = args
+        self.firing_state.args = args
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
         """Every tensor and every None, with its path."""
@@ -316,19 +321,23 @@ class PlacedHook:
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         """Append a record."""
-        clock = self.clock
-        record = {
-            "hook": self.hook_name,
-            "module": self.path,
-            "path": self.within + (self.at if path is None else path),
-            "action": self.spec.action.action_name,
-            "mode": clock.mode,
-            "epoch": clock.epoch,
-            "step": clock.step,
-            "call": self.call,
-            **data,
-        }
-        self.sink.emit(record, show=show)
+        clock, firing, calls = self.clock, self.firing_state, self.calls
+        call = firing.of_call
+        if call is None:
+            call = 0 if calls is None else calls.now.number
+        start = (
+            self.hook_name,
+            self.path,
+            firing.within + (firing.at if path is None else path),
+            self._action_name,
+            clock.mode,
+            clock._epoch,
+            clock._step,
+            call,
+        )
+        if type(data) is Measured and not show and self.sink.measure(start, data):
+            return
+        self.sink.emit({**dict(zip(RECORD_KEYS, start, strict=True)), **data}, show=show)
 
     def fail(self, what: str) -> None:
         """The hook cannot do what it asks for here: HookError, but for a shape check, which collects it."""
@@ -345,7 +354,7 @@ class PlacedHook:
         """`keep`, told which sample and which token each row is of."""
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            chosen = self._firing.chosen
+            chosen = self.firing_state.chosen
             if chosen is None:
                 raise HookError(f"{self.where}: the value holds no tensor: name one with `target`")
             found = chosen.rows if rows is None else chosen.rows.at(rows)
@@ -362,7 +371,7 @@ class PlacedHook:
             return kept.rows
 
         def rows_of_tokens(shape: Sequence[int]) -> Tensor:
-            chosen = self._firing.chosen
+            chosen = self.firing_state.chosen
             of_rows = torch.arange(*shape[:1], device="cpu") if chosen is None else chosen.rows.samples
             return kept.is_kept()[of_rows].nonzero().squeeze(1)
 

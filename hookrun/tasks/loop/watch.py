@@ -15,6 +15,7 @@ from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import Keeper
+from hookrun.actions.stats import Measured
 from hookrun.containers import tensors
 from hookrun.errors import HookError
 from hookrun.runtime.site import PlacedHook
@@ -203,6 +204,10 @@ class Watch:
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Nothing is recorded: the step was, at its first run."""
+
+    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
+        """Statistics are not needed here."""
+        return True
 
     def fail(self, site: PlacedHook, what: str) -> None:
         """Raise HookError, as the run does."""

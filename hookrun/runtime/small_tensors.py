@@ -1,0 +1,189 @@
+"""The statistics of many small tensors in one go: on these a reduction costs its call, not its elements.
+
+A small tensor is copied into a row of a buffer when the hook fires, so that nothing that happens to it later is seen.
+The rows of one shape are measured together when the buffer is full or the records are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from hookrun.actions.base import RECORD_KEYS
+from hookrun.actions.tensors import holds_data
+
+LARGEST = 1 << 13
+"""Elements; below torch's grain of parallel work, so that a row's result does not depend on how many rows there are."""
+_BUFFER = 1 << 18  # elements: they stay in the cache of a core
+_MOST_ROWS = 64
+_PART = 512
+_MOST_BUFFERS = 32
+_MEASURED_IN = {
+    torch.float32: torch.float32,
+    torch.float64: torch.float64,
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+}
+"""In which dtype the tensors of a dtype are measured."""
+
+Waiting = list[Any]
+"""Holds one record: the values that it begins with, as a tuple, and once it is complete the record, a dict."""
+
+
+class SmallTensors:
+    """Holds copies of small tensors until `measure` finds the statistics of all of them. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._lock = RLock()
+        self._buffers = dict[Any, _Buffer]()
+
+    def add(self, x: Tensor, of: tuple[str, ...], start: tuple[Any, ...]) -> Waiting | None:
+        """Take a copy of the tensor. None where it is not a small plain tensor.
+
+        of:    which statistics its record is to have
+        start: the values of RECORD_KEYS, with which the record begins
+        """
+        if not _is_plain(x):
+            return None
+        key = x.shape, x.dtype, of
+        with self._lock:
+            buffer = self._buffers.get(key)
+            if buffer is None:
+                if x.numel() == 0 or x.numel() > LARGEST:
+                    return None
+                if len(self._buffers) == _MOST_BUFFERS:  # of sequences that differ in length, for one
+                    self.measure()
+                    self._buffers.clear()
+                buffer = self._buffers[key] = _Buffer(x, of)
+            return buffer.add(x, start)
+
+    def measure(self) -> None:
+        """Complete every record that waits for its statistics."""
+        with self._lock:
+            for buffer in self._buffers.values():
+                buffer.measure()
+
+
+_known_keys = set[int]()
+"""The dispatch keys of plain tensors met so far: they tell device, layout and what wraps a tensor in one look."""
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether its elements lie in memory of this process, and a copy of them says all that there is to say."""
+    kind = type(x)
+    if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0:
+        return False
+    keys = torch._C._dispatch_keys(x).raw_repr()
+    if keys in _known_keys:
+        return x.dtype in _MEASURED_IN
+    plain = x.is_cpu and x.layout is torch.strided and not x.is_nested and holds_data(x)
+    if plain:
+        _known_keys.add(keys)
+    return plain and x.dtype in _MEASURED_IN
+
+
+class _Buffer:
+    """A row for each tensor of one shape, and the records that wait for them."""
+
+    def __init__(self, x: Tensor, of: tuple[str, ...]) -> None:
+        self._of = of
+        self._keys = (*RECORD_KEYS, *of)
+        self._steps = tuple((name, _STEPS[name][0]) for name in _in_order(of))
+        self._shape = x.shape
+        self._known = {"numel": x.numel(), "bytes": x.numel() * x.element_size()}
+        self._capacity = max(1, min(_MOST_ROWS, _BUFFER // x.numel()))
+        with torch.inference_mode(False):  # what is made in inference mode cannot be written outside it
+            self._rows = torch.empty(self._capacity, x.numel(), dtype=_MEASURED_IN[x.dtype], device="cpu")
+        self._places = list[Tensor]()
+        self._waiting = list[Waiting]()
+
+    def add(self, x: Tensor, start: tuple[Any, ...]) -> Waiting:
+        """Copy the tensor into the next row."""
+        number = len(self._waiting)
+        if number == len(self._places):
+            with torch.inference_mode(False):
+                self._places.append(self._rows[number].view(self._shape))
+        if x.requires_grad and torch.is_grad_enabled():
+            torch._C._set_grad_enabled(False)
+            try:
+                self._places[number].copy_(x)
+            finally:
+                torch._C._set_grad_enabled(True)
+        else:
+            self._places[number].copy_(x)
+        waiting: Waiting = [start]
+        self._waiting.append(waiting)
+        if number + 1 == self._capacity:
+            self.measure()
+        return waiting
+
+    def measure(self) -> None:
+        """Complete the records; the rows are free again."""
+        records, self._waiting = self._waiting, []
+        if not records:
+            return
+        found: dict[str, Any] = dict(self._known)
+        rows, n = self._rows[: len(records)], self._known["numel"]
+        for name, step in self._steps:
+            found[name] = step(rows, n, found)
+        columns = [
+            found[name].tolist() if isinstance(found[name], Tensor) else repeat(found[name], len(records))
+            for name in self._of
+        ]
+        for record, values in zip(records, zip(*columns, strict=True), strict=True):
+            record[0] = dict(zip(self._keys, record[0] + values, strict=True))
+
+
+Step = Callable[[Tensor, int, Mapping[str, Any]], Any]
+
+
+def _norm(rows: Tensor) -> Tensor:
+    """Of parts of each row first, where the rows are long: torch adds up in few accumulators there."""
+    n = rows.shape[1]
+    if n > _PART and n % _PART == 0:
+        rows = torch.linalg.vector_norm(rows.view(len(rows), -1, _PART), dim=2)
+    return torch.linalg.vector_norm(rows, dim=1)
+
+
+def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
+    """Around the rounded mean, corrected for that rounding; the rows are overwritten."""
+    around = rows.sub_(found["mean"].unsqueeze(1))
+    off = around.sum(1).double()
+    squares = _norm(around).double().square()
+    spread: Tensor = (squares - off.square() / n).clamp_min_(0)
+    return spread / (n - 1)
+
+
+# Every statistic of rows [R, n], and what has to be found before it. `var` comes last: it overwrites the rows.
+_STEPS: Mapping[str, tuple[Step, Sequence[str]]] = {
+    "sum": (lambda rows, n, found: rows.sum(1), ()),
+    "mean": (lambda rows, n, found: rows.mean(1), ()),
+    "norm": (lambda rows, n, found: _norm(rows), ()),
+    "min": (lambda rows, n, found: rows.amin(1), ()),
+    "max": (lambda rows, n, found: rows.amax(1), ()),
+    "abs_max": (lambda rows, n, found: found["max"].maximum(-found["min"]), ("min", "max")),
+    "abs_mean": (lambda rows, n, found: rows.abs().mean(1), ()),
+    "zeros": (lambda rows, n, found: (n - rows.count_nonzero(1)) / n, ()),
+    "nans": (lambda rows, n, found: rows.isnan().sum(1), ()),
+    "infs": (lambda rows, n, found: rows.isinf().sum(1), ()),
+    "var": (_variance, ("mean",)),
+    "std": (lambda rows, n, found: found["var"].sqrt(), ("var",)),
+}
+
+
+def _in_order(of: Sequence[str]) -> list[str]:
+    """The steps for these statistics and for what they need, as `_STEPS` has them."""
+    needed = set[str]()
+    ahead = [name for name in of if name in _STEPS]
+    while ahead:
+        name = ahead.pop()
+        needed.add(name)
+        ahead += _STEPS[name][1]
+    return [name for name in _STEPS if name in needed]
