@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -228,10 +228,6 @@ class Installation:
             finally:
                 for site, fired, idle, changed, total in counts:
                     site.fired, site.idle, site.changed, site.total = fired, idle, changed, total
-
-    def switched_off(self) -> AbstractContextManager[None]:
-        """A block in which the model runs as if the hooks were not installed; what `apply` hooks did to it stays."""
-        return self._wiring.switched_off()
 
     def step(self) -> None:
         """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -214,23 +213,6 @@ class Wiring:
             steps = self._made(OptimizerSteps, on_steps)
             follow(steps)
             self._shared.closing.callback(unfollow, steps)
-
-    @contextmanager
-    def switched_off(self) -> Iterator[None]:
-        """None of the hooks of this installation runs in the block; afterwards they stand where they were."""
-        own = {handle.id for handle in self._handles}
-        places = [found for handle in self._handles if (found := handle.hooks_dict_ref()) is not None]
-        before = [(place, dict(place)) for place in {id(each): each for each in places}.values()]
-        for place, entries in before:
-            for key in own & entries.keys():
-                del place[key]
-        try:
-            yield
-        finally:
-            for place, entries in before:
-                since = {key: each for key, each in place.items() if key not in entries}
-                place.clear()
-                place.update({**entries, **since})
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""

@@ -125,6 +125,13 @@ class GenerateTask(TaskOfSplits):
         more = "; then once more without the hooks" if self.compare else ""
         return [f"each prompt is continued by up to {self.max_new_tokens} tokens, {how}{more}"]
 
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+        """A comparison of nothing."""
+        found = super().remarks(settings, hooks)
+        if self.compare and not any(hook.keys.enabled for hook in hooks):
+            found.append("task.compare: there are no hooks, so that both continuations are the same")
+        return found
+
     def perform(self, running: Running) -> None:
         """Continue every sample. Raises HookrunError where there is none."""
         from hookrun.tasks.loop.batches import BatchesOfSplits

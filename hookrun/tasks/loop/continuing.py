@@ -147,11 +147,12 @@ class ByTransformers:
     @contextmanager
     def _configured(self) -> Iterator[GenerationConfig]:
         """The model has a configuration of ours alone: `generate` fills what one lacks from the model's own."""
-        from transformers import GenerationConfig
+        import transformers
 
+        made: Any = transformers.GenerationConfig  # which has no types
         model, asked = self._model, self._asked
         own = model.generation_config
-        config = GenerationConfig(
+        config = made(
             max_new_tokens=asked.most,
             do_sample=False,
             num_beams=1,

@@ -27,7 +27,7 @@ class Texts:
     """Tokens as text; None where there is no tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer
         self._decode = decoder_of(tokenizer)
 
     def of(self, tokens: Sequence[int]) -> str | None:
@@ -92,8 +92,7 @@ def _next(tokens: Iterable[tuple[int, float]], texts: Texts) -> list[list[Any]]:
 class Sums:
     """What a pass adds up.
 
-    top: of the samples whose first new token changed most: `split`, `sample`, `kl`, `before`, `after`, `prompt`; where
-         nothing is compared, of the first samples: `split`, `sample`, `prompt`, `text`
+    top: what the terminal shows of a few samples: of those that changed most, or where nothing is compared of the first
     """
 
     samples: int = 0
@@ -106,16 +105,24 @@ class Sums:
         """One line of generations.jsonl."""
         self.samples += 1
         self.tokens += len(record["ids"])
-        about = {"split": record["split"], "sample": record["sample"], "prompt": _end_of(record["prompt"])}
+        shown = {name: record[name] for name in ("split", "sample")}
+        shown |= {"prompt": (record["prompt"] or "")[-_MOST_SHOWN:], "text": _beginning(record, "")}
         if "kl_first" not in record:
             if len(self.top) < SHOWN:
-                self.top.append({**about, "text": (record["text"] or "")[:_MOST_SHOWN]})
+                self.top.append(shown)
             return
-        self.changed += record["ids"] != record["ids_without"]
+        differs = record["ids"] != record["ids_without"]
+        self.changed += differs
         self.kl += record["kl_first"]
-        before, after = record["next_without"][0], record["next"][0]
-        self.top.append({**about, "kl": record["kl_first"], "before": before, "after": after})
-        self.top.sort(key=lambda each: -each["kl"])  # of equal ones the first stays first
+        shown |= {
+            "kl": record["kl_first"],
+            "differs": differs,
+            "text_without": _beginning(record, "_without"),
+        }
+        self.top.append({**shown, "before": record["next_without"][0], "after": record["next"][0]})
+        self.top.sort(
+            key=lambda each: (-each["kl"], not each["differs"])
+        )  # of equal ones the first stays first
         del self.top[SHOWN:]
 
     def read(self, *, compared: bool) -> dict[str, float]:
@@ -136,8 +143,10 @@ class Sums:
         self.top = [dict(each) for each in state["top"]]
 
 
-def _end_of(prompt: str | None) -> str:
-    return (prompt or "")[-_MOST_SHOWN:]
+def _beginning(record: Mapping[str, Any], which: str) -> str:
+    """Of a continuation, its tokens by number where they have no text."""
+    text = record[f"text{which}"]
+    return (" ".join(map(str, record[f"ids{which}"][:_MOST_SHOWN])) if text is None else text)[:_MOST_SHOWN]
 
 
 # ---- in the terminal -------------------------------------------------------------------------------------------
@@ -148,18 +157,34 @@ def shown_lines(sums: Sums, *, compared: bool, width: int) -> list[str]:
 
     Lines end between words; a word that is longer than the width stays whole.
     """
-    if compared:
-        return _changes(sums.top, width) if sums.top else []
+    if not compared:
+        return _continuations(sums.top, width)
+    first = [each for each in sums.top if each["kl"] > 0]
+    if first:
+        return _changes(first, width)
+    later = [each for each in sums.top if each["differs"]]
+    if later:
+        title = "the first new token is as without hooks; what comes after it changed:"
+        return [*_wrapped(title, width), *_continuations(later, width, compared=True)]
+    return _wrapped("the hooks changed no first new token's probabilities and no continuation", width)
+
+
+def _continuations(samples: Iterable[Mapping[str, Any]], width: int, *, compared: bool = False) -> list[str]:
     lines = []
-    for each in sums.top:
-        said = f"{_name(each)}: {_quoted(each['prompt'])} → {_quoted(each['text'])}"
-        lines += _wrapped(_cut(said, 4 * width), width, indent="    ")
+    for each in samples:
+        lines += _wrapped(f"  {_name(each)}: {_tail(_quoted(each['prompt']), width)}", width, indent="      ")
+        if compared:
+            lines += _wrapped(
+                f"      without: {_cut(_quoted(each['text_without']), 2 * width)}", width, indent="        "
+            )
+        mark = "with:   " if compared else "→"
+        lines += _wrapped(f"      {mark} {_cut(_quoted(each['text']), 2 * width)}", width, indent="        ")
     return lines
 
 
 def _changes(top: Sequence[Mapping[str, Any]], width: int) -> list[str]:
     title = "first new token: the samples that changed most (KL in nats, top token without hooks → with)"
-    rows = [(_name(each), f"{each['kl']:.4g}", _change(each), _quoted(each["prompt"])) for each in top]
+    rows = [(_name(each), f"{each['kl']:.3g}", _change(each), _quoted(each["prompt"])) for each in top]
     widths = [max(map(cell_len, column)) for column in list(zip(*rows, strict=True))[:3]]
     left = width - sum(widths) - 8
     lines = _wrapped(title, width)
@@ -169,7 +194,7 @@ def _changes(top: Sequence[Mapping[str, Any]], width: int) -> list[str]:
             lines.append(f"{cells}{_tail(prompt, left)}".rstrip())
             continue
         lines += _wrapped(f"  {name}  {kl}", width)
-        lines += _wrapped(change, width, indent="      ", first="      ")
+        lines += _wrapped(f"      {change}", width, indent="      ")
     return lines
 
 
@@ -213,12 +238,11 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} …"
 
 
-def _wrapped(text: str, width: int, indent: str = "  ", first: str = "") -> list[str]:
+def _wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
     return textwrap.wrap(
         text,
         max(width, 20),
-        initial_indent=first,
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [""]
+    )

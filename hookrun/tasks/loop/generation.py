@@ -44,7 +44,7 @@ class Generation:
         if self._task.compare:
             after = generator_states()
             set_generators(before)  # a model that draws itself draws the same
-            with self._running.hooks.switched_off():
+            with self._running.hooks.paused():
                 without = self._continued(batch, prompts)
             set_generators(after)
         records = records_of(prompts, now, self._texts, without)
