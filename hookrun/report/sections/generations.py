@@ -173,7 +173,7 @@ def _middle(count: int, start: int, end: int) -> list[bool]:
 
 
 def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> list[NextToken]:
-    """The tokens that are probable on either side, by the larger probability; one that a list lacks is below its last."""
+    """The tokens that are probable on either side, by their larger probability; what a list lacks is below its last."""
     after, before = ({each[0]: each for each in side} for side in (now, without))
     least_after, least_before = (min((each[2] for each in side), default=0.0) for side in (now, without))
     tokens = sorted(after | before, key=lambda token: -max(_p(after, token), _p(before, token)))
