@@ -33,3 +33,18 @@ def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -
                 Problem("model.args", what, "shorten the samples, or take a model of more positions")
             )
     return problems
+
+
+def positions_of(model: nn.Module) -> tuple[int, str] | None:
+    """How many positions a sequence may have, and what says so; None where nothing in the model does."""
+    from torch import nn
+
+    found = [
+        (module.num_embeddings, path)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding) and path.rpartition(".")[2] in _POSITIONS
+    ]
+    told = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+    if isinstance(told, int) and told > 0:
+        found.append((told, "max_position_embeddings"))
+    return min(found, key=lambda each: each[0], default=None)

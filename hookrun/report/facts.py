@@ -14,7 +14,18 @@ from hookrun.report.draw.text import shortened
 from hookrun.report.lines import SampledLines, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
 from hookrun.store.files import StoreError, os_reason, read_json
-from hookrun.store.format import CAPTURES, CONFIG, ERROR, METRICS, PREDICTIONS, SAMPLES, STATS, STATUS
+from hookrun.store.format import (
+    CAPTURES,
+    CONFIG,
+    ERROR,
+    GENERATIONS,
+    METRICS,
+    PREDICTIONS,
+    SAMPLES,
+    STATS,
+    STATUS,
+)
+from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
 from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE
@@ -27,6 +38,9 @@ MOST_SITES = 10_000
 
 MOST_HOOKS = 2_000
 """Hooks that the page shows."""
+
+MOST_GENERATED = 8 * 2**20
+"""Bytes read of generations.jsonl."""
 
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
@@ -52,6 +66,7 @@ class Facts:
     metrics: SampledLines = field(default_factory=SampledLines)
     stats: SampledLines = field(default_factory=SampledLines)
     samples: SampledLines = field(default_factory=SampledLines)
+    generations: SampledLines = field(default_factory=SampledLines)
     captured: list[Stream] = field(default_factory=list)
     predicted: list[Stream] = field(default_factory=list)
     traceback: str = ""
@@ -145,6 +160,7 @@ def read_facts(path: Path) -> Facts:
     metrics = tried("the metrics", lambda: sampled(run.path / METRICS, is_kept), SampledLines())
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
     samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SAMPLES_LINE), SampledLines())
+    generations = tried("the generations", lambda: _generations(run.path / GENERATIONS), SampledLines())
     facts = Facts(
         path=run.path,
         status=status,
@@ -156,13 +172,14 @@ def read_facts(path: Path) -> Facts:
         metrics=metrics,
         stats=stats,
         samples=samples,
+        generations=generations,
         captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
-    facts.notes.extend([*notes, *metrics.notes, *stats.notes, *samples.notes])
+    facts.notes.extend([*notes, *metrics.notes, *stats.notes, *samples.notes, *generations.notes])
     if len(facts.planned) > MOST_HOOKS:
         facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
     return facts
@@ -223,6 +240,10 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise StoreError(os_reason(error)) from error
     return content if len(content) <= MOST_TEXT else content[:MOST_TEXT] + "\n… (cut off here)"
+
+
+def _generations(path: Path) -> SampledLines:
+    return sampled(path, limit=MOST_GENERATED, line_of=GENERATIONS_LINE)
 
 
 def _records(path: Path) -> SampledLines:

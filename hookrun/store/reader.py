@@ -21,6 +21,7 @@ from hookrun.store.format import (
     CAPTURES,
     CONFIG,
     ENV,
+    GENERATIONS,
     HOOKS,
     INDEX,
     METRICS,
@@ -31,6 +32,7 @@ from hookrun.store.format import (
     STATS,
     STATUS,
 )
+from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import is_there
 from hookrun.store.read_records import read_record, read_records
 from hookrun.store.records import (
@@ -117,6 +119,15 @@ class Run:
         return SampleTable(self.path)
 
     @cached_property
+    def generations(self) -> list[dict[str, Any]]:
+        """The lines of generations.jsonl in the order of the samples; empty where the run generated nothing.
+
+        Of each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; under `task.compare` the same without
+        hooks (`text_without`, …) and `kl_first`.
+        """
+        return read_records(self.path / GENERATIONS, GENERATIONS_LINE)
+
+    @cached_property
     def predictions(self) -> Leaf | None:
         """What the model predicted, as a capture; None if the run predicted nothing."""
         hook, module = PREDICTED
@@ -126,7 +137,7 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What to know of a run that was cut off: its process has ended, a line is unfinished."""
-        paths = [self.path / name for name in (METRICS, STATS)]
+        paths = [self.path / name for name in (METRICS, STATS, GENERATIONS)]
         paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
         torn = [block.note for path in paths for block in blocks_of_lines(path, self.path) if block.note]
         return [self.cut_off, *torn] if self.cut_off else torn

@@ -325,7 +325,7 @@ TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
 
 
 class TokenLine(Record):
-    """A line of tokens.jsonl: the text of a token that captured rows are of."""
+    """A line of tokens.jsonl: the text of a token that captured rows are of, or that was generated."""
 
     token: Count
     text: Text

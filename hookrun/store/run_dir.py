@@ -31,6 +31,7 @@ from hookrun.store.format import (
     CHECKPOINTS,
     ENV,
     EXIT_CODES,
+    GENERATIONS,
     HOOKS,
     INDEX,
     METRICS,
@@ -77,6 +78,7 @@ class RunDir:
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
         self._tokens = Lines(path / TOKENS)
+        self._generations = Lines(path / GENERATIONS)
         self.ended = False
         self._place: os.stat_result | None = None
         self._started = ""
@@ -130,6 +132,7 @@ class RunDir:
             "stats": self._stats.reach(),
             "samples": self._samples.reach(),
             "tokens": self._tokens.reach(),
+            "generations": self._generations.reach(),
             "captures": self._folder_position(CAPTURES),
             "predictions": self._folder_position(PREDICTIONS),
         }
@@ -222,8 +225,12 @@ class RunDir:
         self._samples.append(record)
 
     def log_token(self, token: int, text: str) -> None:
-        """Append one line to tokens.jsonl: the text of a token that captured rows are of."""
+        """Append one line to tokens.jsonl: the text of a token that captured rows are of, or that was generated."""
         self._tokens.append({"token": token, "text": text})
+
+    def log_generation(self, record: Mapping[str, Any]) -> None:
+        """Append one line to generations.jsonl: how a prompt was continued."""
+        self._generations.append(record)
 
     @cached_property
     def captures(self) -> CaptureWriter:
@@ -250,6 +257,7 @@ class RunDir:
             stack.callback(self._stats.close)
             stack.callback(self._samples.close)
             stack.callback(self._tokens.close)
+            stack.callback(self._generations.close)
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)

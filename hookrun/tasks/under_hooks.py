@@ -17,8 +17,11 @@ from hookrun.tasks.base import Task, changed, metrics_of
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
+    from torch.nn import Module
+
     from hookrun.data import DataInfo, Split
     from hookrun.plan.plan import ResolvedPlan
+    from hookrun.proving import Example
     from hookrun.store.run_dir import RunDir
     from hookrun.tasks.loop.built import Attempt, Maker
     from hookrun.tasks.loop.gradients import Score
@@ -96,6 +99,16 @@ class TaskUnderHooks(Task):
             "use task=train, or leave the hook out",
         )
 
+    def example(self, info: DataInfo, model: Module) -> Example:
+        """The arguments of one call of the model, with an example of the data: what the hooks are proven with."""
+        from hookrun.tasks.loop.built import EXAMPLE_BATCH, as_call
+
+        return as_call(info.example(EXAMPLE_BATCH), model)
+
+    def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+        """What the model lacks for the task."""
+        return []
+
     @abstractmethod
     def perform(self, running: Running) -> None:
         """Do the task; the hooks are installed."""
@@ -130,9 +143,14 @@ class TaskUnderHooks(Task):
         trained, wrong = self._trained(experiment, tried)
         notes, idle = self._idle_hooks(experiment)
         tried.problems.extend([*wrong, *idle])
+        if tried.info is not None and tried.model is not None:
+            tried.problems.extend(self.unfit(settings, tried.info, tried.model))
         if tried.problems or experiment.mistakes:
             score = None if tried.loss is None else self.score(tried.loss)
-            raise checks.refused(experiment, split, tried, training=self.trains, score=score)
+            example = None
+            if tried.info is not None and tried.model is not None:
+                example = self.example(tried.info, tried.model)
+            raise checks.refused(experiment, split, tried, example=example, training=self.trains, score=score)
         built = tried.built(settings)
         if trained is not None:
             trained.freeze_rest(built.model)
@@ -141,6 +159,7 @@ class TaskUnderHooks(Task):
             experiment.hooks,
             built,
             self.split_met(),
+            example=self.example(built.data, built.model),
             training=self.trains,
             score=self.score(built.loss),
             notes=[*notes, *self.remarks(settings, experiment.hooks.hooks)],

@@ -8,6 +8,7 @@ from hookrun.report.sections import (
     analysis,
     checks,
     failed_jobs,
+    generations,
     hooks,
     inactive,
     job_outcomes,
@@ -35,6 +36,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     model.SECTION,
     metrics.SECTION,
     analysis.SECTION,
+    generations.SECTION,
     hooks.SECTION,
     repeat.OF_A_RUN,
 )

@@ -187,13 +187,20 @@ def attempt(
 
 
 def refused(
-    experiment: Experiment, split: Split | None, tried: Attempt, *, training: bool, score: Score | None
+    experiment: Experiment,
+    split: Split | None,
+    tried: Attempt,
+    *,
+    example: Example | None,
+    training: bool,
+    score: Score | None,
 ) -> SpecError:
     """Every mistake in the configuration, with what does not fit the model of the hooks that are valid.
 
     Where the data is wrong no sample is known, and the hooks' selectors alone are checked.
 
-    score: of an output and its targets, what a backward pass without training begins with
+    example: arguments of a call; None where the data or the model is wrong
+    score:   of an output and its targets, what a backward pass without training begins with
     """
     problems, notes = list(tried.problems), list[str]()
     mistaken = _sections(experiment.mistakes)
@@ -211,7 +218,7 @@ def refused(
             experiment.wrong,
             tried.model,
             used_by=UsedBy(experiment.settings, split, FoundRuns(experiment.runs), info),
-            example=None if info is None else as_call(info.example(EXAMPLE_BATCH), tried.model),
+            example=None if info is None else example,
             training=training,
             backward=backward,
         )

@@ -13,7 +13,7 @@ from hookrun.actions.given import GivenFunction
 from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
-from hookrun.proving import Plan, compile_plan
+from hookrun.proving import Example, Plan, compile_plan
 from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences
 from hookrun.spec import Experiment, Spec
 from hookrun.tasks.base import Ready, metrics_of, task_of
@@ -51,6 +51,7 @@ def compiled(
     built: Built,
     split: Split | None,
     *,
+    example: Example | None = None,
     training: bool,
     score: Score | None = None,
     notes: Sequence[str] = (),
@@ -59,6 +60,7 @@ def compiled(
     """Compile the hooks against the model, and prove them with an example of a sample.
 
     split:    whose samples the hooks meet first; None where they meet those of several without training
+    example:  arguments of a call; None: those that the data gives
     training: whether the model trains; in evaluation mode no backward pass follows the forward without a score
     score:    what a backward pass without training begins with, of an output and its targets
     notes:    what else to know beside the plan
@@ -66,7 +68,7 @@ def compiled(
     Raises CompileError, and SpecError where the model's output has no such score.
     """
     settings, runs = experiment.settings, FoundRuns(experiment.runs)
-    example = as_call(built.data.example(EXAMPLE_BATCH), built.model)
+    example = example or as_call(built.data.example(EXAMPLE_BATCH), built.model)
     target = built.data.example_target(EXAMPLE_BATCH)
     used_by = UsedBy(settings, split, runs, built.data)
     whole = None if score is None else lambda output: score(output, target)

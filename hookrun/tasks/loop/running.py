@@ -70,13 +70,17 @@ class Running:
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for."""
+        self.meets(batch)
+        args, kwargs = as_call(batch.inputs, self.model)
+        with self.autocast():
+            return self._call(*args, **kwargs)
+
+    def meets(self, batch: Batch) -> None:
+        """The next calls of the model are for the samples of the batch."""
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self._names_spans:
             self.hooks.spans = batch.spans
-        args, kwargs = as_call(batch.inputs, self.model)
-        with self.autocast():
-            return self._call(*args, **kwargs)
 
     @cached_property
     def _names_spans(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -73,7 +73,9 @@ class RunSink(RecordSink):
                 tokens=tokens,
             )
             if tokens is not None:
-                self._log_texts(site, tokens.token_ids)
+                decode = decoder_of(site.tokenizer)
+                if decode is not None:
+                    self.log_texts(decode, tokens.token_ids.tolist())
             if clock.counting:
                 loggers.value(site, value)
 
@@ -91,13 +93,13 @@ class RunSink(RecordSink):
         self.split = state["split"]
         self._texts_known = set(state["texts"])
 
-    def _log_texts(self, site: PlacedHook, tokens: Tensor) -> None:
-        """The texts of tokens that were not met before, where the model has a tokenizer."""
-        new = set(tokens.tolist()) - self._texts_known - {-1}
+    def log_texts(self, decode: Callable[[int], str | None], tokens: Iterable[int]) -> None:
+        """The texts of tokens that were not met before; of none where `decode` does not know them."""
+        new = set(tokens) - self._texts_known - {-1}
         self._texts_known |= new
-        if new and (decode := decoder_of(site.tokenizer)) is not None:
-            for token in sorted(new):
-                self._run_dir.log_token(token, decode(token))
+        for token in sorted(new):
+            if (text := decode(token)) is not None:
+                self._run_dir.log_token(token, text)
 
     def show(self, text: str) -> None:
         """Print the line of a `print` action without tearing the progress bar."""

@@ -1,0 +1,197 @@
+"""task=generate: continues the prompts of one split under the hooks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field
+
+from hookrun.errors import HookrunError, Problem, listed
+from hookrun.spec import HookSpec, Settings
+from hookrun.spec.objective import Direction
+from hookrun.spec.sampling import Sampling
+from hookrun.tasks.under_hooks import TaskOfSplits
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from hookrun.data import DataInfo
+    from hookrun.plan.plan import ResolvedPlan
+    from hookrun.proving import Example
+    from hookrun.tasks.loop.running import Running
+    from hookrun.tasks.loop.trained import Trained
+
+MOST_TOKENS = 2**17
+_USED = {"input_ids", "attention_mask", "position_ids", "labels"}
+
+Count = Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)]
+Token = Annotated[int, Field(ge=0, le=2**31, strict=True)]
+
+
+class GenerateTask(TaskOfSplits):
+    """Continues each prompt and writes generations.jsonl.
+
+    max_new_tokens: the most that each prompt is continued by
+    sampling:       draws each token, the same for a sample whatever the batch; null: takes the most probable one
+    compare:        continues the same prompts without the hooks as well, with the same draws
+    stop:           tokens that end a sequence; null: the model's own, or its tokenizer's
+    prompt_tokens:  only the first tokens of a sample are its prompt; null: all of them
+    cache:          keeps keys and values from token to token, where the model can; false: computes them anew
+    """
+
+    task_name: ClassVar[str] = "generate"
+
+    max_new_tokens: Count = 32
+    sampling: Sampling | None = None
+    compare: bool = False
+    stop: tuple[Token, ...] | None = Field(default=None, max_length=1000)
+    prompt_tokens: Count | None = None
+    cache: bool = True
+
+    def measures(self, settings: Settings) -> dict[str, Direction | None]:
+        """What a comparison logs."""
+        return {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.compare else {}
+
+    def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
+        """Data without tokens, and what a generation cannot do."""
+        found = super().problems(settings, info)
+        if settings.compute.compile:
+            what = f"task={self.name} calls the model for one token after the other, which is not compiled"
+            found.append(Problem("compute.compile", what, "leave it false"))
+        return found if info is None else [*found, *_wrong_inputs(info)]
+
+    def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+        """A model that cannot generate, tokens that it does not have, too few positions."""
+        from hookrun.tasks.loop.continuing import generates, has_encoder, is_of_transformers
+        from hookrun.tasks.loop.generation import vocabulary_of
+
+        found = list[Problem]()
+        if is_of_transformers(model) and not generates(model):
+            what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
+            hint = "use model.args.class=causal_lm or seq2seq_lm"
+            found.append(Problem("model.args.class", what, hint))
+        vocabulary = vocabulary_of(model, info)
+        if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
+            what = f"the model has {vocabulary} tokens, numbered from 0, and not {listed(beyond, 8)}"
+            found.append(Problem("task.stop", what, "name tokens that it has"))
+        return [*found, *self._too_long(info, model, encoder=has_encoder(model))]
+
+    def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> list[Problem]:
+        """More positions than the model has; an encoder's prompt takes none of the decoder's."""
+        from hookrun.models.token_fit import positions_of
+
+        limit, prompt = positions_of(model), _prompt_length(info)
+        if limit is None or prompt is None:
+            return []
+        prompt = 1 if encoder else min(prompt, self.prompt_tokens or prompt)
+        needed, (positions, where) = prompt + self.max_new_tokens - 1, limit
+        if needed <= positions or prompt > positions:
+            return []
+        what = f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, "
+        what += f"and the model has {positions} ({where})"
+        most = positions - prompt + 1
+        hint = (
+            f"set it to at most {most}, or take a model of more positions, such as model.args.length={needed}"
+        )
+        if info.tokenizer is None or where != "pos_embed":
+            hint = (
+                f"set it to at most {most}, shorten the prompts (task.prompt_tokens), or take another model"
+            )
+        return [Problem("task.max_new_tokens", what, hint)]
+
+    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """Under `compare` hooks that change the model itself, which would then be changed in both passes."""
+        found = super().misfits(plan, settings)
+        return [*found, *(_stays(hook.spec) for hook in plan.hooks if self.compare and _changes(hook.spec))]
+
+    def example(self, info: DataInfo, model: Module) -> Example:
+        """A prompt; for a model with a decoder of its own also the first token of an answer."""
+        import torch
+
+        from hookrun.runtime.tokens.calls import DECODER_IDS
+        from hookrun.tasks.loop.built import EXAMPLE_BATCH
+        from hookrun.tasks.loop.continuing import has_encoder
+
+        args, kwargs = super().example(info, model)
+        if not has_encoder(model):
+            return args, kwargs
+        first = torch.zeros(EXAMPLE_BATCH, 1, dtype=torch.int64)
+        kept = {name: kwargs[name] for name in ("input_ids", "attention_mask") if name in kwargs}
+        return args, {**kept, DECODER_IDS: first}
+
+    def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
+        """How long and how."""
+        how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
+        more = "; then once more without the hooks" if self.compare else ""
+        return [f"each prompt is continued by up to {self.max_new_tokens} tokens, {how}{more}"]
+
+    def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
+        """A comparison of nothing."""
+        found = super().remarks(settings, hooks)
+        if self.compare and not any(hook.keys.enabled for hook in hooks):
+            found.append("task.compare: there are no hooks, so that both continuations are the same")
+        return found
+
+    def perform(self, running: Running) -> None:
+        """Continue every sample. Raises HookrunError where there is none."""
+        from hookrun.tasks.loop.batches import BatchesOfSplits
+        from hookrun.tasks.loop.generated import Sums, shown_lines
+        from hookrun.tasks.loop.generation import Generation
+        from hookrun.tasks.loop.sample_names import SampleNames
+
+        batches = BatchesOfSplits(running.prepared, self.parts)
+        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
+        if not len(batches):
+            raise HookrunError(f"the data has no samples in its {self.split} split")
+        generation, sums = Generation(self, running), Sums()
+        with running.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
+            for batch in passed:
+                with running.logged(running.hooks.clock.step):
+                    records = generation.records(batch)
+                for record in records:
+                    running.run_dir.log_generation(record)
+                    sums.add(record)
+                names.write(batch, None)
+                running.hooks.step()
+        running.conclude(self.split, sums.read(compared=self.compare))
+        for line in shown_lines(sums, compared=self.compare, width=running.screen.console.width):
+            running.screen.say(line)
+
+
+def _wrong_inputs(info: DataInfo) -> list[Problem]:
+    """Why samples are not prompts."""
+    from hookrun.data import TensorInfo
+
+    where = "data.name"
+    ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+    if ids is None or len(ids.shape) != 1 or ids.dtype.is_floating_point:
+        what = f"task=generate continues sequences of tokens (input_ids), and the data {info.name!r} has none"
+        hint = "use data=prompts, text, names, repeated_tokens or modular_addition, or data of your own with input_ids"
+        return [Problem(where, what, hint)]
+    assert not isinstance(info.inputs, TensorInfo)
+    if more := [name for name in info.inputs if name not in _USED]:
+        what = f"a generation passes input_ids and attention_mask to the model, and not {listed(more, 4)}"
+        return [Problem(where, what, "leave these inputs out of the data")]
+    return []
+
+
+def _prompt_length(info: DataInfo) -> int | None:
+    """The most tokens of a sample; None where it is not known."""
+    from hookrun.data import TensorInfo
+
+    ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
+    return ids.shape[0] if ids is not None and len(ids.shape) == 1 and ids.shape[0] > 0 else None
+
+
+def _changes(hook: HookSpec) -> bool:
+    """Whether it changes what the model computes for good."""
+    action = hook.action
+    keeps = action.freezes or action.adds(hook.name) is not None
+    return hook.keys.enabled and hook.hook_type.phase == "installation" and not keeps
+
+
+def _stays(hook: HookSpec) -> Problem:
+    what = "changes the model itself, so that the pass without hooks would not be without it"
+    return Problem(
+        f"{hook.where}.hook", what, f"leave task.compare out, and compare with a run without {hook.name}"
+    )

@@ -1,0 +1,237 @@
+"""Continues the prompts of a batch: by transformers' `generate`, or by a loop of ours for other models.
+
+Prompts are padded anew, on the side on which a model can go on from all of them: each continues as it does alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.containers import children
+from hookrun.errors import HookrunError
+from hookrun.runtime.tokens.calls import IDS, MASK, POSITIONS, parameters_of
+from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.next_token import NextTokens
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig
+
+LEFT, RIGHT = "left", "right"
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Some prompts of a batch that run through the model together.
+
+    places: where they are in the batch
+    ids:    the tokens of each, without padding
+    """
+
+    places: tuple[int, ...]
+    ids: tuple[list[int], ...]
+
+    def padded(self, side: str, pad: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Tokens and attention mask, both [n, length of the longest] int64."""
+        width = max(map(len, self.ids))
+        tokens = torch.full((len(self.ids), width), pad)
+        mask = torch.zeros_like(tokens)
+        for row, ids in enumerate(self.ids):
+            part = slice(width - len(ids), width) if side == LEFT else slice(0, len(ids))
+            tokens[row, part], mask[row, part] = torch.tensor(ids), 1
+        return tokens.to(device), mask.to(device)
+
+
+def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
+    """The tokens of each sample without padding, at most the first `most`. HookrunError where a sample has none."""
+    inputs = batch.inputs
+    assert isinstance(inputs, Mapping)
+    tokens = inputs[IDS].cpu()
+    mask = inputs[MASK].cpu() != 0 if MASK in inputs else torch.ones_like(tokens, dtype=torch.bool)
+    found: list[list[int]] = [row[real].tolist()[:most] for row, real in zip(tokens, mask, strict=True)]
+    for sample, ids in zip(batch.ids.tolist(), found, strict=True):
+        if not ids:
+            at = batch.data.file(sample)
+            name = f"sample {sample} of the {batch.split} split" + (f" ({at})" if at else "")
+            raise HookrunError(f"{name} has no tokens to continue: leave it out of the data")
+    return found
+
+
+class Continues(Protocol):
+    """A way to continue prompts."""
+
+    @property
+    def together(self) -> bool:
+        """Whether prompts of different lengths can run together; else each length runs by itself."""
+
+    def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
+        """Let the model score each next token, and `choosing` choose it, until all prompts have their tokens."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the two ways need to know.
+
+    most:  new tokens of each prompt
+    stop:  tokens that end a sequence
+    pad:   the token of padding
+    cache: keep keys and values from one token to the next, where the model can
+    """
+
+    most: int
+    stop: tuple[int, ...]
+    pad: int
+    cache: bool
+
+
+def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[Prompts]:
+    """All prompts of a batch, or those of one length after the other."""
+    if together:
+        yield Prompts(tuple(range(len(ids))), tuple(ids))
+        return
+    for length in dict.fromkeys(map(len, ids)):
+        places = tuple(place for place, each in enumerate(ids) if len(each) == length)
+        yield Prompts(places, tuple(ids[place] for place in places))
+
+
+def way_of(model: nn.Module, asked: Asked) -> Continues:
+    """How the model's prompts are continued."""
+    return ByTransformers(model, asked) if generates(model) else ByOurLoop(model, asked)
+
+
+def generates(model: nn.Module) -> bool:
+    """Whether it is a model of transformers that has a `generate`."""
+    return is_of_transformers(model) and bool(model.can_generate())  # type: ignore[operator]
+
+
+def is_of_transformers(model: nn.Module) -> bool:
+    """Whether it is a model of transformers, which says whether it can generate."""
+    return callable(getattr(model, "can_generate", None)) and callable(getattr(model, "generate", None))
+
+
+def has_encoder(model: nn.Module) -> bool:
+    """Whether an encoder reads the prompt, and a decoder begins the answer."""
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+
+
+class ByTransformers:
+    """Its own `generate`, which knows each architecture's cache and positions; the tokens are chosen by us.
+
+    A processor of scores gives the chosen token the only finite one, so that greedy search takes it. Of the model's
+    own `generation_config` nothing holds but the tokens that begin a sequence.
+    """
+
+    def __init__(self, model: nn.Module, asked: Asked) -> None:
+        self._model: Any = model
+        self._asked = asked
+        self.together = MASK in parameters_of(model)
+
+    def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
+        """See `Continues`."""
+        side = RIGHT if has_encoder(self._model) else LEFT
+        input_ids, mask = prompts.padded(side, self._asked.pad, device)
+
+        def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
+            chosen = choosing.choose(scores).to(scores.device)
+            return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
+
+        with self._configured() as config:
+            given = {IDS: input_ids, MASK: mask} if self.together else {IDS: input_ids}
+            self._model.generate(**given, generation_config=config, logits_processor=[choose])
+
+    @contextmanager
+    def _configured(self) -> Iterator[GenerationConfig]:
+        """The model has a configuration of ours alone: `generate` fills what one lacks from the model's own."""
+        import transformers
+
+        made: Any = transformers.GenerationConfig  # which has no types
+        model, asked = self._model, self._asked
+        own = model.generation_config
+        config = made(
+            max_new_tokens=asked.most,
+            do_sample=False,
+            num_beams=1,
+            use_cache=asked.cache,
+            eos_token_id=list(asked.stop) or None,
+            pad_token_id=asked.pad,
+            bos_token_id=own.bos_token_id,
+            decoder_start_token_id=own.decoder_start_token_id,
+        )
+        model.generation_config = config
+        try:
+            yield config
+        finally:
+            model.generation_config = own
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """What hooks with `tokens` read of a generation under way, as they do in transformers'."""
+
+    eos_token_id: list[int]
+
+
+class ByOurLoop(nn.Module):
+    """For models that map tokens [B, T] to scores [B, T, V]: each pass computes all tokens so far.
+
+    Hooks with `tokens` know a generation by its method's name `generate`, its owner, a module that holds the model, and
+    its variables `input_ids`, `generation_config` and `batch_size`.
+    """
+
+    def __init__(self, model: nn.Module, asked: Asked) -> None:
+        super().__init__()
+        self.model = model
+        self._asked = asked
+        names = parameters_of(model)
+        self._named = IDS in names
+        self._takes_positions = POSITIONS in names
+        # Without positions of its own a model counts the padding too.
+        self.together = MASK in names and self._takes_positions
+        self._masked = MASK in names
+
+    def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
+        """See `Continues`."""
+        self.generate(
+            *prompts.padded(LEFT, self._asked.pad, device), choosing.choose, lambda: choosing.is_over
+        )
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        mask: Tensor,
+        choose: Callable[[Tensor], Tensor],
+        is_over: Callable[[], bool],
+    ) -> None:
+        """Go on until `is_over`; input_ids and mask: [B, T], padded on the left."""
+        generation_config = LoopConfig(list(self._asked.stop))  # noqa: F841 - read by hooks with `tokens`
+        batch_size = len(input_ids)
+        while not is_over():
+            scores = next_scores(self._call(input_ids, mask), input_ids)
+            chosen = choose(scores).to(input_ids.device)
+            input_ids = torch.cat([input_ids, chosen[:, None]], dim=1)
+            mask = torch.cat([mask, mask.new_ones(batch_size, 1)], dim=1)
+
+    def _call(self, input_ids: Tensor, mask: Tensor) -> Any:
+        named = {MASK: mask} if self._masked else {}
+        if self._takes_positions:
+            named[POSITIONS] = (mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(input_ids=input_ids, **named) if self._named else self.model(input_ids, **named)
+
+
+def next_scores(output: Any, input_ids: Tensor) -> Tensor:
+    """[B, V]: the scores after the last token, in float32 or better. HookrunError where the output has no such."""
+    members = dict(children(output))
+    found = output if isinstance(output, Tensor) else members.get("logits", members.get(0))
+    if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != input_ids.shape:
+        what = f"shape {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(output).__name__}"
+        raise HookrunError(
+            f"task=generate needs scores [batch, length, vocabulary] for tokens {list(input_ids.shape)}, and the model "
+            f"returned {what}: use a language model, whose output or its `logits` are the scores of the next tokens"
+        )
+    last = found[:, -1]
+    return last.float() if last.dtype in (torch.bfloat16, torch.float16) else last

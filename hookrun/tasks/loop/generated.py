@@ -1,0 +1,248 @@
+"""What came of a generation: the record of each sample, the sums over all of them, and a short table of the changes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.cells import cell_len
+
+from hookrun.plan.texts import Tokenizer, decoder_of
+from hookrun.tasks.loop.next_token import NextTokens, divergences, most_probable
+
+NEXT = 10
+"""So many of the most probable first new tokens are recorded."""
+
+SHOWN = 8
+"""Samples in the table of the terminal."""
+
+_MOST_TOKEN = 20
+_MOST_SHOWN = 2_000
+"""Characters of a text that the sums keep for the table."""
+
+
+class Texts:
+    """Tokens as text; None where there is no tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer: Any = tokenizer
+        self._decode = decoder_of(tokenizer)
+
+    def of(self, tokens: Sequence[int]) -> str | None:
+        """The text of tokens that follow each other."""
+        if self._decode is None:
+            return None
+        try:
+            return str(self._tokenizer.decode(list(tokens))) if tokens else ""
+        except Exception:  # a tokenizer that is not ours may raise anything, and a model may have more tokens
+            return "".join(map(self._decode, tokens))
+
+    def one(self, token: int) -> str | None:
+        """The text of one token; "" where the tokenizer does not know it."""
+        return None if self._decode is None else self._decode(token)
+
+
+def record_of(
+    prompt: list[int], row: int, now: NextTokens, texts: Texts, next_tokens: list[tuple[int, float]]
+) -> dict[str, Any]:
+    """What generations.jsonl says of one continuation.
+
+    row:         of the sample in `now`
+    next_tokens: the most probable first new tokens
+    """
+    ids = now.tokens[row]
+    return {
+        "prompt": texts.of(prompt),
+        "prompt_ids": prompt,
+        "text": texts.of(ids),
+        "ids": ids,
+        "reason": "end" if now.ended(row) else "length",
+        "next": _next(next_tokens, texts),
+    }
+
+
+def records_of(
+    prompts: Sequence[list[int]], now: NextTokens, texts: Texts, without: NextTokens | None = None
+) -> list[dict[str, Any]]:
+    """The record of each prompt.
+
+    without: the same prompts without hooks, where they are compared
+    """
+    assert now.first is not None
+    tops = most_probable(now.first, NEXT)
+    records = [record_of(ids, row, now, texts, tops[row]) for row, ids in enumerate(prompts)]
+    if without is None:
+        return records
+    assert without.first is not None
+    others, changes = most_probable(without.first, NEXT), divergences(without.first, now.first)
+    for row, record in enumerate(records):
+        other = record_of(prompts[row], row, without, texts, others[row])
+        record.update({f"{name}_without": other[name] for name in ("text", "ids", "reason", "next")})
+        record["kl_first"] = changes[row]
+    return records
+
+
+def _next(tokens: Iterable[tuple[int, float]], texts: Texts) -> list[list[Any]]:
+    return [[token, texts.one(token), probability] for token, probability in tokens]
+
+
+@dataclass
+class Sums:
+    """What a pass adds up.
+
+    top: what the terminal shows of a few samples: of those that changed most, or where nothing is compared of the first
+    """
+
+    samples: int = 0
+    tokens: int = 0
+    changed: int = 0
+    kl: float = 0.0
+    top: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """One line of generations.jsonl."""
+        self.samples += 1
+        self.tokens += len(record["ids"])
+        shown = {name: record[name] for name in ("split", "sample")}
+        shown |= {"prompt": (record["prompt"] or "")[-_MOST_SHOWN:], "text": _beginning(record, "")}
+        if "kl_first" not in record:
+            if len(self.top) < SHOWN:
+                self.top.append(shown)
+            return
+        differs = record["ids"] != record["ids_without"]
+        self.changed += differs
+        self.kl += record["kl_first"]
+        shown |= {
+            "kl": record["kl_first"],
+            "differs": differs,
+            "text_without": _beginning(record, "_without"),
+        }
+        self.top.append({**shown, "before": record["next_without"][0], "after": record["next"][0]})
+        self.top.sort(
+            key=lambda each: (-each["kl"], not each["differs"])
+        )  # of equal ones the first stays first
+        del self.top[SHOWN:]
+
+    def read(self, *, compared: bool) -> dict[str, float]:
+        """The metrics: counts, and where hooks are compared the fraction of samples that changed and the mean KL."""
+        found: dict[str, float] = {"samples": self.samples, "new_tokens": self.tokens}
+        if compared and self.samples:
+            found |= {"changed": self.changed / self.samples, "kl_first": self.kl / self.samples}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far."""
+        return {**vars(self), "top": list(self.top)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        for name in vars(self):
+            setattr(self, name, state[name])
+        self.top = [dict(each) for each in state["top"]]
+
+
+def _beginning(record: Mapping[str, Any], which: str) -> str:
+    """Of a continuation, its tokens by number where they have no text."""
+    text = record[f"text{which}"]
+    return (" ".join(map(str, record[f"ids{which}"][:_MOST_SHOWN])) if text is None else text)[:_MOST_SHOWN]
+
+
+# ---- in the terminal -------------------------------------------------------------------------------------------
+
+
+def shown_lines(sums: Sums, *, compared: bool, width: int) -> list[str]:
+    """The samples that changed most, or the first ones where nothing is compared, in lines of at most `width` columns.
+
+    Lines end between words; a word that is longer than the width stays whole.
+    """
+    if not compared:
+        return _continuations(sums.top, width)
+    first = [each for each in sums.top if each["kl"] > 0]
+    if first:
+        return _changes(first, width)
+    later = [each for each in sums.top if each["differs"]]
+    if later:
+        title = "the first new token is as without hooks; what comes after it changed:"
+        return [*_wrapped(title, width), *_continuations(later, width, compared=True)]
+    return _wrapped("the hooks changed no first new token's probabilities and no continuation", width)
+
+
+def _continuations(samples: Iterable[Mapping[str, Any]], width: int, *, compared: bool = False) -> list[str]:
+    lines = []
+    for each in samples:
+        lines += _wrapped(f"  {_name(each)}: {_tail(_quoted(each['prompt']), width)}", width, indent="      ")
+        if compared:
+            lines += _wrapped(
+                f"      without: {_cut(_quoted(each['text_without']), 2 * width)}", width, indent="        "
+            )
+        mark = "with:   " if compared else "→"
+        lines += _wrapped(f"      {mark} {_cut(_quoted(each['text']), 2 * width)}", width, indent="        ")
+    return lines
+
+
+def _changes(top: Sequence[Mapping[str, Any]], width: int) -> list[str]:
+    title = "first new token: the samples that changed most (KL in nats, top token without hooks → with)"
+    rows = [(_name(each), f"{each['kl']:.3g}", _change(each), _quoted(each["prompt"])) for each in top]
+    widths = [max(map(cell_len, column)) for column in list(zip(*rows, strict=True))[:3]]
+    left = width - sum(widths) - 8
+    lines = _wrapped(title, width)
+    for name, kl, change, prompt in rows:
+        if left >= 16:
+            cells = f"  {_padded(name, widths[0])}  {kl.rjust(widths[1])}  {_padded(change, widths[2])}  "
+            lines.append(f"{cells}{_tail(prompt, left)}".rstrip())
+            continue
+        lines += _wrapped(f"  {name}  {kl}", width)
+        lines += _wrapped(f"      {change}", width, indent="      ")
+    return lines
+
+
+def _name(sample: Mapping[str, Any]) -> str:
+    return f"{sample['split']} {sample['sample']}"
+
+
+def _change(each: Mapping[str, Any]) -> str:
+    (one, old, p), (two, new, q) = each["before"], each["after"]
+    return f"{_token(one, old)} {p:.1%} → {_token(two, new)} {q:.1%}"
+
+
+def _token(token: int, text: str | None) -> str:
+    return (
+        f"#{token}" if not text else _quoted(text if len(text) <= _MOST_TOKEN else f"{text[:_MOST_TOKEN]}…")
+    )
+
+
+def _quoted(text: str) -> str:
+    """As Python writes it: spaces at its ends are seen, control characters are escapes."""
+    return repr(text)
+
+
+def _padded(text: str, width: int) -> str:
+    return text + " " * (width - cell_len(text))
+
+
+def _tail(text: str, width: int) -> str:
+    """The end of a text, from the beginning of a word on."""
+    if cell_len(text) <= width:
+        return text
+    words = text.split(" ")
+    for start in range(1, len(words)):
+        if cell_len(rest := "… " + " ".join(words[start:])) <= width:
+            return rest
+    return ""
+
+
+def _cut(text: str, most: int) -> str:
+    """The beginning of a text up to the end of a word."""
+    return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} …"
+
+
+def _wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
+    return textwrap.wrap(
+        text,
+        max(width, 20),
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

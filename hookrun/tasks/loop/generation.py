@@ -1,0 +1,110 @@
+"""Continues the prompts of each batch under the hooks, and without them where that is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from hookrun.data import DataInfo
+from hookrun.data.tokenizer import FromFolder, Tokenizer
+from hookrun.plan.texts import tokenizer_of
+from hookrun.runtime.rng import derived_seed
+from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.continuing import Asked, groups, prompts_of, way_of
+from hookrun.tasks.loop.generated import Texts, records_of
+from hookrun.tasks.loop.generators import generator_states, set_generators
+from hookrun.tasks.loop.next_token import NextTokens
+from hookrun.tasks.loop.running import Running
+
+if TYPE_CHECKING:
+    from hookrun.tasks.generate import GenerateTask
+
+
+class Generation:
+    """The prompts of one run, batch by batch."""
+
+    def __init__(self, task: GenerateTask, running: Running) -> None:
+        model, info = running.model, running.prepared.data
+        self._task, self._running = task, running
+        self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)
+        self._stop = stop_tokens(task.stop, model, info)
+        self._begins = _told(model, "forced_bos_token_id")
+        self._pad = 0 if info.tokenizer is None else info.tokenizer.pad_id
+        self._way = way_of(model, Asked(task.max_new_tokens, self._stop, self._pad, task.cache))
+
+    def records(self, batch: Batch) -> list[dict[str, Any]]:
+        """What generations.jsonl says of each sample of the batch, in its order."""
+        prompts = prompts_of(batch, self._task.prompt_tokens)
+        before = generator_states() if self._task.compare else {}
+        now = self._continued(batch, prompts)
+        without = None
+        if self._task.compare:
+            after = generator_states()
+            set_generators(before)  # a model that draws itself draws the same
+            with self._running.hooks.paused():
+                without = self._continued(batch, prompts)
+            set_generators(after)
+        records = records_of(prompts, now, self._texts, without)
+        self._log_texts(now, without)
+        about = [{"sample": sample, "split": batch.split} for sample in batch.ids.tolist()]
+        return [{**sample, **record} for sample, record in zip(about, records, strict=True)]
+
+    def _continued(self, batch: Batch, prompts: Sequence[list[int]]) -> NextTokens:
+        running, samples = self._running, batch.ids.tolist()
+        parts = list(groups(prompts, together=self._way.together))
+        found = list[NextTokens]()
+        for part in parts:
+            places = list(part.places)
+            running.meets(batch if len(parts) == 1 else replace(batch, ids=batch.ids[places]))
+            choosing = self._choosing(batch, [samples[place] for place in places])
+            with running.autocast():
+                self._way.run(part, choosing, running.prepared.device)
+            found.append(choosing)
+        return found[0] if len(found) == 1 else NextTokens.joined(found, [part.places for part in parts])
+
+    def _choosing(self, batch: Batch, samples: Sequence[int]) -> NextTokens:
+        seed = self._running.settings.seed
+        return NextTokens(
+            self._task.sampling,
+            [derived_seed(seed, self._task.name, batch.split, sample) for sample in samples],
+            stop=self._stop,
+            most=self._task.max_new_tokens,
+            begins=self._begins,
+            pad=self._pad,
+        )
+
+    def _log_texts(self, *found: NextTokens | None) -> None:
+        """The texts of the new tokens, one by one, for the page."""
+        tokens = {token for each in found if each is not None for ids in each.tokens for token in ids}
+        self._running.sink.log_texts(self._texts.one, tokens)
+
+
+def stop_tokens(given: Sequence[int] | None, model: nn.Module, info: DataInfo) -> tuple[int, ...]:
+    """The tokens that end a sequence: those given; else the model's own, or its tokenizer's where it has none."""
+    if given is not None:
+        return tuple(given)
+    vocabulary = vocabulary_of(model, info)
+    named = _told(model, "eos_token_id")
+    numbers = named if isinstance(named, list | tuple) else [named]
+    own = tuple(each for each in numbers if isinstance(each, int) and 0 <= each < (vocabulary or each + 1))
+    return own or _end_of(info.tokenizer)
+
+
+def _end_of(tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    end = tokenizer.separator if isinstance(tokenizer, FromFolder) else None
+    return () if end is None else (end,)
+
+
+def vocabulary_of(model: nn.Module, info: DataInfo) -> int | None:
+    """How many tokens the model has; None where neither it nor the data says so."""
+    size = getattr(getattr(model, "config", None), "vocab_size", None)
+    return size if isinstance(size, int) else info.vocab_size
+
+
+def _told(model: nn.Module, name: str) -> Any:
+    """What the model's generation_config says, or its configuration."""
+    configs = (getattr(model, each, None) for each in ("generation_config", "config"))
+    return next((found for each in configs if (found := getattr(each, name, None)) is not None), None)

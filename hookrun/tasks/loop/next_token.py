@@ -1,0 +1,161 @@
+"""The choice of each next token while generating: the most probable one, or one drawn for its sample alone.
+
+The choice is ours in every loop, transformers' `generate` included. A draw follows from the seed, the sample and the
+number of the new token: it is the same alone and in a batch of any size, on every device, with hooks and without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from hookrun.errors import HookrunError
+from hookrun.runtime.rng import derived_seed
+from hookrun.spec.sampling import Sampling
+
+
+class NextTokens:
+    """Chooses the next token of each sequence of a batch, and keeps what was chosen.
+
+    sampling: None: the most probable token
+    seeds:    of the draws of each sequence
+    stop:     tokens that end a sequence
+    most:     new tokens of a sequence
+    begins:   the first token of every answer, which some models are told; None: it is chosen too
+    pad:      what follows the end of a sequence
+    tokens:   of each sequence what was chosen, its end token included
+    first:    [B, V] the model's scores for the first new token; None: none was asked for yet
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling | None,
+        seeds: Sequence[int],
+        *,
+        stop: Collection[int],
+        most: int,
+        begins: int | None = None,
+        pad: int = 0,
+    ) -> None:
+        self.tokens: list[list[int]] = [[] for _ in seeds]
+        self.first: Tensor | None = None
+        self._sampling, self._seeds = sampling, seeds
+        self._stop, self._most, self._begins, self._pad = frozenset(stop), most, begins, pad
+        self._open = [True] * len(seeds)
+        self._step = 0
+
+    @classmethod
+    def joined(cls, parts: Sequence[NextTokens], places: Sequence[Sequence[int]]) -> NextTokens:
+        """Those of a whole batch, from parts of it.
+
+        places: of the sequences of each part in the batch
+        """
+        order = {
+            place: (part, row)
+            for part, each in zip(parts, places, strict=True)
+            for row, place in enumerate(each)
+        }
+        rows = [order[place] for place in sorted(order)]
+        made = cls(None, [0] * len(rows), stop=(), most=parts[0]._most)
+        made.tokens = [part.tokens[row] for part, row in rows]
+        made._open = [part._open[row] for part, row in rows]
+        firsts = [part.first[row] for part, row in rows if part.first is not None]
+        made.first = torch.stack(firsts) if len(firsts) == len(rows) else None
+        return made
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every sequence has its end token or all of its tokens."""
+        return self._step >= self._most or not any(self._open)
+
+    def ended(self, row: int) -> bool:
+        """Whether a sequence has its end token."""
+        return not self._open[row]
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """[B] int64 on the CPU: the next token of each sequence, from the model's scores [B, V].
+
+        HookrunError where a sequence has no finite score.
+        """
+        if self.is_over:  # a loop on an accelerator may ask once more before it sees the end
+            return torch.full((len(self.tokens),), self._pad)
+        if self.first is None:
+            self.first = logits.clone()
+        chosen = self._chosen(logits).tolist()
+        for row, token in enumerate(chosen):
+            if not self._open[row]:
+                chosen[row] = self._pad
+                continue
+            self.tokens[row].append(token)
+            self._open[row] = token not in self._stop
+        self._step += 1
+        return torch.tensor(chosen)
+
+    def _chosen(self, logits: Tensor) -> Tensor:
+        best = logits.max(-1)
+        for row, finite in enumerate(best.values.isfinite().tolist()):
+            if self._open[row] and not finite:
+                raise HookrunError(
+                    f"sequence {row} of the batch has no finite score for its new token {self._step}: "
+                    "the model or its hooks gave NaN or infinity; a `check` hook on its layers finds where"
+                )
+        if self._begins is not None and self._step == 0:
+            return torch.full_like(best.indices, self._begins)
+        if self._sampling is None:
+            return best.indices
+        scores = restricted(logits, self._sampling)
+        return (scores + self._noise(scores)).argmax(-1)
+
+    def _noise(self, scores: Tensor) -> Tensor:
+        """Gumbel noise [B, V]: the largest sum with it is a draw from the softmax of the scores.
+
+        A token keeps its noise whatever the scores are, so that hooks which change little change few draws.
+        """
+        noise = torch.ones(scores.shape)
+        generator = torch.Generator()
+        for row, seed in enumerate(self._seeds):
+            if self._open[row]:
+                noise[row].exponential_(generator=generator.manual_seed(derived_seed(seed, self._step)))
+        return noise.log_().neg_().to(scores)
+
+
+def restricted(logits: Tensor, sampling: Sampling) -> Tensor:
+    """The scores [B, V] whose softmax is drawn from; -infinity for tokens that cannot be drawn."""
+    scores = (logits - logits.max(-1, keepdim=True).values) / sampling.temperature
+    if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
+        least = scores.topk(sampling.top_k).values[:, -1:]
+        scores = scores.masked_fill(scores < least, -torch.inf)
+    if sampling.top_p is not None and sampling.top_p < 1:
+        ordered, places = scores.sort(-1, descending=True)
+        probabilities = ordered.softmax(-1)
+        before = probabilities.cumsum(-1) - probabilities
+        beyond = (before >= sampling.top_p).index_fill(-1, torch.tensor([0], device=scores.device), False)
+        scores = scores.masked_fill(torch.zeros_like(beyond).scatter(-1, places, beyond), -torch.inf)
+    return scores
+
+
+def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """Of each row of scores [B, V] the tokens of the largest probabilities, with these."""
+    found = []
+    for scores in _rows(logits):
+        top = scores.softmax(-1).topk(min(count, len(scores)))
+        found.append(list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+    return found
+
+
+def divergences(of: Tensor, other: Tensor) -> list[float]:
+    """KL(P || Q) in nats of each row: P the softmax of the scores `of` [B, V], Q that of `other`."""
+    found = []
+    for one, two in zip(_rows(of), _rows(other), strict=True):
+        log_p, log_q = one.log_softmax(-1), two.log_softmax(-1)
+        p = log_p.exp()
+        terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
+        found.append(max(float(terms.sum()), 0.0))  # rounding may leave a little less than 0
+    return found
+
+
+def _rows(logits: Tensor) -> Iterator[Tensor]:
+    """Each row in float64 on the CPU: a vocabulary is long, and some accelerators have no such numbers."""
+    return (row.detach().to("cpu").double() for row in logits)
