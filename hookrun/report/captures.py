@@ -13,13 +13,16 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
+from hookrun.report.attention import Heads, attention_of
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
 from hookrun.report.draw.text import counted, number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import DrawnRows, Figures, Stream, draw, summed
+from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
 from hookrun.report.units import Units, idle_units
+from hookrun.store.format import PREDICTIONS
 
 BINS = 48
 MOST_BARS = 64
@@ -35,6 +38,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class CaptureView:
     """The pictures of one captured tensor.
 
+    heads:   of attention patterns, a list of samples
     problem: why there are none
     value:   its value, where it has a single element
     rows:    how many rows were drawn
@@ -42,6 +46,7 @@ class CaptureView:
     """
 
     stream: Stream
+    heads: list[Heads] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     units: list[Units] = field(default_factory=list)
     problem: str = ""
@@ -56,6 +61,9 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     try:
         sample = draw(folder, stream)
         figures = summed(folder, stream, sample)
+        drawn_tokens = strips_of_predictions if folder.name == PREDICTIONS else strips_of_capture
+        of_tokens = drawn_tokens(folder, stream, facts)
+        found.heads = attention_of(folder, stream, facts)
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
@@ -72,8 +80,10 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if values.numel() == 1:
         found.value = number(values.item())
         return found
+    found.figures += of_tokens
     found.figures.append(_histogram(values[finite], figures, stream))
-    found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
+    if not found.heads:
+        found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
     found.figures += _over_steps(sample)
     if is_forward and stream.by == "sample":
         found.units = idle_units(values, facts.classes.get(stream.module, ""))

@@ -12,7 +12,7 @@ from torch import Tensor
 from hookrun.actions.base import Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
-from hookrun.plan.texts import decoder_of
+from hookrun.plan.texts import Tokenizer, decoder_of
 from hookrun.runtime.records import RecordSink
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import in_reach, opened
@@ -73,7 +73,7 @@ class RunSink(RecordSink):
                 tokens=tokens,
             )
             if tokens is not None:
-                self._log_texts(site, tokens.token_ids)
+                self.log_texts(site.tokenizer, tokens.token_ids)
             if clock.counting:
                 loggers.value(site, value)
 
@@ -91,11 +91,11 @@ class RunSink(RecordSink):
         self.split = state["split"]
         self._texts_known = set(state["texts"])
 
-    def _log_texts(self, site: PlacedHook, tokens: Tensor) -> None:
-        """The texts of tokens that were not met before, where the model has a tokenizer."""
+    def log_texts(self, tokenizer: Tokenizer | None, tokens: Tensor) -> None:
+        """The texts of tokens [n] int64 that were not met before, where there is a tokenizer."""
         new = set(tokens.tolist()) - self._texts_known - {-1}
         self._texts_known |= new
-        if new and (decode := decoder_of(site.tokenizer)) is not None:
+        if new and (decode := decoder_of(tokenizer)) is not None:
             for token in sorted(new):
                 self._run_dir.log_token(token, decode(token))
 
