@@ -11,7 +11,7 @@ import numpy as np
 from markupsafe import Markup
 from torch import Tensor
 
-from hookrun.report.draw.attention import head_picture, strongest
+from hookrun.report.draw.attention import Query, head_picture, strongest
 from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array
 from hookrun.report.draw.text import counted, number
@@ -113,27 +113,48 @@ def _is_attention(heads: Tensor) -> bool:
 
 def _drawn(rows: SampleRows, pattern: Pattern, sequence: Sequence, picked: list[int]) -> Heads:
     keys = sequence.names
-    queries = [keys[place] for place in pattern.queries]
+    queries = [Query(keys[place], place) for place in pattern.queries]
     count = len(pattern.heads)
     numbers = picked if len(picked) == count else list(range(count))
-    figures, scale = list[Figure](), Markup("")
-    for place in range(min(count, MOST_HEADS)):
-        values = pattern.heads[place]
-        says = strongest(values, queries, keys)
-        title = f"head {numbers[place]}"
-        figure, scale = head_picture(title, values, queries=queries, keys=keys, says=says)
-        figures.append(figure)
-    says = f"{counted(count, 'head')}, {counted(len(keys), 'token')}: a row for each query, a column for each key"
-    if count > len(figures):
-        says += f"; the first {len(figures)} heads are drawn"
+    if len(queries) == 1:
+        pictures = [_of_one_query(pattern, queries[0], keys, numbers)]
+        shows = "a row for each head, a column for each key"
+    else:
+        pictures = [
+            _of_one_head(numbers[place], pattern.heads[place], queries, keys)
+            for place in range(min(count, MOST_HEADS))
+        ]
+        shows = "a row for each query, a column for each key"
+        if count > len(pictures):
+            shows += f"; the first {len(pictures)} heads are drawn"
+    figures = [figure for figure, _ in pictures]
     moment = f"epoch {rows.epoch}, " if rows.epoch else ""
-    return Heads(rows.name, f"{moment}{says}", figures, scale, _table(pattern, sequence, numbers))
+    says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
+    return Heads(rows.name, says, figures, pictures[0][1], _table(pattern, queries, sequence, numbers))
 
 
-def _table(pattern: Pattern, sequence: Sequence, numbers: list[int]) -> Table:
-    heads = ("head", "first token", "token before", "itself", "after an earlier copy", "strongest")
+def _of_one_head(number: int, values: Array, queries: list[Query], keys: list[str]) -> tuple[Figure, Markup]:
+    says = f"most from {strongest(values, queries, keys)}"
+    names = [query.name for query in queries]
+    return head_picture(f"head {number}", values, rows=names, columns=keys, says=says)
+
+
+def _of_one_query(
+    pattern: Pattern, query: Query, keys: list[str], numbers: list[int]
+) -> tuple[Figure, Markup]:
+    """All heads in one picture."""
+    values = pattern.heads[:MOST_NUMBERED, 0]
+    names = [f"head {number}" for number in numbers[:MOST_NUMBERED]]
+    head = int(np.nan_to_num(values, nan=-1.0).max(1).argmax())
+    says = f"most by head {numbers[head]} from {strongest(values[head][None], [query], keys)}"
+    return head_picture(
+        f"from “{query.name}” at {query.position}", values, rows=names, columns=keys, says=says
+    )
+
+
+def _table(pattern: Pattern, queries: list[Query], sequence: Sequence, numbers: list[int]) -> Table:
+    heads = ("head", "first token", "token before", "itself", "after an earlier copy (induction)", "strongest")
     keys = sequence.names
-    queries = [keys[place] for place in pattern.queries]
     looks = _looks(sequence.ids)
     rows = list[tuple[str, ...]]()
     for place, values in zip(numbers[:MOST_NUMBERED], pattern.heads, strict=False):
@@ -141,7 +162,7 @@ def _table(pattern: Pattern, sequence: Sequence, numbers: list[int]) -> Table:
             _mean(values, [(row, looked(query)) for row, query in enumerate(pattern.queries)])
             for looked in looks
         ]
-        rows.append((str(place), *means, strongest(values, queries, keys).removeprefix("most from ")))
+        rows.append((str(place), *means, strongest(values, queries, keys)))
     return Table("where each head looks: the mean attention of its queries", heads, tuple(rows))
 
 

@@ -42,6 +42,7 @@ class CaptureView:
     problem: why there are none
     value:   its value, where it has a single element
     rows:    how many rows were drawn
+    of_tokens: whether each is of one token
     norms:   steps and norms of the firings, for gradients
     """
 
@@ -52,6 +53,7 @@ class CaptureView:
     problem: str = ""
     value: str = ""
     rows: int = 0
+    of_tokens: bool = False
     norms: tuple[list[float], list[float]] | None = None
 
 
@@ -76,7 +78,7 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if not finite.any():
         found.problem = "none of its values is finite"
         return found
-    found.rows = len(values)
+    found.rows, found.of_tokens = len(values), bool((sample.positions >= 0).all())
     if values.numel() == 1:
         found.value = number(values.item())
         return found
@@ -85,7 +87,7 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if not found.heads:
         found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
     found.figures += _over_steps(sample)
-    if is_forward and stream.by == "sample":
+    if is_forward and stream.by == "sample" and not found.heads:
         found.units = idle_units(values, facts.classes.get(stream.module, ""))
     if not is_forward and stream.by == "firing" and len(values) > 1:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
@@ -136,7 +138,7 @@ def _of_rows(sample: DrawnRows, stream: Stream, what: str, called: Called) -> li
 
 def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
     """The sample of a row with its file and class, or its step; split and epoch where there are several."""
-    passes = len(sample.samples.unique()) < len(sample.samples)
+    passes = len(torch.stack([sample.samples, sample.positions], 1).unique(dim=0)) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
     by_split = len(sample.splits.unique()) > 1
 
@@ -146,8 +148,9 @@ def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
         split = f" of {SPLITS[int(sample.splits[row])]}" if by_split and sample.splits[row] >= 0 else ""
         part, number = int(sample.splits[row]), int(sample.samples[row])
         known = called.get((SPLITS[part], number), "") if part >= 0 else ""
+        position = f" at {sample.positions[row]}" if sample.positions[row] >= 0 else ""
         epoch = f", epoch {sample.epochs[row]}" if by_epoch else ""
-        return f"sample {number}{split}{epoch}" + (f" · {known}" if known else "")
+        return f"sample {number}{position}{split}{epoch}" + (f" · {known}" if known else "")
 
     return [name(row) for row in rows]
 
@@ -228,7 +231,7 @@ def _vectors(sample: DrawnRows, called: Called) -> list[Figure]:
         stride = -(-length // MOST_LINES)
         matrix = rows[some][:, ::stride].numpy()
         heads = [str(n) for n in range(0, length, stride)]
-        kind = "sample" if sample.samples[0] >= 0 else "step"
+        kind = ("token" if sample.positions[0] >= 0 else "sample") if sample.samples[0] >= 0 else "step"
         figures.append(
             heat(
                 "rows",
@@ -254,8 +257,9 @@ def _scalars(sample: DrawnRows) -> Figure:
 
 def _over_steps(sample: DrawnRows) -> list[Figure]:
     """How the distribution moves, where the rows come from several steps; in their order where steps begin again."""
-    if (sample.samples >= 0).all() and len(sample.samples.unique()) == len(sample.samples):
-        return []  # one row for each sample: steps are only batches
+    pairs = torch.stack([sample.splits, sample.samples, sample.positions], dim=1)
+    if (sample.samples >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
+        return []  # one row for each sample, or each of its tokens: steps are only batches
     is_rising = bool((sample.steps.diff() >= 0).all())
     begins = (sample.steps.diff() != 0) | (sample.epochs.diff() != 0)
     firings = torch.cat([torch.zeros(1, dtype=torch.int64), begins.cumsum(0)])

@@ -63,6 +63,7 @@ class DrawnRows:
     values:  [rows, ...]
     samples: [rows], -1 where a row is a whole firing
     steps, epochs, splits: [rows]
+    positions: [rows], of the token in its sample; -1 where a row is not of one token
     """
 
     values: Tensor
@@ -70,6 +71,7 @@ class DrawnRows:
     steps: Tensor
     epochs: Tensor
     splits: Tensor
+    positions: Tensor
 
 
 @dataclass
@@ -165,7 +167,7 @@ def draw(folder: Path, stream: Stream) -> DrawnRows:
             continue
         capture = capture_of(folder, replace(shard, entries=(entry,)))
         values.append(plain(capture[here]))
-        table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits)
+        table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits, capture.positions)
         columns.append(torch.stack([column[here] for column in table]))
     if not values:
         raise HookrunError("it holds no rows")

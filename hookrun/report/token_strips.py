@@ -35,7 +35,15 @@ def strips_of_capture(folder: Path, stream: Stream, facts: Facts) -> list[Figure
     is_one = found and torch.Size(stream.shape).numel() == 1
     what = "value" if is_one else "norm"
     note = "each token has the colour of " + ("the value" if is_one else "the norm of the values") + " there"
-    return [strips(f"{what} at each token", found, what=what, note=note)]
+    return [
+        strips(
+            f"{what} at each token",
+            found,
+            what=what,
+            note=note,
+            ends=("low", "high") if is_one else ("small", "large"),
+        )
+    ]
 
 
 def _of_values(rows: SampleRows, facts: Facts) -> Strip:
@@ -70,12 +78,20 @@ def strips_of_predictions(folder: Path, stream: Stream, facts: Facts) -> list[Fi
         "of the target at each token, which for a model of text is the token after it; others have no colour"
     )
     return [
-        strips("loss at each token", losses, what="loss", note=f"the loss {note}", heads=("target",)),
+        strips(
+            "loss at each token",
+            losses,
+            what="loss",
+            note=f"the loss {note}",
+            ends=("expected", "surprising"),
+            heads=("target",),
+        ),
         strips(
             "probability at each token",
             chances,
             what="probability",
             note=f"the probability {note}",
+            ends=("unlikely", "likely"),
             heads=("target",),
         ),
     ]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
 
 from hookrun.report.draw.charts import Figure
-from hookrun.report.draw.pictures import Array, cells_png
+from hookrun.report.draw.pictures import Array, cells_png, worded
 from hookrun.report.draw.text import number, one_line
 
 PLOT = 280
@@ -22,14 +23,15 @@ _LONGEST_NAME = 10
 
 
 def head_picture(
-    title: str, pattern: Array, *, queries: Sequence[str], keys: Sequence[str], says: str
+    title: str, pattern: Array, *, rows: Sequence[str], columns: Sequence[str], says: str
 ) -> tuple[Figure, Markup]:
-    """One head's pattern [queries, keys] with values from 0 to 1, and its scale of colours.
+    """One head's pattern [queries, keys], or the heads of one query [heads, keys], and the scale of its colours.
 
+    rows, columns: their names
     says: what the picture shows, in words
     """
     block = math.ceil(max(pattern.shape) / MOST_CELLS)
-    rows, columns = (names[::block] for names in (queries, keys))
+    rows, columns = rows[::block], columns[::block]
     cells = _largest_of_blocks(pattern, block)
     there = np.ones(cells.shape, dtype=bool)
     if is_causal(pattern):
@@ -56,7 +58,7 @@ def head_picture(
         names=names,
     )
     note = f"each pixel is the largest of {block} × {block} tokens" if block > 1 else ""
-    return Figure(title, svg, note=note, facts=(says,)), scale
+    return Figure(title, svg, note=note, facts=(says,)), worded(scale, "none", "all")
 
 
 def is_causal(pattern: Array) -> bool:
@@ -65,16 +67,21 @@ def is_causal(pattern: Array) -> bool:
     return rows == columns > 1 and not np.triu(pattern, 1).any()
 
 
-def strongest(pattern: Array, queries: Sequence[str], keys: Sequence[str]) -> str:
-    """Where the head attends most, in words; of a causal pattern without the first query, which has no choice."""
-    skipped = 1 if is_causal(pattern) else 0
-    seen = np.nan_to_num(pattern[skipped:], nan=-1.0)
-    if not seen.size:
-        return "one token, which sees itself"
-    query, key = (int(each) for each in np.unravel_index(int(seen.argmax()), seen.shape))
-    query += skipped
-    value = number(round(float(pattern[query, key]), 3))
-    return f"most from “{queries[query]}” at {query} to “{keys[key]}” at {key}: {value}"
+class Query(NamedTuple):
+    """A row of a pattern: the token that looks, and its position in the sample."""
+
+    name: str
+    position: int
+
+
+def strongest(pattern: Array, queries: Sequence[Query], keys: Sequence[str]) -> str:
+    """Where the head attends most, in words; without the first token as a query, which may have no choice."""
+    free = [row for row, query in enumerate(queries) if query.position] or list(range(len(queries)))
+    seen = np.nan_to_num(pattern[free], nan=-1.0)
+    row, key = (int(each) for each in np.unravel_index(int(seen.argmax()), seen.shape))
+    query = queries[free[row]]
+    value = number(round(float(seen[row, key]), 3))
+    return f"“{query.name}” at {query.position} to “{keys[key]}” at {key}: {value}"
 
 
 def _largest_of_blocks(pattern: Array, block: int) -> Array:

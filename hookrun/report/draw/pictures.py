@@ -113,8 +113,13 @@ def shaded(
 
 def cells_png(values: Array, limits: tuple[float, float], there: Mask) -> tuple[Markup, Markup]:
     """The address of a picture with a pixel for each value, those that are not `there` clear, and the scale."""
-    index, table, scale = _indexed(values, limits=limits, there=there)
+    index, table, scale = _indexed(np.where(there, values, np.nan), limits=limits, there=there)
     return Markup(_address(index, table)), scale
+
+
+def worded(scale: Markup, low: str, high: str) -> Markup:
+    """The scale with what its two ends mean."""
+    return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
 
 
 def _row_height(rows: int) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 from markupsafe import Markup
 
 from hookrun.report.draw.charts import Figure, Table
-from hookrun.report.draw.pictures import shaded
+from hookrun.report.draw.pictures import shaded, worded
 from hookrun.report.draw.text import number, one_line
 
 _LIGHT = 140
@@ -34,11 +34,18 @@ class Strip:
 
 
 def strips(
-    title: str, sequences: Sequence[Strip], *, what: str, note: str, heads: tuple[str, ...] = ()
+    title: str,
+    sequences: Sequence[Strip],
+    *,
+    what: str,
+    note: str,
+    ends: tuple[str, str],
+    heads: tuple[str, ...] = (),
 ) -> Figure:
     """The sequences below each other, on one scale of colours, with all numbers as a table.
 
     what:  the value, for the table
+    ends:  what the least and the largest value are, in a word
     heads: of the columns with what `more` says
     """
     known = [value for each in sequences for value in each.values if value is not None]
@@ -53,7 +60,7 @@ def strips(
         for token, position, value, more in _together(each)
     ]
     table = Table("the numbers", ("sample", "position", "token", *heads, what), tuple(rows))
-    return Figure(title, body, note=note, wide=True, scale=scale, table=table)
+    return Figure(title, body, note=note, wide=True, scale=worded(scale, *ends), table=table)
 
 
 def _together(strip: Strip) -> list[tuple[str, int, float | None, tuple[str, ...]]]:
