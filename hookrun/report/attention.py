@@ -153,7 +153,14 @@ def _of_one_query(
 
 
 def _table(pattern: Pattern, queries: list[Query], sequence: Sequence, numbers: list[int]) -> Table:
-    heads = ("head", "first token", "token before", "itself", "after an earlier copy (induction)", "strongest")
+    heads = (
+        "head",
+        "first token",
+        "token before",
+        "itself",
+        "after an earlier copy (induction)",
+        "strongest",
+    )
     keys = sequence.names
     looks = _looks(sequence.ids)
     rows = list[tuple[str, ...]]()
