@@ -53,6 +53,11 @@ def describe(config: Data, split: Split = "train") -> DataInfo:
     """
     request, problems = _parse(config)
     info: DataInfo | None = None
+    if getattr(request.args, "padding", None) == "none" and config.batch_size > 1:  # of sequences of tokens
+        what = f"none leaves samples as long as they are, and a batch of {config.batch_size} needs one length"
+        problems.append(
+            Problem("data.args.padding", what, "add data.batch_size=1, or pad them: left or right")
+        )
     if request.args is not None:
         try:
             with _report_unreadable():

@@ -24,12 +24,12 @@ MOST_LENGTH = 2**17
 class PaddingArgs(Args):
     """How sequences of different lengths become one tensor.
 
-    padding:      the side on which shorter ones are filled up
+    padding:      the side on which shorter ones are filled up; none: each stays as long as it is, in a batch of its own
     position_ids: whether the model is given each token's place; null: where the padding is on the left. Our decoder
                   counts them itself, models of transformers count the padding too unless they are told
     """
 
-    padding: Literal["right", "left"] = "right"
+    padding: Literal["right", "left", "none"] = "right"
     position_ids: bool | None = None
 
     def layout(
@@ -66,8 +66,8 @@ class TokenSequence:
 class TokenLayout:
     """What a sample of tokens looks like.
 
-    length:       of every sample, padding included
-    padding:      on which side
+    length:       of every sample, padding included; without padding of the longest
+    padding:      on which side, or none
     pad_id:       what it is filled with
     position_ids: whether the inputs have them
     labels:       the length of the model's own `labels`; None: it gets none
@@ -109,6 +109,8 @@ class TokenLayout:
 
 
 def _filled(values: Tensor, fill: int, length: int, side: str) -> Tensor:
+    if side == "none":
+        return values
     out = torch.full((length,), fill, dtype=torch.int64)
     if side == "left":
         out[length - len(values) :] = values

@@ -13,13 +13,16 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
+from hookrun.report.attention import Heads, attention_of
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
 from hookrun.report.draw.text import counted, number
 from hookrun.report.facts import Facts
 from hookrun.report.sampling import DrawnRows, Figures, Stream, draw, summed
+from hookrun.report.token_strips import strips_of_capture, strips_of_predictions
 from hookrun.report.units import Units, idle_units
+from hookrun.store.format import PREDICTIONS
 
 BINS = 48
 MOST_BARS = 64
@@ -35,18 +38,22 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class CaptureView:
     """The pictures of one captured tensor.
 
+    heads:   of attention patterns, a list of samples
     problem: why there are none
     value:   its value, where it has a single element
     rows:    how many rows were drawn
+    of_tokens: whether each is of one token
     norms:   steps and norms of the firings, for gradients
     """
 
     stream: Stream
+    heads: list[Heads] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     units: list[Units] = field(default_factory=list)
     problem: str = ""
     value: str = ""
     rows: int = 0
+    of_tokens: bool = False
     norms: tuple[list[float], list[float]] | None = None
 
 
@@ -56,6 +63,9 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     try:
         sample = draw(folder, stream)
         figures = summed(folder, stream, sample)
+        drawn_tokens = strips_of_predictions if folder.name == PREDICTIONS else strips_of_capture
+        of_tokens = drawn_tokens(folder, stream, facts)
+        found.heads = attention_of(folder, stream, facts)
     except (HookrunError, OSError) as error:
         found.problem = str(error)
         return found
@@ -68,14 +78,16 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     if not finite.any():
         found.problem = "none of its values is finite"
         return found
-    found.rows = len(values)
+    found.rows, found.of_tokens = len(values), bool((sample.positions >= 0).all())
     if values.numel() == 1:
         found.value = number(values.item())
         return found
+    found.figures += of_tokens
     found.figures.append(_histogram(values[finite], figures, stream))
-    found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
+    if not found.heads:
+        found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
     found.figures += _over_steps(sample)
-    if is_forward and stream.by == "sample":
+    if is_forward and stream.by == "sample" and not found.heads:
         found.units = idle_units(values, facts.classes.get(stream.module, ""))
     if not is_forward and stream.by == "firing" and len(values) > 1:
         norms = torch.linalg.vector_norm(values.flatten(1), dim=1)
@@ -126,7 +138,7 @@ def _of_rows(sample: DrawnRows, stream: Stream, what: str, called: Called) -> li
 
 def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
     """The sample of a row with its file and class, or its step; split and epoch where there are several."""
-    passes = len(sample.samples.unique()) < len(sample.samples)
+    passes = len(torch.stack([sample.samples, sample.positions], 1).unique(dim=0)) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
     by_split = len(sample.splits.unique()) > 1
 
@@ -136,8 +148,9 @@ def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
         split = f" of {SPLITS[int(sample.splits[row])]}" if by_split and sample.splits[row] >= 0 else ""
         part, number = int(sample.splits[row]), int(sample.samples[row])
         known = called.get((SPLITS[part], number), "") if part >= 0 else ""
+        position = f" at {sample.positions[row]}" if sample.positions[row] >= 0 else ""
         epoch = f", epoch {sample.epochs[row]}" if by_epoch else ""
-        return f"sample {number}{split}{epoch}" + (f" · {known}" if known else "")
+        return f"sample {number}{position}{split}{epoch}" + (f" · {known}" if known else "")
 
     return [name(row) for row in rows]
 
@@ -218,7 +231,7 @@ def _vectors(sample: DrawnRows, called: Called) -> list[Figure]:
         stride = -(-length // MOST_LINES)
         matrix = rows[some][:, ::stride].numpy()
         heads = [str(n) for n in range(0, length, stride)]
-        kind = "sample" if sample.samples[0] >= 0 else "step"
+        kind = ("token" if sample.positions[0] >= 0 else "sample") if sample.samples[0] >= 0 else "step"
         figures.append(
             heat(
                 "rows",
@@ -244,8 +257,9 @@ def _scalars(sample: DrawnRows) -> Figure:
 
 def _over_steps(sample: DrawnRows) -> list[Figure]:
     """How the distribution moves, where the rows come from several steps; in their order where steps begin again."""
-    if (sample.samples >= 0).all() and len(sample.samples.unique()) == len(sample.samples):
-        return []  # one row for each sample: steps are only batches
+    pairs = torch.stack([sample.splits, sample.samples, sample.positions], dim=1)
+    if (sample.samples >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
+        return []  # one row for each sample, or each of its tokens: steps are only batches
     is_rising = bool((sample.steps.diff() >= 0).all())
     begins = (sample.steps.diff() != 0) | (sample.epochs.diff() != 0)
     firings = torch.cat([torch.zeros(1, dtype=torch.int64), begins.cumsum(0)])

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
-from hookrun.report.draw.text import shortened
-from hookrun.report.lines import SampledLines, is_kept, sampled
+from hookrun.report.draw.text import shortened, token_name
+from hookrun.report.lines import SampledLines, first_records, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
+from hookrun.report.sequences import Sequence
 from hookrun.store.files import StoreError, os_reason, read_json
 from hookrun.store.format import (
     CAPTURES,
@@ -24,11 +25,12 @@ from hookrun.store.format import (
     SAMPLES,
     STATS,
     STATUS,
+    TOKENS,
 )
 from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE
+from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
@@ -44,6 +46,9 @@ MOST_GENERATED = 8 * 2**20
 
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
+
+MOST_TOKENS = 400_000
+"""Lines read of tokens.jsonl: more tokens than a model has."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,7 @@ class Facts:
     stats: SampledLines = field(default_factory=SampledLines)
     samples: SampledLines = field(default_factory=SampledLines)
     generations: SampledLines = field(default_factory=SampledLines)
+    tokens: SampledLines = field(default_factory=SampledLines)
     captured: list[Stream] = field(default_factory=list)
     predicted: list[Stream] = field(default_factory=list)
     traceback: str = ""
@@ -82,6 +88,17 @@ class Facts:
             said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
             found[line["split"], line["sample"]] = " · ".join(said)
         return found
+
+    @cached_property
+    def sequences(self) -> dict[tuple[str, int], Sequence]:
+        """(split, sample) -> its tokens, as far as the run kept them."""
+        known = [line for line in self.samples.records if line.get("tokens")]
+        return {(line["split"], line["sample"]): Sequence.of(line, self.texts) for line in known}
+
+    @cached_property
+    def texts(self) -> dict[int, str]:
+        """Token -> what to call it, as far as the run kept it."""
+        return {line["token"]: token_name(line["text"], line["token"]) for line in self.tokens.records}
 
     @cached_property
     def planned(self) -> dict[str, dict[str, Any]]:
@@ -106,6 +123,27 @@ class Facts:
         """Whether the hook's matches are parameters, not modules."""
         hook_type = self.hook_type(hook)
         return hook_type is not None and hook_type.on_parameters
+
+    def picked_heads(self, hook: str) -> list[int]:
+        """The numbers of the attention heads that the hook sees; empty where it sees all."""
+        clause = self.planned.get(hook, {}).get("heads")
+        picked = clause.get("pick") if isinstance(clause, dict) else None
+        return [each for each in picked if isinstance(each, int)] if isinstance(picked, list) else []
+
+    def reads_inputs(self, module: str) -> bool:
+        """Whether the tokens that the module sees are those of the samples: not in a decoder that has an encoder."""
+        parts = module.split(".")
+        return not self.has_encoder or ("encoder" in parts and "decoder" not in parts)
+
+    @cached_property
+    def has_encoder(self) -> bool:
+        """Whether the model has an encoder and a decoder beside each other."""
+        parents = {"encoder": set[str](), "decoder": set[str]()}
+        for path in self.classes:
+            parent, _, name = path.rpartition(".")
+            if name in parents:
+                parents[name].add(parent)
+        return bool(parents["encoder"] & parents["decoder"])
 
     def places(self, hook: str) -> dict[str, int]:
         """Module or parameter -> its place among the hook's matches, in the model's order."""
@@ -161,6 +199,9 @@ def read_facts(path: Path) -> Facts:
     stats = tried("the records", lambda: _records(run.path / STATS), SampledLines())
     samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SAMPLES_LINE), SampledLines())
     generations = tried("the generations", lambda: _generations(run.path / GENERATIONS), SampledLines())
+    tokens = tried(
+        "the tokens", lambda: first_records(run.path / TOKENS, MOST_TOKENS, TOKENS_LINE), SampledLines()
+    )
     facts = Facts(
         path=run.path,
         status=status,
@@ -173,13 +214,16 @@ def read_facts(path: Path) -> Facts:
         stats=stats,
         samples=samples,
         generations=generations,
+        tokens=tokens,
         captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
         composed=tried(CONFIG, lambda: _text(run.path / CONFIG), ""),
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
-    facts.notes.extend([*notes, *metrics.notes, *stats.notes, *samples.notes, *generations.notes])
+    facts.notes.extend(
+        [*notes, *metrics.notes, *stats.notes, *samples.notes, *generations.notes, *tokens.notes]
+    )
     if len(facts.planned) > MOST_HOOKS:
         facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
     return facts

@@ -77,6 +77,36 @@ def sampled(
     return found
 
 
+def first_records(path: Path, most: int, line_of: TypeAdapter[Any]) -> SampledLines:
+    """The records of at most so many lines at the beginning of a file."""
+    found, counts, is_cut = SampledLines(), Counter[str](), False
+    try:
+        with open_inside(path) as file:
+            for line in _lines(file, counts):
+                if counts["total"] > most:
+                    is_cut = True
+                    break
+                try:
+                    record = decode(line)
+                except ValueError:
+                    counts["broken"] += line.endswith(b"\n")
+                    continue
+                if _is_record(record, {}, line_of):
+                    found.records.append(record)
+                else:
+                    counts["strange"] += 1
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
+        return found
+    found.is_sample = is_cut
+    if is_cut:
+        found.notes.append(f"{path.name}: only its first {most:,} lines are read")
+    found.notes += _notes(path.name, counts, None)
+    return found
+
+
 def is_kept(line: bytes) -> bool:
     """Whether a line of metrics.jsonl stays where a file is sampled: all do but single batches of training."""
     return b'"split": "train"' not in line or b'"of": "epoch"' in line

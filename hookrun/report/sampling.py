@@ -63,6 +63,7 @@ class DrawnRows:
     values:  [rows, ...]
     samples: [rows], -1 where a row is a whole firing
     steps, epochs, splits: [rows]
+    positions: [rows], of the token in its sample; -1 where a row is not of one token
     """
 
     values: Tensor
@@ -70,6 +71,7 @@ class DrawnRows:
     steps: Tensor
     epochs: Tensor
     splits: Tensor
+    positions: Tensor
 
 
 @dataclass
@@ -124,8 +126,8 @@ def summed(folder: Path, stream: Stream, drawn: DrawnRows) -> Figures:
         return found
     at_once = max(1, SUMMED_AT_ONCE // max(row_bytes(stream.dtype, stream.shape), 1))
     for shard, entry in stream.parts:
-        for rows in _capture(folder, replace(shard, entries=(entry,))).batches(at_once):
-            found.add(_plain(rows))
+        for rows in capture_of(folder, replace(shard, entries=(entry,))).batches(at_once):
+            found.add(plain(rows))
     return found
 
 
@@ -157,15 +159,15 @@ def draw(folder: Path, stream: Stream) -> DrawnRows:
     wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(row, 1)))
     wanted -= (wanted - 1) % 3  # the rows at the thirds, drawn as images, are then the same in every stream
     values, columns = list[Tensor](), list[Tensor]()
-    parts = list(_spread(stream.parts, min(MOST_PARTS, wanted)))
-    places = torch.tensor(list(_spread(range(sum(entry.rows for _, entry in parts)), wanted)))
+    parts = list(spread(stream.parts, min(MOST_PARTS, wanted)))
+    places = torch.tensor(list(spread(range(sum(entry.rows for _, entry in parts)), wanted)))
     for shard, entry in parts:
         here, places = places[places < entry.rows], places[places >= entry.rows] - entry.rows
         if not len(here):
             continue
-        capture = _capture(folder, replace(shard, entries=(entry,)))
-        values.append(_plain(capture[here]))
-        table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits)
+        capture = capture_of(folder, replace(shard, entries=(entry,)))
+        values.append(plain(capture[here]))
+        table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits, capture.positions)
         columns.append(torch.stack([column[here] for column in table]))
     if not values:
         raise HookrunError("it holds no rows")
@@ -173,7 +175,8 @@ def draw(folder: Path, stream: Stream) -> DrawnRows:
     return DrawnRows(torch.cat(values), *whole)
 
 
-def _capture(folder: Path, shard: Shard) -> StoredCapture:
+def capture_of(folder: Path, shard: Shard) -> StoredCapture:
+    """The one tensor of a shard with a single entry."""
     found = read_captures(folder, [shard], {})
     (by_module,) = found.values()
     (leaf,) = by_module.values()
@@ -183,11 +186,12 @@ def _capture(folder: Path, shard: Shard) -> StoredCapture:
     return inside
 
 
-def _plain(rows: Tensor) -> Tensor:
+def plain(rows: Tensor) -> Tensor:
+    """As float32; complex numbers as their size."""
     return (rows.abs() if rows.is_complex() else rows).float()
 
 
-def _spread(items: Sequence[T], most: int) -> Iterator[T]:
+def spread(items: Sequence[T], most: int) -> Iterator[T]:
     """At most so many of the items, evenly, the first and the last among them."""
     count = min(most, len(items))
     if count < 2:

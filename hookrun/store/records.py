@@ -311,13 +311,21 @@ STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
 
 
 class SampleLine(Record):
-    """A line of samples.jsonl: what a sample is called. A path may be as long as the file system takes."""
+    """A line of samples.jsonl: what a sample is called. A path may be as long as the file system takes.
+
+    tokens:  of a sequence, without its padding
+    padding: how many tokens of padding stood before and after them
+    targets: the token that was to be predicted at each of them
+    """
 
     split: Name
     sample: Count
     file: Text = ""
     label: Annotated[Text | None, Field(alias="class")] = None
     predicted_class: Text | None = None
+    tokens: Listing[Count] = []
+    padding: Annotated[list[Count], Field(min_length=2, max_length=2)] = [0, 0]
+    targets: Listing[Count | None] = []
 
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)

@@ -33,9 +33,8 @@ class EvaluateTask(TaskWithBackward):
     def perform(self, running: Running) -> None:
         """Log the means over all samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
-        from hookrun.tasks.loop.sample_names import SampleNames
 
         batches = BatchesOfSplits(running.prepared, self.parts)
-        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
+        names = running.sample_names(batches.parts)
         values = running.evaluate(batches, self.split, self.name, self.forward(running), names)
         running.conclude(self.split, values, "epoch")

@@ -137,10 +137,9 @@ class GenerateTask(TaskOfSplits):
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.generated import Sums, shown_lines
         from hookrun.tasks.loop.generation import Generation
-        from hookrun.tasks.loop.sample_names import SampleNames
 
         batches = BatchesOfSplits(running.prepared, self.parts)
-        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
+        names = running.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
         generation, sums = Generation(self, running), Sums()

@@ -40,10 +40,9 @@ class PredictTask(TaskWithBackward):
         """Run the split through the model. Raises HookrunError where it has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS
-        from hookrun.tasks.loop.sample_names import SampleNames
 
         batches = BatchesOfSplits(running.prepared, self.parts)
-        names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
+        names = running.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
         written, average = Written(), running.average()

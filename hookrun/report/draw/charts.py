@@ -40,8 +40,21 @@ class Series:
 
 
 @dataclass(frozen=True)
+class Table:
+    """Numbers beside a picture, for who cannot see it.
+
+    heads: of the columns
+    rows:  a text for each column
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
 class Figure:
-    """A picture with its caption, a legend of its colours, a note below it, and facts, a line each."""
+    """A picture with its caption, a legend of its colours, a note below it, facts, a line each, and its numbers."""
 
     title: str
     picture: Markup
@@ -50,6 +63,7 @@ class Figure:
     wide: bool = False
     scale: Markup | None = None
     facts: tuple[str, ...] = ()
+    table: Table | None = None
 
 
 def lines(

@@ -102,6 +102,26 @@ def heat(
     return Figure(title, body, note=note, wide=wide, scale=scale, facts=tuple(facts))
 
 
+def shaded(
+    values: Array, limits: tuple[float, float] | None = None
+) -> tuple[list[tuple[int, int, int]], Markup]:
+    """The colour of each value [n], red, green and blue from 0 to 255, and their scale, as in `heat`."""
+    index, table, scale = _indexed(values[None], limits=limits, there=np.ones((1, len(values)), dtype=bool))
+    colours = [tuple(int(part) for part in table[each]) for each in index[0]]
+    return [(red, green, blue) for red, green, blue in colours], scale
+
+
+def cells_png(values: Array, limits: tuple[float, float], there: Mask) -> tuple[Markup, Markup]:
+    """The address of a picture with a pixel for each value, those that are not `there` clear, and the scale."""
+    index, table, scale = _indexed(np.where(there, values, np.nan), limits=limits, there=there)
+    return Markup(_address(index, table)), scale
+
+
+def worded(scale: Markup, low: str, high: str) -> Markup:
+    """The scale with what its two ends mean."""
+    return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
+
+
 def _row_height(rows: int) -> int:
     """Pixels: all rows are drawn, however many there are."""
     return max(_LOWEST, min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(rows, 1)))
@@ -134,6 +154,26 @@ def _coloured(
 
     there: which pixels hold a value; None: those that are finite
     """
+    index, table, scale = _indexed(values, log=log, limits=limits, there=there)
+    picture = Markup('<img class="{}" alt="{}" src="{}">').format(
+        kind, one_line(title), _address(index, table)
+    )
+    return picture, scale
+
+
+def _address(index: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
+    """A picture as the address of itself."""
+    return f"data:image/png;base64,{base64.b64encode(_png(index, table)).decode('ascii')}"
+
+
+def _indexed(
+    values: Array,
+    *,
+    log: bool = False,
+    limits: tuple[float, float] | None = None,
+    there: Mask | None = None,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], Markup]:
+    """The number of each pixel's colour [height, width], the colours [n, 3], and their scale."""
     is_zero = (values == 0) if log else np.zeros(values.shape, dtype=bool)
     on_scale = np.isfinite(values) & ~is_zero
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -166,16 +206,12 @@ def _coloured(
     table = np.concatenate(
         [colours, np.array([_BESIDE[name] for name in beside] or np.empty((0, 3)), np.uint8)]
     )
-    data = base64.b64encode(_png(index, table)).decode("ascii")
-    picture = Markup('<img class="{}" alt="{}" src="data:image/png;base64,{}">').format(
-        kind, one_line(title), data
-    )
     stops = ", ".join(f"rgb({r} {g} {b})" for r, g, b in _some(colours, 9))
     scale = Markup(
         '<span class="scale"><span>{}</span><i style="background:linear-gradient(90deg, {})"></i>{}{}</span>'
     )
     end = Markup("<span>{}</span>").format(said[1])
-    return picture, scale.format(said[0], stops, end, Markup("").join(map(_chip, beside)))
+    return index, table, scale.format(said[0], stops, end, Markup("").join(map(_chip, beside)))
 
 
 def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:

@@ -27,6 +27,15 @@ def shortened(text: str, most: int = 80) -> str:
     return one_line(text if len(text) <= most else f"{text[:half]}…{text[-half:]}")
 
 
+def token_name(text: str, token: int, most: int = 40) -> str:
+    """The text of a token as a name: a space before it is shown, and a token without a text is its number."""
+    if not text:
+        return f"#{token}" if token >= 0 else "?"
+    bare = text.lstrip(" ")
+    name = "␣" * min(len(text) - len(bare), 4) + one_line(bare[: most + 1])
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
 def module_name(path: str) -> str:
     """The root module's path is empty."""
     return one_line(path) if path else "(root)"

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
+from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.runtime import Installation
 from hookrun.spec import Settings
 from hookrun.store.records import Of
@@ -95,6 +97,13 @@ class Running:
         """The loss of the batch."""
         with self.autocast():
             return self.prepared.loss(output, batch.target)
+
+    def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
+        """Writes what the samples of these splits are called, and the tokens of sequences with their texts."""
+        data = self.prepared.data
+        decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
+        log_texts = None if decode is None else partial(self.sink.log_texts, decode)
+        return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
 
     def average(self) -> Average:
         """The means of the task's metrics, with no sample seen yet."""

@@ -235,7 +235,10 @@ def _after_epoch(loop: Loop) -> None:
     running, values = loop.running, loop.values or {}
     with loop.averaged():
         if loop.val is not None and not running.stopped:
-            values = running.evaluate(loop.val, "val", "validation")
+            # Once, and of sequences alone: they name the axes of the pictures of what was captured.
+            is_first = loop.epoch == 0 and loop.val.data.of_tokens
+            names = running.sample_names({"val": loop.val}) if is_first else None
+            values = running.evaluate(loop.val, "val", "validation", names=names)
             running.log("val", values, "epoch")
             running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
         if running.stopped:  # the state was saved where it stopped, and goes on with this epoch

@@ -1,0 +1,194 @@
+"""Captured attention patterns as pictures of their heads, with the tokens of the sample as axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from markupsafe import Markup
+from torch import Tensor
+
+from hookrun.report.draw.attention import Query, head_picture, strongest
+from hookrun.report.draw.charts import Figure, Table
+from hookrun.report.draw.pictures import Array
+from hookrun.report.draw.text import counted, number
+from hookrun.report.facts import Facts
+from hookrun.report.sample_rows import SampleRows, rows_of_samples
+from hookrun.report.sampling import Stream
+from hookrun.report.sequences import Sequence
+
+MOST_PICTURES = 480
+"""Of heads on a page."""
+
+MOST_SAMPLES = 3
+MOST_HEADS = 16
+"""Of one pattern; more are in the numbers."""
+
+MOST_NUMBERED = 256
+"""Heads in the numbers."""
+
+_NEAR_ONE = 0.02
+
+
+class Pattern(NamedTuple):
+    """The attention of one sample, without padding.
+
+    heads:   [H, queries, keys]
+    queries: the positions of the queries among the sample's tokens
+    """
+
+    heads: Array
+    queries: list[int]
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads of one sample at one module.
+
+    title, says: which sample, and what stands where
+    table:       where each head looks, in numbers
+    """
+
+    title: str
+    says: str
+    figures: list[Figure]
+    scale: Markup
+    table: Table
+
+
+def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[Heads]:
+    """The patterns of the first samples whose tokens are known; none where the capture holds something else.
+
+    A pattern is known by what it is: sizes of heads, queries and keys that fit the sample's tokens, and for each query
+    numbers from 0 to 1 whose sum is 1, or 0 where a hook has switched the head off.
+
+    Raises HookrunError for a shard that can't be read.
+    """
+    if len(stream.shape) not in (2, 3) or not facts.sequences or not facts.reads_inputs(stream.module):
+        return []
+    widths = {each.width for each in facts.sequences.values()}
+    if stream.shape[-1] not in widths:
+        return []
+    found = list[Heads]()
+    share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
+    longest = max(widths) if len(stream.shape) == 2 else 1
+    for rows in rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest):
+        sequence = facts.sequences.get((rows.split, rows.sample))
+        pattern = _pattern(rows, sequence) if sequence is not None else None
+        if pattern is None or sequence is None:
+            return []
+        found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook)))
+    return found
+
+
+def _pattern(rows: SampleRows, sequence: Sequence) -> Pattern | None:
+    """None where the rows are no pattern of the sequence."""
+    real = slice(sequence.before, sequence.before + len(sequence.ids))
+    values, count = rows.values, len(sequence.ids)
+    if not len(values) or (rows.keys >= 0).any():
+        return None
+    if rows.by_token:  # a row [heads, keys] for each query
+        queries = rows.positions.tolist()
+        if values.dim() != 3 or values.shape[-1] != sequence.width or max(queries) >= count:
+            return None
+        heads = values.transpose(0, 1)[:, :, real]
+    else:
+        heads = values[0] if values.dim() == 4 else values[0][None]
+        if len(values) != 1 or heads.shape[-2:] != (sequence.width, sequence.width):
+            return None
+        heads, queries = heads[:, real, real], list(range(count))
+    return Pattern(heads.numpy(), queries) if _is_attention(heads) else None
+
+
+def _is_attention(heads: Tensor) -> bool:
+    """Whether each query of [H, queries, keys] shares out 1 among the keys, or nothing at all."""
+    sums = heads.sum(-1)
+    whole = (sums - 1).abs() <= _NEAR_ONE
+    is_shared = bool((whole | (sums == 0)).all()) and bool(whole.any())
+    return is_shared and bool(((heads >= 0) & (heads <= 1 + _NEAR_ONE)).all())
+
+
+def _drawn(rows: SampleRows, pattern: Pattern, sequence: Sequence, picked: list[int]) -> Heads:
+    keys = sequence.names
+    queries = [Query(keys[place], place) for place in pattern.queries]
+    count = len(pattern.heads)
+    numbers = picked if len(picked) == count else list(range(count))
+    if len(queries) == 1:
+        pictures = [_of_one_query(pattern, queries[0], keys, numbers)]
+        shows = "a row for each head, a column for each key"
+    else:
+        pictures = [
+            _of_one_head(numbers[place], pattern.heads[place], queries, keys)
+            for place in range(min(count, MOST_HEADS))
+        ]
+        shows = "a row for each query, a column for each key"
+        if count > len(pictures):
+            shows += f"; the first {len(pictures)} heads are drawn"
+    figures = [figure for figure, _ in pictures]
+    moment = f"epoch {rows.epoch}, " if rows.epoch else ""
+    says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
+    return Heads(rows.name, says, figures, pictures[0][1], _table(pattern, queries, sequence, numbers))
+
+
+def _of_one_head(number: int, values: Array, queries: list[Query], keys: list[str]) -> tuple[Figure, Markup]:
+    says = f"most from {strongest(values, queries, keys)}"
+    names = [query.name for query in queries]
+    return head_picture(f"head {number}", values, rows=names, columns=keys, says=says)
+
+
+def _of_one_query(
+    pattern: Pattern, query: Query, keys: list[str], numbers: list[int]
+) -> tuple[Figure, Markup]:
+    """All heads in one picture."""
+    values = pattern.heads[:MOST_NUMBERED, 0]
+    names = [f"head {number}" for number in numbers[:MOST_NUMBERED]]
+    head = int(np.nan_to_num(values, nan=-1.0).max(1).argmax())
+    says = f"most by head {numbers[head]} from {strongest(values[head][None], [query], keys)}"
+    return head_picture(
+        f"from “{query.name}” at {query.position}", values, rows=names, columns=keys, says=says
+    )
+
+
+def _table(pattern: Pattern, queries: list[Query], sequence: Sequence, numbers: list[int]) -> Table:
+    heads = (
+        "head",
+        "first token",
+        "token before",
+        "itself",
+        "after an earlier copy (induction)",
+        "strongest",
+    )
+    keys = sequence.names
+    looks = _looks(sequence.ids)
+    rows = list[tuple[str, ...]]()
+    for place, values in zip(numbers[:MOST_NUMBERED], pattern.heads, strict=False):
+        means = [
+            _mean(values, [(row, looked(query)) for row, query in enumerate(pattern.queries)])
+            for looked in looks
+        ]
+        rows.append((str(place), *means, strongest(values, queries, keys)))
+    return Table("where each head looks: the mean attention of its queries", heads, tuple(rows))
+
+
+def _looks(ids: tuple[int, ...]) -> list[Callable[[int], list[int]]]:
+    """A query -> the keys that it may look at, for each column of the table."""
+
+    def after_a_copy(query: int) -> list[int]:
+        """As an induction head does (Elhage et al. 2021, A Mathematical Framework for Transformer Circuits)."""
+        return [key for key in range(1, query) if ids[key - 1] == ids[query]]
+
+    return [
+        lambda query: [0] if query else [],
+        lambda query: [query - 1] if query else [],
+        lambda query: [query] if query else [],
+        after_a_copy,
+    ]
+
+
+def _mean(values: Array, looked: list[tuple[int, list[int]]]) -> str:
+    """The mean over queries of their attention to some keys; queries that have no such key are left out."""
+    found = [float(values[row, keys].sum()) for row, keys in looked if keys]
+    return number(round(float(np.mean(found)), 3)) if found else "–"
