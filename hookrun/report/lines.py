@@ -77,6 +77,37 @@ def sampled(
     return found
 
 
+def beginning(path: Path, limit: int, line_of: TypeAdapter[Any]) -> SampledLines:
+    """The first lines of a file, of at most `limit` bytes in all.
+
+    line_of: the model that each record must hold to
+    """
+    found, counts, size = SampledLines(), Counter[str](), 0
+    try:
+        with open_inside(path) as file:
+            for line in _lines(file, counts):
+                size += len(line)
+                if size > limit:
+                    found.is_sample = True
+                    break
+                try:
+                    record = decode(line)
+                except ValueError:
+                    counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
+                    continue
+                if _is_record(record, {}, line_of):
+                    found.records.append(record)
+                else:
+                    counts["strange"] += 1
+    except FileNotFoundError:
+        return found
+    except OSError as error:
+        found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
+        return found
+    found.notes += _notes(path.name, counts, None)
+    return found
+
+
 def is_kept(line: bytes) -> bool:
     """Whether a line of metrics.jsonl stays where a file is sampled: all do but single batches of training."""
     return b'"split": "train"' not in line or b'"of": "epoch"' in line

@@ -21,6 +21,7 @@ from hookrun.store.format import (
     ERROR,
     HOOKS,
     INDEX,
+    LENS,
     MANIFEST,
     METRICS,
     PREDICTIONS,
@@ -62,6 +63,7 @@ class PositionRecord(Record):
     stats: Count = 0
     samples: Count = 0
     tokens: Count = 0
+    lens: Count = 0
     captures: FolderPosition = FolderPosition()
     predictions: FolderPosition = FolderPosition()
 
@@ -95,6 +97,7 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
         STATS: position.stats,
         SAMPLES: position.samples,
         TOKENS: position.tokens,
+        LENS: position.lens,
     }
     shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
     indexes = {f"{name}/{INDEX}": reached.index for name, reached in shards.items()}

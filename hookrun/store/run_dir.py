@@ -33,6 +33,7 @@ from hookrun.store.format import (
     EXIT_CODES,
     HOOKS,
     INDEX,
+    LENS,
     METRICS,
     MODEL,
     PLAN,
@@ -77,6 +78,7 @@ class RunDir:
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
         self._tokens = Lines(path / TOKENS)
+        self._lens = Lines(path / LENS)
         self.ended = False
         self._place: os.stat_result | None = None
         self._started = ""
@@ -130,6 +132,7 @@ class RunDir:
             "stats": self._stats.reach(),
             "samples": self._samples.reach(),
             "tokens": self._tokens.reach(),
+            "lens": self._lens.reach(),
             "captures": self._folder_position(CAPTURES),
             "predictions": self._folder_position(PREDICTIONS),
         }
@@ -225,6 +228,10 @@ class RunDir:
         """Append one line to tokens.jsonl: the text of a token that captured rows are of."""
         self._tokens.append({"token": token, "text": text})
 
+    def log_lens(self, record: Mapping[str, Any]) -> None:
+        """Append one line to lens.jsonl: what a part of the model says at a position of a sample."""
+        self._lens.append(record)
+
     @cached_property
     def captures(self) -> CaptureWriter:
         """The writer of captures/."""
@@ -250,6 +257,7 @@ class RunDir:
             stack.callback(self._stats.close)
             stack.callback(self._samples.close)
             stack.callback(self._tokens.close)
+            stack.callback(self._lens.close)
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)

@@ -12,6 +12,7 @@ from hookrun.report.sections import (
     inactive,
     job_outcomes,
     jobs,
+    lens,
     metrics,
     model,
     notes,
@@ -35,6 +36,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     model.SECTION,
     metrics.SECTION,
     analysis.SECTION,
+    lens.SECTION,
     hooks.SECTION,
     repeat.OF_A_RUN,
 )
