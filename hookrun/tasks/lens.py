@@ -89,6 +89,10 @@ class LensTask(TaskOfOneSplit):
         from hookrun.tasks.loop.lens.places import find_places
         from hookrun.tasks.loop.lens.running import LensSetup, checked_texts
 
+        data = prepared.data
+        if data.tokenizer is None and not _names_ids(data.inputs):
+            what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are none"
+            raise SpecError([Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")])
         tokens = self.tokens if self.tokens is not None else Tokens.model_validate({"position": "all"})
         places = find_places(
             prepared.model,
@@ -98,10 +102,6 @@ class LensTask(TaskOfOneSplit):
             heads=self.heads,
             by_head=self.parts == "heads",
         )
-        data = prepared.data
-        if data.tokenizer is None and not _names_ids(data.inputs):
-            what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are none"
-            raise SpecError([Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")])
         return LensSetup(places, self.parts, self.frozen, self.top, tokens, checked_texts(prepared, tokens))
 
     def _said(self, prepared: Prepared, setup: LensSetup) -> list[str]:
@@ -131,12 +131,15 @@ class LensTask(TaskOfOneSplit):
         means = read_split(running, setup, self.split, self.name)
         if not means.sums:
             raise HookrunError("task.tokens: no sample has such a token: name others")
-        last = dict[str, float]()
-        for line in lines_of(means, self.parts):
+        lines = list(lines_of(means, self.parts))
+        for line in lines:
             running.run_dir.log_metrics(split=self.split, **line)
-            last = {name: line[name] for name in ("accuracy", "logit_difference") if name in line}
-        found: dict[str, Any] = {"positions": means.positions}
-        running.conclude(self.split, found | (last if self.parts == "residual" else {}))
+        found: dict[str, Any] = {"positions": means.whole.positions}
+        if self.parts == "residual":  # the last layer's are the model's own
+            found |= {name: lines[-1][name] for name in ("accuracy", "logit_difference") if name in lines[-1]}
+        elif self.frozen and "logit_difference" in lines[0]:
+            found["logit_difference"] = sum(line["logit_difference"] for line in lines)
+        running.conclude(self.split, found)
 
 
 def _names_ids(inputs: Any) -> bool:

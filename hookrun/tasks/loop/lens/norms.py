@@ -41,9 +41,14 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def step(*dtypes: torch.dtype) -> float:
+    """The relative rounding of the coarsest of the dtypes, or of float32, in which models of float64 compute norms."""
+    return max(torch.finfo(dtype).eps for dtype in (*dtypes, torch.float32))
+
+
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
     """[N, 1]: how far rows computed in two ways in this dtype may differ."""
-    return 64 * torch.finfo(dtype).eps * expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+    return 64 * step(dtype) * expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
 
 
 def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> FrozenNorm:

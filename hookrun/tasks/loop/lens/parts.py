@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, wide
+from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, step, wide
 from hookrun.tasks.loop.lens.observing import BlockSeen, Call, Seen
 from hookrun.tasks.loop.lens.places import HeadsPlace, Places
 
@@ -233,10 +233,11 @@ def _misfit(parts: Sequence[Tensor], expected: Tensor, *, of_products: bool = Fa
     for part in parts:
         total += part
         magnitude += part.abs()
+    eps = torch.finfo(expected.dtype).eps
     if of_products:
-        magnitude = magnitude.amax(-1, keepdim=True)
+        magnitude, eps = magnitude.amax(-1, keepdim=True), step(expected.dtype)
     off = (total - wide(expected)).abs()
-    most = _SLACK * torch.finfo(expected.dtype).eps * magnitude.clamp_min(1e-30)
+    most = _SLACK * eps * magnitude.clamp_min(1e-30)
     return None if bool((off <= most).all()) else float(off.max())
 
 

@@ -185,7 +185,7 @@ def _unembed(model: nn.Module, problems: list[Problem]) -> str | None:
         found = next(filter(None, (model._modules.get(name) for name in _UNEMBEDS)), None)
     for path, each in model.named_modules():
         if each is found:
-            return path
+            return str(path)
     what = (
         f"{type(model).__name__} has no output embedding: looked for get_output_embeddings() and the modules "
         f"{listed(_UNEMBEDS, len(_UNEMBEDS))}"
@@ -217,7 +217,7 @@ def _heads(
         return
     place = _place(model, found[0])
     if place is None:
-        what = f"nothing says how many heads {found[0]} is of, or it is not a linear projection"
+        what = f"{found[0]} does not take the heads of an attention, or nothing says how many there are"
         problems.append(Problem("task.heads", what, "name the output projection of the attention, a Linear"))
         return
     yield place
@@ -247,5 +247,8 @@ def _place(model: nn.Module, path: str) -> HeadsPlace | None:
     weight = getattr(module, "weight", None)
     counted = head_count(model, path, Heads.model_validate({"pick": [0]}))
     if counted is None or weight is None or weight.dim() != 2:
+        return None
+    taken = weight.shape[1] if isinstance(module, nn.Linear) else weight.shape[0]
+    if taken % counted.counts[0] or counted.width not in (None, taken // counted.counts[0]):
         return None
     return HeadsPlace(path, path, bias, counted.counts[0])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hookrun.errors import HookrunError
-from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, wide
+from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
 from hookrun.tasks.loop.lens.observing import Seen
 from hookrun.tasks.loop.lens.parts import BIAS, Part, contributions, residual
 from hookrun.tasks.loop.lens.places import Places
@@ -136,8 +136,7 @@ class Lens:
     ) -> None:
         assert seen.scores is not None and seen.blocks[-1].left is not None
         expected = wide(_at(seen.scores, asked.rows, columns)) * self._factor
-        dtypes = (seen.scores.dtype, seen.blocks[-1].left.dtype, self._weight.dtype)
-        eps = max(torch.finfo(dtype).eps for dtype in dtypes)
+        eps = step(seen.scores.dtype, seen.blocks[-1].left.dtype, self._weight.dtype)
         off = (total - expected).abs()
         if bool((off > _SLACK * eps * magnitude).any()):
             raise HookrunError(

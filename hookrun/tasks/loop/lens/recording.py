@@ -29,17 +29,20 @@ class PartSums:
     answer_logit: float = 0.0
     logit_difference: float = 0.0
 
-    def means(self, *, compared: bool) -> dict[str, float]:
-        """The means of what is known; `kl` and `accuracy` where the part was compared with the output."""
+    def means(self, of: PartSums, *, compared: bool) -> dict[str, float]:
+        """The means of what is known; `kl` and `accuracy` where the part was compared with the output.
+
+        of: the counts of the whole pass: a part that some batches lack adds nothing in those
+        """
         found = dict[str, float]()
         if compared:
-            found["kl"] = self.kl / max(self.positions, 1)
-        if self.answers and compared:
-            found["accuracy"] = self.right / self.answers
-        if self.answers:
-            found["answer_logit"] = self.answer_logit / self.answers
-        if self.pairs:
-            found["logit_difference"] = self.logit_difference / self.pairs
+            found["kl"] = self.kl / max(of.positions, 1)
+        if of.answers and compared:
+            found["accuracy"] = self.right / of.answers
+        if of.answers:
+            found["answer_logit"] = self.answer_logit / of.answers
+        if of.pairs:
+            found["logit_difference"] = self.logit_difference / of.pairs
         return found
 
 
@@ -50,9 +53,9 @@ class PartMeans:
         self.sums = dict[Key, PartSums]()
 
     @property
-    def positions(self) -> int:
-        """How many positions were read."""
-        return next((each.positions for each in self.sums.values()), 0)
+    def whole(self) -> PartSums:
+        """The counts of the whole pass: every batch has an embedding."""
+        return max(self.sums.values(), key=lambda each: each.positions, default=PartSums())
 
     def add(self, part: PartRead, asked: Asked) -> None:
         """One batch of a part. A part that some batches lack, such as what hooks change, adds nothing in those."""

@@ -146,7 +146,7 @@ def lines_of(means: PartMeans, kind: str) -> Iterator[dict[str, Any]]:
     """A line of metrics.jsonl for each part."""
     for (name, layer, head), sums in means.sums.items():
         about = {"module": name, "kind": kind, "layer": layer} | ({} if head is None else {"head": head})
-        yield {**about, "positions": sums.positions, **sums.means(compared=kind == "residual")}
+        yield {**about, "positions": sums.positions, **sums.means(means.whole, compared=kind == "residual")}
 
 
 def with_lines(prepared: Prepared, lines: Sequence[str]) -> Prepared:
