@@ -88,7 +88,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
             problems += error.errors
     heads, unknown = _heads(spec, matches, names)
     tokenizer, texts, unreadable = _texts(spec, names, used_by)
-    problems += [*unknown, *unreadable, *unknown_spans(spec, used_by.data)]
+    problems += [*unknown, *unreadable, *unknown_spans(spec.keys.tokens, spec.where, used_by.data)]
     if not problems:
         names.plan_effects(spec, matches)
     return PlannedHook(spec, matches, values, functions, heads, texts, tokenizer), problems
@@ -113,7 +113,7 @@ def _texts(
     found = tokenizer_of(names.model, used_by.tokenizer)
     if found.tokenizer is None and used_by.lacks_data:
         return None, {}, []  # the data may have one
-    return found.tokenizer, *texts_of(spec, found)
+    return found.tokenizer, *texts_of(spec.keys.tokens, spec.where, found)
 
 
 def _heads(

@@ -12,7 +12,7 @@ from torch import nn
 from hookrun.arguments import parameters
 from hookrun.data.info import DataInfo
 from hookrun.errors import Problem, nearest, reason, shown
-from hookrun.spec.hook import HookSpec
+from hookrun.spec.tokens import Tokens
 
 Tokenizer = Any
 """Has `encode` and `decode`, as those of transformers, of tokenizers and of hookrun's own data have."""
@@ -71,14 +71,17 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
 
 
 def texts_of(
-    spec: HookSpec, found_tokenizer: FoundTokenizer
+    clause: Tokens | None, owner: str, found_tokenizer: FoundTokenizer
 ) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
-    """Text -> tokens of every text in the clause, and why some have none."""
-    clause, found, problems = spec.keys.tokens, dict[str, tuple[int, ...]](), list[Problem]()
+    """Text -> tokens of every text in the clause, and why some have none.
+
+    owner: the key path of what has the clause
+    """
+    found, problems = dict[str, tuple[int, ...]](), list[Problem]()
     texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
     if not texts:
         return found, problems
-    where = f"{spec.where}.tokens"
+    where = f"{owner}.tokens"
     tokenizer = found_tokenizer.tokenizer
     if tokenizer is None:
         what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
@@ -97,12 +100,11 @@ def texts_of(
     return found, problems
 
 
-def unknown_spans(spec: HookSpec, data: DataInfo | None) -> Iterator[Problem]:
+def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> Iterator[Problem]:
     """The spans in the clause that no sample of the data has; None: the data is not known."""
-    clause = spec.keys.tokens
     if clause is None or data is None:
         return
-    where = f"{spec.where}.tokens.span"
+    where = f"{owner}.tokens.span"
     for name in dict.fromkeys(name for each in clause.filters for name in each.spans):
         if not data.spans:
             what = f"there is no span {name!r}: the samples of the data '{data.name}' have no spans"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
 from hookrun.report.draw.text import shortened, token_name
-from hookrun.report.lines import SampledLines, first_records, is_kept, sampled
+from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
 from hookrun.report.sequences import Sequence
 from hookrun.store.files import StoreError, os_reason, read_json
@@ -200,7 +200,7 @@ def read_facts(path: Path) -> Facts:
     samples = tried("the samples", lambda: sampled(run.path / SAMPLES, line_of=SAMPLES_LINE), SampledLines())
     generations = tried("the generations", lambda: _generations(run.path / GENERATIONS), SampledLines())
     tokens = tried(
-        "the tokens", lambda: first_records(run.path / TOKENS, MOST_TOKENS, TOKENS_LINE), SampledLines()
+        "the tokens", lambda: beginning(run.path / TOKENS, TOKENS_LINE, most=MOST_TOKENS), SampledLines()
     )
     facts = Facts(
         path=run.path,

@@ -77,19 +77,27 @@ def sampled(
     return found
 
 
-def first_records(path: Path, most: int, line_of: TypeAdapter[Any]) -> SampledLines:
-    """The records of at most so many lines at the beginning of a file."""
-    found, counts, is_cut = SampledLines(), Counter[str](), False
+def beginning(
+    path: Path, line_of: TypeAdapter[Any], *, most: int | None = None, most_bytes: int | None = None
+) -> SampledLines:
+    """The records of the first lines of a file, of at most so many and of so many bytes in all.
+
+    line_of: the model that each record must hold to
+    """
+    found, counts, size = SampledLines(), Counter[str](), 0
     try:
         with open_inside(path) as file:
             for line in _lines(file, counts):
-                if counts["total"] > most:
-                    is_cut = True
+                size += len(line)
+                if (most is not None and counts["total"] > most) or (
+                    most_bytes is not None and size > most_bytes
+                ):
+                    found.is_sample = True
                     break
                 try:
                     record = decode(line)
                 except ValueError:
-                    counts["broken"] += line.endswith(b"\n")
+                    counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
                     continue
                 if _is_record(record, {}, line_of):
                     found.records.append(record)
@@ -100,8 +108,7 @@ def first_records(path: Path, most: int, line_of: TypeAdapter[Any]) -> SampledLi
     except OSError as error:
         found.notes.append(f"{path.name} can't be read: {os_reason(error)}")
         return found
-    found.is_sample = is_cut
-    if is_cut:
+    if found.is_sample and most is not None:
         found.notes.append(f"{path.name}: only its first {most:,} lines are read")
     found.notes += _notes(path.name, counts, None)
     return found

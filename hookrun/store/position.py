@@ -22,6 +22,7 @@ from hookrun.store.format import (
     GENERATIONS,
     HOOKS,
     INDEX,
+    LENS,
     MANIFEST,
     METRICS,
     PREDICTIONS,
@@ -64,6 +65,7 @@ class PositionRecord(Record):
     samples: Count = 0
     tokens: Count = 0
     generations: Count = 0
+    lens: Count = 0
     captures: FolderPosition = FolderPosition()
     predictions: FolderPosition = FolderPosition()
 
@@ -98,6 +100,7 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
         SAMPLES: position.samples,
         TOKENS: position.tokens,
         GENERATIONS: position.generations,
+        LENS: position.lens,
     }
     shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
     indexes = {f"{name}/{INDEX}": reached.index for name, reached in shards.items()}

@@ -24,6 +24,7 @@ from hookrun.store.format import (
     GENERATIONS,
     HOOKS,
     INDEX,
+    LENS,
     METRICS,
     MODEL,
     PLAN,
@@ -36,6 +37,7 @@ from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import is_there
 from hookrun.store.read_records import read_record, read_records
 from hookrun.store.records import (
+    LENS_LINE,
     METRICS_LINE,
     STATS_LINE,
     EnvRecord,
@@ -104,6 +106,11 @@ class Run:
     def stats(self) -> list[dict[str, Any]]:
         """The lines of stats.jsonl in order."""
         return read_records(self.path / STATS, STATS_LINE)
+
+    @cached_property
+    def lens(self) -> list[dict[str, Any]]:
+        """The lines of lens.jsonl in order, of a run of task=lens: one for each sample, part and position."""
+        return read_records(self.path / LENS, LENS_LINE)
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:

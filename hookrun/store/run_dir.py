@@ -34,6 +34,7 @@ from hookrun.store.format import (
     GENERATIONS,
     HOOKS,
     INDEX,
+    LENS,
     METRICS,
     MODEL,
     PLAN,
@@ -79,6 +80,7 @@ class RunDir:
         self._samples = Lines(path / SAMPLES)
         self._tokens = Lines(path / TOKENS)
         self._generations = Lines(path / GENERATIONS)
+        self._lens = Lines(path / LENS)
         self.ended = False
         self._place: os.stat_result | None = None
         self._started = ""
@@ -133,6 +135,7 @@ class RunDir:
             "samples": self._samples.reach(),
             "tokens": self._tokens.reach(),
             "generations": self._generations.reach(),
+            "lens": self._lens.reach(),
             "captures": self._folder_position(CAPTURES),
             "predictions": self._folder_position(PREDICTIONS),
         }
@@ -232,6 +235,10 @@ class RunDir:
         """Append one line to generations.jsonl: how a prompt was continued."""
         self._generations.append(record)
 
+    def log_lens(self, record: Mapping[str, Any]) -> None:
+        """Append one line to lens.jsonl: what a part of the model says at a position of a sample."""
+        self._lens.append(record)
+
     @cached_property
     def captures(self) -> CaptureWriter:
         """The writer of captures/."""
@@ -258,6 +265,7 @@ class RunDir:
             stack.callback(self._samples.close)
             stack.callback(self._tokens.close)
             stack.callback(self._generations.close)
+            stack.callback(self._lens.close)
             for name in ("captures", "predictions"):
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)

@@ -13,6 +13,8 @@ from hookrun.store.records import ObjectiveRecord, checked
 Line = Mapping[str, Any]
 ABOUT = frozenset({"split", "epoch", "step", "of", "module", "other", "score"})
 """Keys of a line that say what it is about."""
+OF_PARTS = frozenset({"kind", "layer", "head", "positions"})
+"""The same of lines about parts of a model, which task=lens writes."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def measures(line: Line) -> dict[str, float]:
     return {
         f"{head}{name}": float(value)
         for name, value in line.items()
-        if name not in ABOUT and isinstance(value, int | float) and not isinstance(value, bool)
+        if name not in ABOUT | OF_PARTS and isinstance(value, int | float) and not isinstance(value, bool)
     }
 
 

@@ -16,6 +16,7 @@ from hookrun.store.format import (
     ENV,
     HOOKS,
     INDEX,
+    LENS,
     MANIFEST,
     METRICS,
     MODEL,
@@ -33,6 +34,7 @@ from hookrun.store.manifest import hashed, manifest_faults, read_manifest
 from hookrun.store.read_records import read_record, read_records
 from hookrun.store.reader import open_run
 from hookrun.store.records import (
+    LENS_LINE,
     METRICS_LINE,
     SAMPLES_LINE,
     STATS_LINE,
@@ -208,6 +210,7 @@ def _judge_records(findings: _Findings) -> None:
         (STATS, STATS_LINE),
         (SAMPLES, SAMPLES_LINE),
         (TOKENS, TOKENS_LINE),
+        (LENS, LENS_LINE),
     ):
         with findings.judging(name):
             read_records(folder / name, line)

@@ -13,6 +13,7 @@ from hookrun.report.sections import (
     inactive,
     job_outcomes,
     jobs,
+    lens,
     metrics,
     model,
     notes,
@@ -37,6 +38,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     metrics.SECTION,
     analysis.SECTION,
     generations.SECTION,
+    lens.SECTION,
     hooks.SECTION,
     repeat.OF_A_RUN,
 )

@@ -17,6 +17,9 @@ from hookrun.containers import tensors
 
 IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
+LABELS = "labels"
+NO_LABEL = -100
+"""What models of transformers leave out of their loss, and make padding of."""
 CACHES = ("past_key_values", "past_key_value", "cache_params")
 _SESSION = "_hookrun_session"
 """A name among the locals of a `generate` under way, under which it is known again at its next pass."""
@@ -85,6 +88,31 @@ class CallReader:
         if past is None and mask is not None and mask.shape[1] > columns:
             past = mask.shape[1] - columns
         return Told(rows, columns, None if ids is None else on_cpu(ids), mask, past)
+
+
+class LabelsReader:
+    """Reads of the calls of an encoder-decoder which of its decoder's tokens, made from `labels`, are padding."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._names = positional(module)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> tuple[nn.Module, LabelsReader] | None:
+        """For the outermost module that makes its decoder's tokens from labels; None: there is none."""
+        needed = {LABELS, DECODER_IDS, DECODER_MASK}
+        module = next((each for each in model.modules() if needed <= parameters_of(each).keys()), None)
+        return None if module is None else (module, cls(module))
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """[B, T] bool on the CPU: tokens for which there is a label. None where the call says it itself, or nothing."""
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        labels = given.get(LABELS)
+        said = any(
+            given.get(name) is not None for name in (DECODER_IDS, DECODER_MASK, "decoder_inputs_embeds")
+        )
+        if said or not isinstance(labels, Tensor) or labels.dim() != 2 or not holds_data(labels):
+            return None
+        return labels.detach().to("cpu") != NO_LABEL
 
 
 def _without_mask(kwargs: Mapping[str, Any]) -> list[Any]:

@@ -7,6 +7,7 @@ pass computes it again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from threading import local
 from typing import Any
 
@@ -19,7 +20,7 @@ from hookrun.errors import HookrunError
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.tokens.calls import CallReader, Session, Told, session, sources
+from hookrun.runtime.tokens.calls import CallReader, LabelsReader, Session, Told, session, sources
 from hookrun.runtime.tokens.passes import Pass
 
 
@@ -29,10 +30,12 @@ class _Here(local):
     current: the pass under way
     latest:  the last pass of each source, by the source's number
     told:    what `hooks.tokens` said last
+    labels:  which tokens of the decoder have a label, where the call under way makes them from labels
     """
 
     current: Pass | None = None
     told: Told | None = None
+    labels: Tensor | None = None
 
     def __init__(self) -> None:
         self.latest = dict[int, Pass]()
@@ -58,6 +61,10 @@ class Sequences:
         for number, source in enumerate(self._sources):
             begins = _Begins(self, number)
             yield begins, source.register_forward_pre_hook(begins.note, prepend=True, with_kwargs=True)
+        if (found := LabelsReader.of(self._model)) is not None:
+            module, reader = found
+            labelled = _Labelled(self, reader)
+            yield labelled, module.register_forward_pre_hook(labelled.note, prepend=True, with_kwargs=True)
 
     def register_end(self) -> tuple[RegisteredHook, RemovableHandle]:
         """Forget the pass when the model's forward has ended; to be registered after all else."""
@@ -88,6 +95,9 @@ class Sequences:
     def enter(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A source is called."""
         here, told = self._here, self._readers[number].read(args, kwargs)
+        labels = here.labels
+        if number and told is not None and told.mask is None and labels is not None:
+            told = replace(told, mask=labels) if labels.shape == (told.rows, told.columns) else told
         running = session(self._model)
         here.current = found = self._next(number, told, running)
         if found is not None:
@@ -95,9 +105,13 @@ class Sequences:
             encoder = here.latest.get(0) if number else None
             found.encoder = None if encoder is None else encoder.seen_by(found)
 
+    def label(self, labels: Tensor | None) -> None:
+        """Which tokens of the decoder have a label in the call that begins; None: it does not make them from labels."""
+        self._here.labels = labels
+
     def leave(self) -> None:
         """The model's forward has ended."""
-        self._here.current = None
+        self._here.current = self._here.labels = None
 
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         """Whether the call that begins goes on with the sequences of an earlier one."""
@@ -271,6 +285,24 @@ class _Begins(RegisteredHook):
         """torch's forward pre-hook."""
         if self._sequences is not None and not tracing() and repeating() is None:
             self._sequences.enter(self._number, args, kwargs)
+
+    def clear(self) -> None:
+        """Follow no longer."""
+        self._sequences = None
+
+
+class _Labelled(RegisteredHook):
+    """Before the forward of an encoder-decoder that makes its decoder's tokens from labels."""
+
+    def __init__(self, sequences: Sequences | None = None, reader: LabelsReader | None = None) -> None:
+        super().__init__()
+        self._sequences, self._reader = sequences, reader
+
+    def note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """torch's forward pre-hook."""
+        sequences, reader = self._sequences, self._reader
+        if sequences is not None and reader is not None and not tracing() and repeating() is None:
+            sequences.label(reader.read(args, kwargs))
 
     def clear(self) -> None:
         """Follow no longer."""

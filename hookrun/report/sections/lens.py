@@ -1,0 +1,185 @@
+"""What task=lens found: the most likely token of each layer at each position, and what each part adds to the answer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hookrun.report.draw.charts import Figure, bars
+from hookrun.report.draw.palettes import LEVELS, palette
+from hookrun.report.draw.pictures import heat
+from hookrun.report.draw.text import number, one_line, shortened
+from hookrun.report.facts import Facts
+from hookrun.report.lines import beginning, is_number
+from hookrun.report.section import ReportSection
+from hookrun.store.format import LENS
+from hookrun.store.records import LENS_LINE
+
+MOST_SAMPLES = 8
+MOST_PARTS = 200
+MOST_POSITIONS = 96
+_BYTES = 16 * 2**20
+_CHARACTERS = 24
+_LIGHT = 0.55
+"""From this part of the scale on, its colours are light and need dark letters."""
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LensCell:
+    """The most likely token, its probability as text, the style of the cell, and all that is known of it."""
+
+    token: str
+    probability: str
+    style: str
+    title: str
+
+
+@dataclass(frozen=True)
+class LensTable:
+    """One sample: a column for each position, a row for each part, the last one first."""
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[str, list[LensCell | None]]]
+
+
+@dataclass(frozen=True)
+class LensResult:
+    """The tables of the first samples and pictures of the means.
+
+    notes: what is left out
+    """
+
+    kind: str
+    tables: list[LensTable]
+    figures: list[Figure]
+    notes: list[str]
+
+
+def _lens(facts: Facts) -> LensResult | None:
+    found = beginning(facts.path / LENS, LENS_LINE, most_bytes=_BYTES)
+    means = [
+        line for line in facts.metrics.records if "module" in line and "kind" in line and "layer" in line
+    ]
+    if not found.records and not means:
+        return None
+    kind = str((found.records or means)[0]["kind"])
+    by_sample = dict[tuple[str, int], list[Line]]()
+    for line in found.records:
+        by_sample.setdefault((line["split"], line["sample"]), []).append(line)
+    if found.is_sample and len(by_sample) > 1:
+        by_sample.popitem()  # it may lack its last lines
+    shown = list(by_sample.items())[:MOST_SAMPLES]
+    tables = [_table(f"{split} sample {sample}", lines) for (split, sample), lines in shown]
+    notes = [*found.notes]
+    if found.is_sample or len(by_sample) > len(shown):
+        notes.append(f"the first {len(shown)} samples are shown; {LENS} holds all of them")
+    return LensResult(kind, [table for table in tables if table.rows], _figures(kind, means), notes)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------
+
+
+def _table(title: str, lines: list[Line]) -> LensTable:
+    names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
+    heads = {line["position"]: _text(line["token"], line["text"]) for line in lines}
+    positions = sorted(heads)[:MOST_POSITIONS]
+    cells = {(_name(line), line["position"]): _cell(line) for line in lines if line["top"]}
+    rows = [(name, [cells.get((name, position)) for position in positions]) for name in reversed(names)]
+    there = [(name, row) for name, row in rows if any(row)]
+    return LensTable(title, [f"{position} {heads[position]}" for position in positions], there)
+
+
+def _name(line: Line) -> str:
+    head = line.get("head")
+    return shortened(str(line["part"])) + ("" if head is None else f" head {head}")
+
+
+def _text(token: int, text: str | None) -> str:
+    """The text of a token, its spaces visible; its number where it has none."""
+    if not text:
+        return str(token)
+    return shortened(one_line(text).replace(" ", "␣"), _CHARACTERS)
+
+
+def _cell(line: Line) -> LensCell:
+    (token, text, probability), *_ = line["top"]
+    best = ", ".join(f"{_text(each, said)} {number(chance)}" for each, said, chance in line["top"][:10])
+    facts = [f"{key.replace('_', ' ')} {number(line[key])}" for key in _SAID if is_number(line.get(key))]
+    head = f"{_name(line)}, position {line['position']} {_text(line['token'], line['text'])}"
+    return LensCell(
+        _text(token, text), f"{probability:.2f}", _style(probability), "\n".join([head, best, *facts])
+    )
+
+
+_SAID = ("answer_logit", "wrong_logit", "logit_difference", "kl_to_output")
+
+
+def _style(probability: float) -> str:
+    """The colour of a probability, and of letters that can be read on it."""
+    part = min(max(probability, 0.0), 1.0) if math.isfinite(probability) else 0.0
+    red, green, blue = palette(diverging=False)[round(part * (LEVELS - 1))]
+    return f"background:rgb({red} {green} {blue});color:{'#111' if part > _LIGHT else '#fff'}"
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------
+
+
+def _figures(kind: str, means: list[Line]) -> list[Figure]:
+    """Of the stream the distance to the output and the metrics by layer; of contributions what each part adds."""
+    means = [line for line in means if isinstance(line["module"], str)][: MOST_PARTS * 20]
+    measures = (
+        ("kl", "accuracy", "logit_difference") if kind == "residual" else ("logit_difference", "answer_logit")
+    )
+    known = [name for name in measures if any(is_number(line.get(name)) for line in means)]
+    if kind != "residual":
+        known = known[:1]
+    found = list[Figure]()
+    for name in known:
+        lines = [line for line in means if is_number(line.get(name))]
+        by_head = [line for line in lines if line.get("head") is not None]
+        others = [line for line in lines if line.get("head") is None]
+        if by_head:
+            found.append(_by_head(name, by_head))
+        found.append(_bars(kind, name, others))
+    return found
+
+
+_TITLES = {
+    "kl": "KL divergence of the output from each layer, in nats",
+    "accuracy": "accuracy by layer",
+    "logit_difference": "logit difference, answer minus wrong",
+    "answer_logit": "logit of the answer",
+}
+
+
+def _bars(kind: str, name: str, lines: list[Line]) -> Figure:
+    said = "" if kind == "residual" else ": what each part adds, mean"
+    names = [shortened(line["module"]) for line in lines][:MOST_PARTS]
+    values = [float(line[name]) for line in lines][:MOST_PARTS]
+    return bars(f"{_TITLES[name]}{said}", values, x="part", y=name.replace("_", " "), names=names)
+
+
+def _by_head(name: str, lines: list[Line]) -> Figure:
+    rows = list(dict.fromkeys(line["module"] for line in lines))[:MOST_PARTS]
+    count = min(
+        max((line["head"] for line in lines if isinstance(line["head"], int)), default=0) + 1, MOST_PARTS
+    )
+    values = np.full((len(rows), count), np.nan, dtype=np.float32)
+    place = {row: n for n, row in enumerate(rows)}
+    for line in lines:
+        row, head = place.get(line["module"]), line["head"]
+        if row is not None and isinstance(head, int) and 0 <= head < count:
+            values[row, head] = np.clip(line[name], -1e30, 1e30)
+    columns = [str(head) for head in range(count)]
+    names = [shortened(row) for row in rows]
+    title = f"{_TITLES[name]}: what each head adds, mean"
+    return heat(title, values, rows=names, columns=columns, x="head", numbers=count <= 12 and len(rows) <= 12)
+
+
+SECTION = ReportSection("lens", "Lens", _lens, "lens.html")

@@ -1,0 +1,150 @@
+"""task=lens: what each layer of a language model would predict, and what each of its parts adds to the prediction."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.spec import Experiment, Settings
+from hookrun.spec.selector import AnySelector
+from hookrun.spec.tokens import Tokens, TokensClause
+from hookrun.tasks.under_hooks import TaskOfOneSplit
+
+if TYPE_CHECKING:
+    from hookrun.plan.plan import ResolvedPlan
+    from hookrun.tasks.loop.built import Maker
+    from hookrun.tasks.loop.lens.running import LensSetup
+    from hookrun.tasks.loop.prepared import Prepared
+    from hookrun.tasks.loop.running import Running
+
+MOST_TOP = 100
+
+
+class LensTask(TaskOfOneSplit):
+    """Reads the residual stream through the final norm and the unembedding (logit lens), into lens.jsonl.
+
+    parts:      residual: the stream after the embedding and after each layer; layers: what the embedding, each
+                attention and each MLP adds to the scores; heads: each attention head by itself
+    norm:       applied: the final norm takes the statistics of each part; frozen: it keeps the scale that it has on
+                the final stream of the token, so that contributions add up to the scores. null: applied for residual,
+                frozen for layers and heads
+    tokens:     at which positions, as in a hook's `tokens`; null: every real token
+    top:        so many of the most likely tokens are kept
+    residual:   a selector of the blocks; null: the model's list of layers
+    final_norm: the module path of the norm after them; null: looked for beside the blocks
+    unembed:    the module path of the layer that gives a score for each token; null: the model's output embedding
+    heads:      a selector of the output projection of each block's attention; null: looked for in the attention
+    """
+
+    task_name: ClassVar[str] = "lens"
+
+    parts: Literal["residual", "layers", "heads"] = "residual"
+    norm: Literal["applied", "frozen"] | None = None
+    tokens: TokensClause | None = None
+    top: Annotated[int, Field(strict=True, ge=0, le=MOST_TOP)] = 5
+    residual: AnySelector | None = None
+    final_norm: str | None = None
+    unembed: str | None = None
+    heads: AnySelector | None = None
+
+    @field_validator("tokens")
+    @classmethod
+    def _of_a_stream(cls, tokens: Tokens | None) -> Tokens | None:
+        if tokens is not None and (tokens.on_pattern or tokens.dim is not None):
+            raise ValueError(
+                "the residual stream has positions in its dimension 1: leave out query, key and dim"
+            )
+        if tokens is not None and tokens.phase == "generation":
+            raise ValueError("task=lens generates nothing: leave out `phase: generation`")
+        return tokens
+
+    @model_validator(mode="after")
+    def _heads_are_read(self) -> LensTask:
+        if self.heads is not None and self.parts != "heads":
+            raise ValueError("`heads` names the projections that `parts: heads` reads")
+        return self
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the final norm keeps its scale."""
+        return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
+
+    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """A compiled model runs without what the lens observes."""
+        if not settings.compute.compile:
+            return []
+        what = "task=lens observes every block, which a compiled model does not show"
+        return [Problem("compute.compile", what, "set it to false")]
+
+    def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
+        from hookrun.tasks.loop.lens.running import with_lines
+
+        prepared = super()._prepared(experiment, trust, maker)
+        return with_lines(prepared, self._said(prepared, self._setup(prepared)))
+
+    def _setup(self, prepared: Prepared) -> LensSetup:
+        """What is read where. Raises SpecError and CompileError where the model or the data has no such places."""
+        from hookrun.tasks.loop.lens.places import find_places
+        from hookrun.tasks.loop.lens.running import LensSetup, checked_texts
+
+        data = prepared.data
+        if data.tokenizer is None and not _names_ids(data.inputs):
+            what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are none"
+            raise SpecError([Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")])
+        tokens = self.tokens if self.tokens is not None else Tokens.model_validate({"position": "all"})
+        places = find_places(
+            prepared.model,
+            residual=self.residual,
+            final_norm=self.final_norm,
+            unembed=self.unembed,
+            heads=self.heads,
+            by_head=self.parts == "heads",
+        )
+        return LensSetup(places, self.parts, self.frozen, self.top, tokens, checked_texts(prepared, tokens))
+
+    def _said(self, prepared: Prepared, setup: LensSetup) -> list[str]:
+        """What is read, for the plan."""
+        from hookrun.tasks.loop.lens.reading import cap_of
+
+        places = setup.places
+        blocks = f"{places.blocks[0]} to {places.blocks[-1]}" if len(places.blocks) > 1 else places.blocks[0]
+        norm = "its scale on the final stream" if setup.frozen else "the statistics of each part"
+        lines = [
+            f"lens: {self.parts} of {len(places.blocks)} blocks ({blocks}) through {places.final_norm}, with {norm}, "
+            f"and {places.unembed}, at tokens {setup.tokens}"
+        ]
+        if places.heads:
+            lines.append(f"lens: heads of {places.heads[0].path}: {places.heads[0].count}")
+        if self.frozen and self.parts != "residual" and cap_of(prepared.model) is not None:
+            lines.append(
+                "lens: the model caps its scores softly; contributions add up to the scores before that"
+            )
+        return lines
+
+    def perform(self, running: Running) -> None:
+        """Read the split. Raises HookrunError where the parts do not add up to what the model computes."""
+        from hookrun.tasks.loop.lens.running import lines_of, read_split
+
+        setup = self._setup(running.prepared)
+        means = read_split(running, setup, self.split, self.name)
+        if not means.sums:
+            raise HookrunError("task.tokens: no sample has such a token: name others")
+        lines = list(lines_of(means, self.parts))
+        for line in lines:
+            running.run_dir.log_metrics(split=self.split, **line)
+        found: dict[str, Any] = {"positions": means.whole.positions}
+        if self.parts == "residual":  # the last layer's are the model's own
+            found |= {name: lines[-1][name] for name in ("accuracy", "logit_difference") if name in lines[-1]}
+        elif self.frozen and "logit_difference" in lines[0]:
+            found["logit_difference"] = sum(line["logit_difference"] for line in lines)
+        running.conclude(self.split, found)
+
+
+def _names_ids(inputs: Any) -> bool:
+    """Whether samples have several inputs by name, input_ids among them, or are whole numbers."""
+    try:
+        return "input_ids" in inputs
+    except TypeError:
+        return not inputs.dtype.is_floating_point and len(inputs.shape) == 1

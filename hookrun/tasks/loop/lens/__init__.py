@@ -1,0 +1,1 @@
+"""What task=lens computes: the residual stream of a decoder, read through its final norm and its unembedding."""

@@ -1,0 +1,88 @@
+"""LayerNorm and RMSNorm with their scale held fixed, as the linear maps that they then are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.errors import HookrunError
+
+_EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
+
+
+@dataclass(frozen=True)
+class FrozenNorm:
+    """x -> (x - mean(x) where it centers) * scale * weight, to which `bias` is added once.
+
+    scale:  [N, 1], 1 / the norm of the rows that it was fitted to
+    weight: [D]; None: ones
+    bias:   [D]; None: zeros
+    """
+
+    centers: bool
+    scale: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """The linear part, of rows [N, D]."""
+        rows = rows - rows.mean(-1, keepdim=True) if self.centers else rows
+        rows = rows * self.scale
+        return rows if self.weight is None else rows * self.weight
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float32, or float64 where it is that already."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def step(*dtypes: torch.dtype) -> float:
+    """The relative rounding of the coarsest of the dtypes, or of float32, in which models of float64 compute norms."""
+    return max(torch.finfo(dtype).eps for dtype in (*dtypes, torch.float32))
+
+
+def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
+    """[N, 1]: how far rows computed in two ways in this dtype may differ."""
+    return 64 * step(dtype) * expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+
+
+def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> FrozenNorm:
+    """The norm with the scale that it has on `rows` [N, D], on which it gave `expected`.
+
+    Raises HookrunError where it computes something else than LayerNorm or RMSNorm.
+    """
+    dtype, rows, expected = rows.dtype, wide(rows), wide(expected)
+    best, least = None, None
+    for candidate in _candidates(module, rows):
+        made = candidate(rows)
+        made = made if candidate.bias is None else made + candidate.bias
+        wrong = float((made - expected).abs().amax()) if made.shape == expected.shape else float("inf")
+        if least is None or wrong < least:
+            best, least = (candidate, made), wrong
+    if best is not None and bool(((best[1] - expected).abs() <= rounding(dtype, expected)).all()):
+        return best[0]
+    raise HookrunError(
+        f"{path} ({type(module).__name__}) computes something else than LayerNorm or RMSNorm, whose scale could be "
+        "held fixed: use task.norm=applied with task.parts=residual, or name the norm with task.final_norm"
+    )
+
+
+def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
+    given: Any = next(
+        (value for name in _EPS if isinstance(value := getattr(module, name, None), float)), None
+    )
+    known = (torch.finfo(rows.dtype).eps, 1e-5, 1e-6) if given is None else (given,)
+    own = (getattr(module, name, None) for name in ("weight", "bias"))
+    weight, bias = (wide(each.detach()) if isinstance(each, Tensor) else None for each in own)
+    mean = rows.mean(-1, keepdim=True)
+    weights = (None,) if weight is None else (weight, 1 + weight)  # Gemma's weight is what 1 is added to
+    for eps, weighted in product(known, weights):
+        spread = ((rows - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
+        yield FrozenNorm(True, spread, weighted, bias)
+        size = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
+        yield FrozenNorm(False, size, weighted, bias)

@@ -1,0 +1,390 @@
+"""One forward of a decoder, observed: what enters and leaves each block, and what its modules add in between.
+
+Each place is looked at twice, before and after the hooks of the experiment there: what they change is known apart from
+what the model computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.containers import tensors
+from hookrun.errors import HookrunError
+from hookrun.models.decoder import SumOfTwo
+from hookrun.tasks.loop.lens.places import HeadsPlace, Places
+
+Rows = tuple[Tensor, Tensor]
+"""Sequence and column of each of the N positions that are read, on the model's device."""
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a module inside a block; N x D rows at the positions.
+
+    before, after: what it returned, before and after hooks
+    entered:       what it was given, after hooks
+    inputs:        every tensor that it was given by the model
+    output:        the tensor that went on
+    """
+
+    path: str
+    module: nn.Module
+    inputs: list[Tensor] = field(default_factory=list)
+    entered: Tensor | None = None
+    before: Tensor | None = None
+    after: Tensor | None = None
+    output: Tensor | None = None
+
+    @property
+    def edited(self) -> bool:
+        """Whether hooks changed what it returned."""
+        return self.before is not None and self.after is not None and not torch.equal(self.before, self.after)
+
+
+@dataclass(eq=False)
+class HeadsSeen:
+    """What is known of the heads of one block's attention.
+
+    read:          [N, heads * width of a head], or [N, heads, D] where that is what each head adds
+    before, after: [N, D], their sum with the bias, before and after hooks
+    """
+
+    read: Tensor | None = None
+    before: Tensor | None = None
+    after: Tensor | None = None
+
+
+@dataclass(eq=False)
+class BlockSeen:
+    """One block.
+
+    entered_before, entered: the residual stream that came in, before and after hooks
+    left_before, left:       what the block returned
+    added:                   chains of calls, whose last one's result is added to the stream
+    joints:                  modules that only add to the stream
+    """
+
+    path: str
+    entered_before: Tensor
+    entered: Tensor
+    added: list[list[Call]] = field(default_factory=list)
+    joints: list[Call] = field(default_factory=list)
+    left_before: Tensor | None = None
+    left: Tensor | None = None
+    heads: HeadsSeen | None = None
+
+
+@dataclass(eq=False)
+class Seen:
+    """One forward.
+
+    embedded:     path -> rows of each embedding outside the blocks
+    scores:       the output of the unembedding, before hooks on it, [batch, length, vocabulary]
+    scores_after: the same after them
+    logits:       what the model makes of that, before hooks on the model itself
+    """
+
+    blocks: list[BlockSeen] = field(default_factory=list)
+    embedded: dict[str, Tensor] = field(default_factory=dict)
+    norm: Call | None = None
+    norm_entered_before: Tensor | None = None
+    unembed_entered_before: Tensor | None = None
+    unembed_entered: Tensor | None = None
+    scores: Tensor | None = None
+    scores_after: Tensor | None = None
+    logits: Tensor | None = None
+
+
+class Observer:
+    """Observes within the block; `begin` says at which positions before each forward, `end` what was there after it.
+
+    inside: also what the modules inside the blocks add
+    """
+
+    def __init__(self, model: nn.Module, places: Places, *, inside: bool) -> None:
+        self._model, self._places, self._inside = model, places, inside
+        self._stack = ExitStack()
+        self._rows: Rows | None = None
+        self._shape = (0, 0)
+        self._known = dict[int, tuple[Tensor, int, Tensor]]()
+        self._open: BlockSeen | None = None
+        self._calls = list[Call]()
+        self.seen = Seen()
+
+    def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
+        """The next forward is of a batch of this shape, and these positions count."""
+        self._rows, self._shape = rows, shape
+        self._open, self._calls, self.seen = None, [], Seen()
+        self._known.clear()
+
+    def end(self) -> Seen:
+        """What was seen. HookrunError where the forward did not pass every place."""
+        seen, self.seen, self._rows = self.seen, Seen(), None
+        self._known.clear()
+        places = self._places
+        found = [each.path for each in seen.blocks]
+        if found != list(places.blocks):
+            raise HookrunError(
+                f"task.residual: the blocks ran as {found[:8]}, expected {list(places.blocks)[:8]}: the lens reads "
+                "decoders whose blocks run once each, in this order"
+            )
+        if (
+            seen.norm is None
+            or seen.norm.before is None
+            or seen.unembed_entered is None
+            or seen.logits is None
+        ):
+            lacking = places.final_norm if seen.norm is None or seen.norm.before is None else places.unembed
+            raise HookrunError(
+                f"the lens did not see {lacking} return a tensor for each position: name another place with "
+                "task.final_norm or task.unembed"
+            )
+        return seen
+
+    # ---- registration ------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Observer:
+        inner = set[int]()
+        for number, path in enumerate(self._places.blocks):
+            block = self._model.get_submodule(path)
+            inner |= {id(each) for each in block.modules()}
+            place = self._places.heads[number] if self._places.heads else None
+            self._observe_block(path, block, place)
+        for path, module in self._model.named_modules():
+            if isinstance(module, nn.Embedding) and id(module) not in inner:
+                self._after(module, lambda value, path=path: self._embed(path, value))
+        self._observe_end()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def _observe_block(self, path: str, block: nn.Module, heads: HeadsPlace | None) -> None:
+        self._entering(block, lambda args: self._enter_block(path, args), first=True)
+        self._entering(block, self._entered_block)
+        for name, child in block.named_children():
+            if self._inside or isinstance(child, SumOfTwo):
+                self._observe_call(f"{path}.{name}", child)
+        self._after(block, self._leave_block_before, first=True)
+        self._after(block, self._leave_block)
+        if heads is not None:
+            reader, summed = (self._model.get_submodule(each) for each in (heads.path, heads.summed))
+            if heads.by_output:
+                self._after(reader, self._read_heads)
+            else:
+                self._entering(reader, self._read_heads)
+            self._after(summed, lambda value: self._summed(value, "before"), first=True)
+            self._after(summed, lambda value: self._summed(value, "after"))
+
+    def _observe_call(self, path: str, module: nn.Module) -> None:
+        self._entering(module, lambda args: self._begin_call(path, module, args), first=True)
+        self._entering(module, self._entered_call)
+        self._after(module, lambda value: self._end_call(module, value, "before"), first=True)
+        self._after(module, lambda value: self._end_call(module, value, "after"))
+
+    def _observe_end(self) -> None:
+        norm, unembed = (
+            self._model.get_submodule(each) for each in (self._places.final_norm, self._places.unembed)
+        )
+        self._entering(norm, lambda args: self._enter_norm(norm, args), first=True)
+        self._entering(norm, self._entered_norm)
+        self._after(norm, lambda value: self._leave_norm(value, "before"), first=True)
+        self._after(norm, lambda value: self._leave_norm(value, "after"))
+        self._entering(unembed, lambda args: self._enter_unembed(args, "unembed_entered_before"), first=True)
+        self._entering(unembed, lambda args: self._enter_unembed(args, "unembed_entered"))
+        self._after(unembed, lambda value: self._leave_unembed(value, "scores"), first=True)
+        self._after(unembed, lambda value: self._leave_unembed(value, "scores_after"))
+        self._after(self._model, lambda value: self._leave_unembed(value, "logits"), first=True)
+
+    def _entering(self, module: nn.Module, see: Any, *, first: bool = False) -> None:
+        def note(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            if self._rows is not None:
+                see((args, kwargs))
+
+        handle = module.register_forward_pre_hook(note, prepend=first, with_kwargs=True)
+        self._stack.callback(handle.remove)
+
+    def _after(self, module: nn.Module, see: Any, *, first: bool = False) -> None:
+        def note(module: nn.Module, args: Any, output: Any) -> None:
+            if self._rows is not None:
+                see(output)
+
+        handle = module.register_forward_hook(note, prepend=first)
+        self._stack.callback(handle.remove)
+
+    # ---- what is seen ------------------------------------------------------------------------------------------
+
+    def _tensor(self, value: Any) -> Tensor | None:
+        """The first tensor [batch, length, ...] of floating-point numbers in a value."""
+        for tensor in tensors(value):
+            fits = (
+                tensor.dim() > 2
+                and tensor.shape[0] in (1, self._shape[0])
+                and tensor.shape[1] == self._shape[1]
+            )
+            if fits and tensor.is_floating_point():
+                return tensor
+        return None
+
+    def _flat(self, value: Any) -> Tensor | None:
+        """The first tensor [batch * length, width] of floating-point numbers in a value, as in OPT."""
+        count = self._shape[0] * self._shape[1]
+        flat = (each for each in tensors(value) if each.dim() == 2 and each.is_floating_point())
+        return next((each for each in flat if len(each) == count), None)
+
+    def _picked(self, value: Any) -> tuple[Tensor, Tensor] | None:
+        """That tensor, and its rows [N, ...]: a copy, the same one as long as nobody writes into the tensor."""
+        tensor = self._tensor(value)
+        tensor = self._flat(value) if tensor is None else tensor
+        if tensor is None or self._rows is None:
+            return None
+        known = self._known.get(id(tensor))
+        if known is not None and known[0] is tensor and known[1] == tensor._version:
+            return tensor, known[2]
+        sequences, columns = self._rows
+        by_row = tensor.detach() if tensor.dim() > 2 else tensor.detach().unflatten(0, self._shape)
+        rows = by_row[sequences if len(by_row) == self._shape[0] else 0, columns]
+        self._known[id(tensor)] = (tensor, tensor._version, rows)
+        return tensor, rows
+
+    def _stream(self, value: Any, path: str) -> Tensor:
+        found = self._picked(value)
+        if found is None:
+            raise HookrunError(
+                f"{path} passes no tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders whose "
+                "blocks take and return the residual stream; name the blocks with task.residual"
+            )
+        return found[1]
+
+    def _embed(self, path: str, value: Any) -> None:
+        found = self._picked(value)
+        if found is not None and not self.seen.blocks and self._open is None:
+            earlier = self.seen.embedded.get(path)
+            self.seen.embedded[path] = found[1] if earlier is None else earlier + found[1]
+
+    def _enter_block(self, path: str, args: Any) -> None:
+        rows = self._stream(args, path)
+        self._open, self._calls = BlockSeen(path, rows, rows), []
+
+    def _entered_block(self, args: Any) -> None:
+        if self._open is not None:
+            self._open.entered = self._stream(args, self._open.path)
+
+    def _begin_call(self, path: str, module: nn.Module, args: Any) -> None:
+        if self._open is not None:
+            self._calls.append(Call(path, module, list(tensors(args))))
+
+    def _entered_call(self, args: Any) -> None:
+        if self._open is not None and self._calls and (found := self._picked(args)) is not None:
+            self._calls[-1].entered = found[1]
+
+    def _end_call(self, module: nn.Module, value: Any, when: str) -> None:
+        call = next((each for each in reversed(self._calls) if each.module is module), None)
+        found = None if self._open is None else self._picked(value)
+        if call is None or found is None:
+            return
+        setattr(call, when, found[1])
+        call.output = found[0]
+
+    def _read_heads(self, value: Any) -> None:
+        if self._open is not None and (found := self._picked(value)) is not None:
+            self._open.heads = self._open.heads or HeadsSeen()
+            self._open.heads.read = found[1]
+
+    def _summed(self, value: Any, when: str) -> None:
+        if (
+            self._open is not None
+            and self._open.heads is not None
+            and (found := self._picked(value)) is not None
+        ):
+            setattr(self._open.heads, when, found[1])
+
+    def _leave_block_before(self, value: Any) -> None:
+        if self._open is not None:
+            self._open.left_before = self._stream(value, self._open.path)
+
+    def _leave_block(self, value: Any) -> None:
+        block = self._open
+        if block is None:
+            return
+        block.left = self._stream(value, block.path)
+        block.joints = [call for call in self._calls if isinstance(call.module, SumOfTwo)]
+        block.added = _chains(
+            [call for call in self._calls if not isinstance(call.module, SumOfTwo)], block.left.shape
+        )
+        self._forget(block)
+        self.seen.blocks.append(block)
+
+    def _forget(self, block: BlockSeen) -> None:
+        """What is needed no longer: the model's own tensors, and rows of calls that go to other calls."""
+        last = {id(chain[-1]) for chain in block.added} | {id(joint) for joint in block.joints}
+        for call in self._calls:
+            call.inputs, call.output = [], None
+            if block.heads is None and id(call) not in last:
+                call.entered = call.before = call.after = None
+        self._known.clear()
+        self._open, self._calls = None, []
+
+    def _enter_norm(self, norm: nn.Module, args: Any) -> None:
+        if len(self.seen.blocks) == len(self._places.blocks):
+            self.seen.norm = Call(self._places.final_norm, norm)
+            self.seen.norm_entered_before = self._stream(args, self._places.final_norm)
+
+    def _entered_norm(self, args: Any) -> None:
+        if self.seen.norm is not None:
+            self.seen.norm.entered = self._stream(args, self._places.final_norm)
+
+    def _leave_norm(self, value: Any, when: str) -> None:
+        if self.seen.norm is not None:
+            setattr(self.seen.norm, when, self._stream(value, self._places.final_norm))
+
+    def _enter_unembed(self, args: Any, when: str) -> None:
+        if self.seen.norm is not None:
+            setattr(self.seen, when, self._stream(args, self._places.unembed))
+
+    def _leave_unembed(self, value: Any, when: str) -> None:
+        if self.seen.norm is not None:
+            setattr(self.seen, when, self._tensor(value))
+
+
+def _chains(calls: Sequence[Call], shape: torch.Size) -> list[list[Call]]:
+    """The calls whose results go to no other call, each with those before it whose result it was given."""
+    made = [call for call in calls if call.output is not None and call.after is not None]
+    last = [
+        call
+        for call in made
+        if call.after is not None
+        and call.after.shape == shape
+        and not any(_same(call.output, each) for other in calls if other is not call for each in other.inputs)
+    ]
+    chains = []
+    for call in last:
+        chain = [call]
+        while (before := _given_by(chain[0], made)) is not None and all(before is not each for each in chain):
+            chain.insert(0, before)
+        chains.append(chain)
+    return chains
+
+
+def _given_by(call: Call, calls: Sequence[Call]) -> Call | None:
+    """The call whose result this one was given."""
+    return next(
+        (each for each in calls if each is not call and any(_same(each.output, one) for one in call.inputs)),
+        None,
+    )
+
+
+def _same(made: Tensor | None, given: Tensor) -> bool:
+    """Whether a tensor is the other one, or another view of all of it."""
+    if made is None or made is given:
+        return made is given
+    return made.numel() == given.numel() and made.data_ptr() == given.data_ptr() and made.dtype == given.dtype

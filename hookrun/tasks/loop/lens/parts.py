@@ -1,0 +1,250 @@
+"""From what was seen of a forward to its parts: the residual stream after each layer, or what each layer or head adds.
+
+Contributions are checked as they are made: those of a layer add up to what it returned, or the run is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.errors import HookrunError
+from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, step, wide
+from hookrun.tasks.loop.lens.observing import BlockSeen, Call, Seen
+from hookrun.tasks.loop.lens.places import HeadsPlace, Places
+
+EMBED = "embed"
+BIAS = "bias"
+HOOKS = "(hooks)"
+"""What stands behind the path of a block whose stream the experiment's hooks change: that change, a part of its own."""
+
+_SLACK = 32
+"""How many roundings of the sum of the magnitudes an element may be off."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Something that the scores are made of.
+
+    name:  the module that adds it, or after which the stream is read
+    layer: from 0; None: before or after all of them
+    head:  of an attention; None: it is no single head
+    rows:  [N, D] in float32 or float64; of the stream in the model's dtype
+    after: it is added behind the final norm
+    """
+
+    name: str
+    layer: int | None
+    head: int | None
+    rows: Tensor
+    after: bool = False
+
+
+def residual(model: nn.Module, places: Places, seen: Seen) -> Iterator[Part]:
+    """The residual stream after the embedding and after each block."""
+    yield Part(EMBED, None, None, seen.blocks[0].entered)
+    for layer, block in enumerate(seen.blocks):
+        name = block.joints[-1].path if block.joints else block.path
+        assert block.left is not None
+        yield Part(name, layer, None, block.left)
+
+
+def contributions(model: nn.Module, places: Places, seen: Seen, *, by_head: bool) -> Iterator[Part]:
+    """What the embedding, each attention or each of its heads, each MLP and the hooks add to the stream.
+
+    Their sum is what enters the final norm. Raises HookrunError for a block in which they add up to something else.
+    """
+    yield from _embedding(seen)
+    stream = wide(seen.blocks[0].entered_before)
+    for layer, block in enumerate(seen.blocks):
+        before = block.entered_before
+        _require_sum(
+            f"{block.path}: what enters it is not what the block before it returned", [stream], before
+        )
+        yield from _of_block(model, block, layer, places.heads[layer] if by_head else None)
+        assert block.left is not None
+        stream = wide(block.left)
+    yield from _end(places, seen, stream)
+
+
+def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[Part]:
+    """What hooks change of the stream before the final norm, and behind it."""
+    norm, entered = seen.norm, seen.norm_entered_before
+    assert norm is not None and norm.entered is not None and entered is not None
+    assert norm.before is not None and norm.after is not None
+    assert seen.unembed_entered is not None and seen.unembed_entered_before is not None
+    _require_sum(
+        f"{places.final_norm}: what enters it is not what the last block returned", [stream], entered
+    )
+    if (edit := wide(norm.entered) - wide(entered)).any():
+        yield Part(f"{places.final_norm} {HOOKS}", None, None, edit)
+    between = f"{places.unembed}: what enters it is not what {places.final_norm} returned"
+    if norm.after.shape != seen.unembed_entered_before.shape:
+        raise HookrunError(
+            f"{between}: another module changes it in between; name the places with task.final_norm"
+        )
+    _require_sum(between, [wide(norm.after)], seen.unembed_entered_before)
+    if (edit := wide(seen.unembed_entered) - wide(norm.before)).any():
+        yield Part(f"{places.unembed} {HOOKS}", None, None, edit, after=True)
+
+
+def _embedding(seen: Seen) -> Iterator[Part]:
+    """Each embedding, where they add up to what enters the first block; else that as a whole."""
+    whole, each = seen.blocks[0].entered_before, list(seen.embedded.items())
+    rows = [wide(rows) for _, rows in each]
+    if each and all(one.shape == whole.shape for one in rows) and _misfit(rows, whole) is None:
+        for (path, _), one in zip(each, rows, strict=True):
+            yield Part(path, None, None, one)
+    else:
+        yield Part(EMBED, None, None, wide(whole))
+
+
+def _of_block(model: nn.Module, block: BlockSeen, layer: int, heads: HeadsPlace | None) -> Iterator[Part]:
+    module = model.get_submodule(block.path)
+    factor = float(getattr(module, "residual_multiplier", 1.0))  # of Granite
+    attention = _attention(block, heads)
+    sums = [wide(block.entered)]
+    for chain in block.added:
+        assert chain[-1].after is not None
+        rows = wide(chain[-1].after) * factor
+        sums.append(rows)
+        if heads is not None and chain is attention:
+            yield from _heads(model, block, layer, chain, heads, factor)
+        else:
+            yield Part(_core(chain).path, layer, None, rows)
+    changes = [wide(block.entered) - wide(block.entered_before)]
+    changes += [
+        wide(joint.after) - wide(joint.before)
+        for joint in block.joints
+        if joint.edited and joint.after is not None and joint.before is not None
+    ]
+    assert block.left is not None and block.left_before is not None
+    names = ", ".join(_core(chain).path for chain in block.added) or "nothing"
+    what = f"{block.path}: its parts ({names}) do not add up to what it returns"
+    _require_sum(what, [*sums, *changes[1:]], block.left_before)
+    changes.append(wide(block.left) - wide(block.left_before))
+    change = reduce(torch.add, changes)
+    if change.any():
+        yield Part(f"{block.path} {HOOKS}", layer, None, change)
+
+
+def _core(chain: Sequence[Call]) -> Call:
+    """The call that the chain is called after: the last one with a matrix of parameters; norms have none."""
+    matrices = (call for call in reversed(chain) if any(each.dim() > 1 for each in call.module.parameters()))
+    return next(matrices, chain[-1])
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------
+
+
+def _attention(block: BlockSeen, heads: HeadsPlace | None) -> list[Call] | None:
+    """The chain that the projection of the heads is a part of."""
+    if heads is None:
+        return None
+    for chain in block.added:
+        if any(_holds(call, heads.summed) for call in chain):
+            return chain
+    raise HookrunError(f"task.heads: {heads.summed} is not in what {block.path} adds to the residual stream")
+
+
+def _holds(call: Call, path: str) -> bool:
+    return path == call.path or path.startswith(f"{call.path}.")
+
+
+def _heads(
+    model: nn.Module, block: BlockSeen, layer: int, chain: list[Call], place: HeadsPlace, factor: float
+) -> Iterator[Part]:
+    """Each head, the bias of the projection with those of norms behind it, and what hooks change on the way."""
+    seen = block.heads
+    if seen is None or seen.read is None or seen.before is None or seen.after is None:
+        raise HookrunError(
+            f"{place.path} was not called in {block.path}: name the projections with task.heads"
+        )
+    path = next(call.path for call in chain if _holds(call, place.summed))
+    each = _head_rows(model, place, seen.read)
+    bias = model.get_parameter(place.bias).detach() if place.bias else None
+    constant = torch.zeros_like(each[:, 0]) if bias is None else wide(bias).expand(len(each), -1)
+    what = f"{place.path}: its heads do not add up to what {place.summed} returns"
+    _require_sum(what, [*each.unbind(1), constant], seen.before, of_products=True)
+    first = next(n for n, call in enumerate(chain) if _holds(call, place.summed))
+    later, edited = chain[first + 1 :], not torch.equal(seen.before, seen.after) or chain[first].edited
+    for call in later:
+        edited = edited or call.edited
+        if (linear := _linear(call)) is not None:
+            each = torch.stack([linear(rows) for rows in each.unbind(1)], dim=1)
+            constant = linear(constant)
+            constant = constant if linear.bias is None else constant + linear.bias
+    rows = [*each.unbind(1), constant]
+    after = chain[-1].after
+    assert after is not None
+    if not edited:
+        what = f"{path}: its heads do not add up to what it adds to the residual stream"
+        _require_sum(what, rows, after, of_products=True)
+    for head, one in enumerate(each.unbind(1)):
+        yield Part(path, layer, head, one * factor)
+    if constant.any():
+        yield Part(place.bias or f"{path} {BIAS}", layer, None, constant * factor)
+    if edited:
+        yield Part(f"{path} {HOOKS}", layer, None, (wide(after) - reduce(torch.add, rows)) * factor)
+
+
+def _linear(call: Call) -> FrozenNorm | None:
+    """A norm behind the attention, as in Gemma 2; None for a module that changes nothing in evaluation."""
+    assert call.entered is not None and call.before is not None
+    if torch.equal(call.entered, call.before):
+        return None
+    return frozen(call.path, call.module, call.entered, call.before)
+
+
+def _head_rows(model: nn.Module, place: HeadsPlace, read: Tensor) -> Tensor:
+    """[N, heads, D]: what each head adds."""
+    if place.by_output:
+        return wide(read)
+    module: Any = model.get_submodule(place.path)
+    weight = wide(module.weight.detach())
+    weight = (
+        weight.T if isinstance(module, nn.Linear) else weight
+    )  # Conv1D of transformers multiplies from the right
+    width, count = weight.shape[0], place.count
+    if width % count or read.shape[-1] != width:
+        raise HookrunError(
+            f"{place.path}: its input of {read.shape[-1]} numbers is not that of {count} heads"
+        )
+    by_head = weight.unflatten(0, (count, -1))
+    return torch.einsum("nhd,hdw->nhw", wide(read).unflatten(-1, (count, -1)), by_head)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------
+
+
+def _misfit(parts: Sequence[Tensor], expected: Tensor, *, of_products: bool = False) -> float | None:
+    """How far the parts' sum is off where that is more than rounding; None where it is not.
+
+    Each element may be off by some roundings, in the dtype of `expected`, of the sum of the parts' magnitudes.
+
+    of_products: the parts are products of matrices, whose errors are those of a row's largest elements
+    """
+    total, magnitude = torch.zeros_like(parts[0]), torch.zeros_like(parts[0])
+    for part in parts:
+        total += part
+        magnitude += part.abs()
+    eps = torch.finfo(expected.dtype).eps
+    if of_products:
+        magnitude, eps = magnitude.amax(-1, keepdim=True), step(expected.dtype)
+    off = (total - wide(expected)).abs()
+    most = _SLACK * eps * magnitude.clamp_min(1e-30)
+    return None if bool((off <= most).all()) else float(off.max())
+
+
+def _require_sum(what: str, parts: Sequence[Tensor], expected: Tensor, *, of_products: bool = False) -> None:
+    if (off := _misfit(parts, expected, of_products=of_products)) is None:
+        return
+    raise HookrunError(
+        f"{what}: they differ by {off:.3g}. The lens cannot take apart what this model computes there, or a hook "
+        "changes it between its modules; task.parts=residual reads the stream itself"
+    )

@@ -1,0 +1,293 @@
+"""From the parts of a batch to scores: the most likely tokens, the answer's score, the distance to the output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hookrun.errors import HookrunError
+from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
+from hookrun.tasks.loop.lens.observing import Seen
+from hookrun.tasks.loop.lens.parts import BIAS, Part, contributions, residual
+from hookrun.tasks.loop.lens.places import Places
+
+AT_ONCE = 2**24
+"""Scores that are computed at once: positions times tokens of the vocabulary."""
+
+_SLACK = 32
+_FACTORS = {"logit_scale": 1.0, "logits_scaling": -1.0, "lm_head_multiplier": 1.0}
+"""Keys of configurations that scale the scores, and with which power."""
+_CAP = "final_logit_softcapping"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Of N positions.
+
+    rows:   sequence and column of each, on the model's device
+    answer: [N] int64, the token that is right; -100 where none is known
+    wrong:  [N] int64, the token that would be wrong; -100 where none is known
+    """
+
+    rows: tuple[Tensor, Tensor]
+    answer: Tensor
+    wrong: Tensor
+
+
+@dataclass
+class PartRead:
+    """What one part says at N positions, on the CPU.
+
+    top, probabilities:         [N, k], the tokens with the highest scores
+    answer_logit, wrong_logit:  [N]
+    kl:                         [N], KL(output || part) in nats; None: the part is no distribution by itself
+    right:                      [N] bool, whether the first token is the answer
+    """
+
+    name: str
+    layer: int | None
+    head: int | None
+    top: Tensor
+    probabilities: Tensor
+    answer_logit: Tensor
+    wrong_logit: Tensor
+    right: Tensor
+    kl: Tensor | None = None
+
+
+@dataclass
+class Lens:
+    """Reads what was seen of one forward after the other.
+
+    parts: residual, layers or heads
+    frozen: the final norm keeps the scale that it has on the final stream of each position
+    top:   so many tokens of each part
+    """
+
+    model: nn.Module
+    places: Places
+    parts: str
+    frozen: bool
+    top: int
+
+    def read(self, seen: Seen, output: Tensor, asked: Asked) -> Iterator[PartRead]:
+        """Each part, in the order of the model. Raises HookrunError where they do not add up."""
+        self._check_scores(seen, asked)
+        if self.parts == "residual":
+            score = self._by_frozen(seen) if self.frozen else self._by_norm(seen)
+            for part in residual(self.model, self.places, seen):
+                yield self._read(part, score, asked, output)
+        elif not self.frozen:
+            score = self._by_norm(seen)
+            for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
+                yield self._read(part, score, asked)
+        else:
+            yield from self._summing(seen, asked)
+
+    # ---- contributions, which sum ------------------------------------------------------------------------------
+
+    def _summing(self, seen: Seen, asked: Asked) -> Iterator[PartRead]:
+        linear = self._frozen_norm(seen)
+        columns = _columns(seen, asked)
+        total, magnitude = (
+            torch.zeros(columns.shape, dtype=wide(self._weight[:1]).dtype, device=columns.device)
+            for _ in "ab"
+        )
+        weights = wide(self._weight[columns])
+        for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
+            rows = part.rows if part.after else linear(part.rows)
+            made = torch.einsum("nd,nkd->nk", rows, weights)
+            total += made
+            magnitude += torch.einsum("nd,nkd->nk", rows.abs(), weights.abs())
+            yield self._read(part, lambda rows, at: self._linear(rows), asked, rows=rows)
+        constant = self._constant(linear)
+        total = (total + constant[columns]) * self._factor
+        self._check_total(
+            seen, asked, columns, total, (magnitude + constant[columns].abs()) * abs(self._factor)
+        )
+        part = Part(BIAS, None, None, torch.zeros(len(columns), 0, device=columns.device))
+        yield self._read(part, lambda rows, at: (constant * self._factor).expand(len(rows), -1), asked)
+
+    def _linear(self, rows: Tensor) -> Tensor:
+        return rows @ wide(self._weight).T.to(rows.dtype) * self._factor
+
+    def _constant(self, linear: FrozenNorm) -> Tensor:
+        """[V]: what the biases of the final norm and of the unembedding add to the scores."""
+        weight = wide(self._weight)
+        found = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
+        if linear.bias is not None:
+            found = found + weight @ linear.bias.to(weight.dtype)
+        bias = getattr(self._unembed, "bias", None)
+        return found if bias is None else found + wide(bias.detach())
+
+    def _frozen_norm(self, seen: Seen) -> FrozenNorm:
+        norm = seen.norm
+        assert norm is not None and norm.entered is not None and norm.before is not None
+        return frozen(self.places.final_norm, norm.module, norm.entered, norm.before)
+
+    def _check_total(
+        self, seen: Seen, asked: Asked, columns: Tensor, total: Tensor, magnitude: Tensor
+    ) -> None:
+        assert seen.scores is not None and seen.blocks[-1].left is not None
+        expected = wide(_at(seen.scores, asked.rows, columns)) * self._factor
+        eps = step(seen.scores.dtype, seen.blocks[-1].left.dtype, self._weight.dtype)
+        off = (total - expected).abs()
+        if bool((off > _SLACK * eps * magnitude).any()):
+            raise HookrunError(
+                f"the contributions do not add up to the scores of {self.places.unembed}: they differ by "
+                f"{float(off.max()):.3g}; use task.parts=residual task.norm=applied"
+            )
+
+    # ---- scores of whole streams -------------------------------------------------------------------------------
+
+    def _by_norm(self, seen: Seen) -> Callable[[Tensor, slice], Tensor]:
+        """Scores of rows, by the model's own norm and unembedding without their hooks."""
+        norm: Any = self.model.get_submodule(self.places.final_norm)
+        dtype = seen.blocks[-1].entered.dtype
+
+        def score(rows: Tensor, at: slice) -> Tensor:
+            return self._finished(self._unembed.forward(norm.forward(rows.to(dtype))))
+
+        return score
+
+    def _by_frozen(self, seen: Seen) -> Callable[[Tensor, slice], Tensor]:
+        linear = self._frozen_norm(seen)
+        constant = self._constant(linear)
+
+        def score(rows: Tensor, at: slice) -> Tensor:
+            part = FrozenNorm(linear.centers, linear.scale[at], linear.weight, None)
+            return self._capped((part(wide(rows)) @ wide(self._weight).T + constant) * self._factor)
+
+        return score
+
+    def _read(
+        self,
+        part: Part,
+        score: Callable[[Tensor, slice], Tensor],
+        asked: Asked,
+        output: Tensor | None = None,
+        rows: Tensor | None = None,
+    ) -> PartRead:
+        """The part's scores, so many positions at a time.
+
+        output: what the model returned, to which each distribution is compared; None: it is not compared
+        """
+        rows = part.rows if rows is None else rows
+        size = max(1, AT_ONCE // len(self._weight))
+        found = list[tuple[Tensor, ...]]()
+        for start in range(0, len(rows), size):
+            at = slice(start, start + size)
+            scores = wide(score(rows[at], at))
+            logs = F.log_softmax(scores, dim=-1)
+            best = logs.topk(min(max(self.top, 1), logs.shape[-1]), dim=-1)
+            answer, wrong = asked.answer[at].clamp_min(0), asked.wrong[at].clamp_min(0)
+            kl = torch.zeros(len(scores), device=scores.device, dtype=scores.dtype)
+            if output is not None:
+                expected = F.log_softmax(wide(_at(output, asked.rows, at=at)), dim=-1)
+                kl = F.kl_div(logs, expected, reduction="none", log_target=True).sum(-1).clamp_min(0)
+            found.append(
+                (
+                    best.indices, best.values.exp(), scores.gather(1, answer[:, None])[:, 0],
+                    scores.gather(1, wrong[:, None])[:, 0], best.indices[:, 0] == answer, kl,
+                )
+            )  # fmt: skip
+        top, probabilities, answers, wrongs, right, kl = (
+            torch.cat(each).cpu() for each in zip(*found, strict=True)
+        )
+        named = PartRead(
+            part.name,
+            part.layer,
+            part.head,
+            top[:, : self.top],
+            probabilities[:, : self.top],
+            answers,
+            wrongs,
+            right,
+        )
+        named.kl = kl if output is not None else None
+        return named
+
+    # ---- the unembedding ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def _unembed(self) -> Any:
+        return self.model.get_submodule(self.places.unembed)
+
+    @cached_property
+    def _weight(self) -> Tensor:
+        weight: Tensor = self._unembed.weight.detach()
+        return weight
+
+    @cached_property
+    def _factor(self) -> float:
+        """What the model multiplies the scores of its unembedding with."""
+        config = text_config(self.model)
+        factor = 1.0
+        for name, power in _FACTORS.items():
+            value = getattr(config, name, None)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value:
+                factor *= float(value) ** power
+        return factor
+
+    @cached_property
+    def _cap(self) -> float | None:
+        return cap_of(self.model)
+
+    def _finished(self, scores: Tensor) -> Tensor:
+        return self._capped(scores * self._factor)
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        return scores if self._cap is None else torch.tanh(scores / self._cap) * self._cap
+
+    def _check_scores(self, seen: Seen, asked: Asked) -> None:
+        """What the model returns is what the lens makes of its unembedding's scores, at the first positions."""
+        scores, logits = seen.scores_after, seen.logits
+        assert scores is not None and logits is not None
+        at = slice(0, max(1, AT_ONCE // len(self._weight)))
+        made = wide(self._finished(_at(scores, asked.rows, at=at)))
+        expected = wide(_at(logits, asked.rows, at=at)) if logits.shape == scores.shape else None
+        if expected is None or bool(((made - expected).abs() > rounding(logits.dtype, expected)).any()):
+            raise HookrunError(
+                f"the model changes the scores of {self.places.unembed} in a way that the lens does not know before it "
+                "returns them: name the module that computes its output with task.unembed"
+            )
+
+
+def _columns(seen: Seen, asked: Asked) -> Tensor:
+    """[N, 3]: the tokens at which sums are checked: the answer, the wrong one, the most likely one."""
+    assert seen.scores is not None
+    size = max(1, AT_ONCE // seen.scores.shape[-1])
+    best = [
+        _at(seen.scores, asked.rows, at=slice(start, start + size)).argmax(-1)
+        for start in range(0, len(asked.answer), size)
+    ]
+    return torch.stack([asked.answer.clamp_min(0), asked.wrong.clamp_min(0), torch.cat(best)], dim=1)
+
+
+def _at(
+    tensor: Tensor, rows: tuple[Tensor, Tensor], columns: Tensor | None = None, at: slice = slice(None)
+) -> Tensor:
+    """[N, V], or [N, k] of the columns: the tensor [batch, length, V] at the positions."""
+    sequences, places = rows[0][at], rows[1][at]
+    if columns is not None:
+        return tensor[sequences[:, None], places[:, None], columns]
+    return tensor[sequences, places]
+
+
+def text_config(model: nn.Module) -> Any:
+    """The configuration of the model, of one for images and text that of its text."""
+    config: Any = getattr(model, "config", None)
+    getter = getattr(config, "get_text_config", None)
+    return getter() if callable(getter) else config
+
+
+def cap_of(model: nn.Module) -> float | None:
+    """The soft cap on the scores, as of Gemma 2; None: there is none."""
+    value = getattr(text_config(model), _CAP, None)
+    return float(value) if isinstance(value, int | float) and value else None

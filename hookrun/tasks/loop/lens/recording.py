@@ -1,0 +1,155 @@
+"""What a pass of the lens writes: a line for each sample, part and position, and the means of each part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.actions.rows import TokenRows
+from hookrun.data.samples import IGNORED
+from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.lens.reading import Asked, PartRead
+
+Key = tuple[str, int | None, int | None]
+"""Name, layer and head of a part."""
+
+
+@dataclass
+class PartSums:
+    """Sums over positions; answers: those with a right token; pairs: those with a right and a wrong one."""
+
+    positions: int = 0
+    answers: int = 0
+    pairs: int = 0
+    kl: float = 0.0
+    right: int = 0
+    answer_logit: float = 0.0
+    logit_difference: float = 0.0
+
+    def means(self, of: PartSums, *, compared: bool) -> dict[str, float]:
+        """The means of what is known; `kl` and `accuracy` where the part was compared with the output.
+
+        of: the counts of the whole pass: a part that some batches lack adds nothing in those
+        """
+        found = dict[str, float]()
+        if compared:
+            found["kl"] = self.kl / max(of.positions, 1)
+        if of.answers and compared:
+            found["accuracy"] = self.right / of.answers
+        if of.answers:
+            found["answer_logit"] = self.answer_logit / of.answers
+        if of.pairs:
+            found["logit_difference"] = self.logit_difference / of.pairs
+        return found
+
+
+class PartMeans:
+    """The means of every part over a pass; it goes on in the middle of one."""
+
+    def __init__(self) -> None:
+        self.sums = dict[Key, PartSums]()
+
+    @property
+    def whole(self) -> PartSums:
+        """The counts of the whole pass: every batch has an embedding."""
+        return max(self.sums.values(), key=lambda each: each.positions, default=PartSums())
+
+    def add(self, part: PartRead, asked: Asked) -> None:
+        """One batch of a part. A part that some batches lack, such as what hooks change, adds nothing in those."""
+        has_answer = asked.answer.cpu() != IGNORED
+        has_pair = has_answer & (asked.wrong.cpu() != IGNORED)
+        sums = self.sums.setdefault((part.name, part.layer, part.head), PartSums())
+        sums.positions += len(has_answer)
+        sums.answers += int(has_answer.sum())
+        sums.pairs += int(has_pair.sum())
+        sums.kl += float(part.kl.double().sum()) if part.kl is not None else 0.0
+        sums.right += int((part.right & has_answer).sum())
+        sums.answer_logit += float(part.answer_logit[has_answer].double().sum())
+        difference = part.answer_logit - part.wrong_logit
+        sums.logit_difference += float(difference[has_pair].double().sum())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far."""
+        return {"sums": [[*key, vars(each)] for key, each in self.sums.items()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.sums = {(name, layer, head): PartSums(**sums) for name, layer, head, sums in state["sums"]}
+
+
+def write_lines(
+    run_dir: RunDir,
+    split: str,
+    kind: str,
+    rows: TokenRows,
+    asked: Asked,
+    parts: Sequence[PartRead],
+    text: Callable[[int], str | None],
+) -> None:
+    """The lines of a batch: sample by sample, of each the parts, of each part the positions."""
+    columns = [_Columns.of(part) for part in parts]
+    numbers, positions, tokens = (each.tolist() for each in (rows.numbers, rows.positions, rows.token_ids))
+    answers, wrongs = asked.answer.tolist(), asked.wrong.tolist()
+    for start, end in _runs(rows.samples.tolist()):
+        for part, column in zip(parts, columns, strict=True):
+            for row in range(start, end):
+                line = {
+                    "sample": numbers[row],
+                    "split": split,
+                    "part": part.name,
+                    "kind": kind,
+                    "layer": part.layer,
+                }
+                if part.head is not None:
+                    line["head"] = part.head
+                line |= {"position": positions[row], "token": tokens[row], "text": text(tokens[row])}
+                best = zip(column.top[row], column.probabilities[row], strict=True)
+                line["top"] = [[token, text(token), probability] for token, probability in best]
+                if answers[row] != IGNORED:
+                    line["answer_logit"] = column.answer_logit[row]
+                    if wrongs[row] != IGNORED:
+                        line["wrong_logit"] = column.wrong_logit[row]
+                        line["logit_difference"] = column.answer_logit[row] - column.wrong_logit[row]
+                if column.kl is not None:
+                    line["kl_to_output"] = column.kl[row]
+                run_dir.log_lens(line)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The tensors of a part as Python's numbers."""
+
+    top: list[list[int]]
+    probabilities: list[list[float]]
+    answer_logit: list[float]
+    wrong_logit: list[float]
+    kl: list[float] | None
+
+    @classmethod
+    def of(cls, part: PartRead) -> _Columns:
+        kl = None if part.kl is None else part.kl.tolist()
+        logits = part.answer_logit.tolist(), part.wrong_logit.tolist()
+        return cls(part.top.tolist(), part.probabilities.tolist(), *logits, kl)
+
+
+def _runs(samples: Sequence[int]) -> list[tuple[int, int]]:
+    """First and end of each run of equal numbers."""
+    starts = [n for n in range(len(samples)) if n == 0 or samples[n] != samples[n - 1]]
+    return list(zip(starts, [*starts[1:], len(samples)], strict=True))
+
+
+def answers_of(target: Tensor, wrong: Tensor | None, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The right and the wrong token at each position, IGNORED where there is none.
+
+    target: [batch, length], of sequences; of anything else nothing is known
+    wrong:  [batch]
+    """
+    sequences, columns = rows
+    answer = target[sequences, columns] if target.dim() == 2 else sequences.new_full(sequences.shape, IGNORED)
+    if wrong is None:
+        return answer, answer.new_full(answer.shape, IGNORED)
+    found = wrong.to(sequences.device)[sequences]
+    return answer, found.masked_fill(answer == IGNORED, IGNORED)

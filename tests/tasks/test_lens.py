@@ -1,0 +1,365 @@
+"""task=lens: the stream after each layer as hand-written hooks see it, and contributions that sum to the scores."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.cli import main
+from hookrun.errors import HookrunError
+from hookrun.store.reader import Run
+from hookrun.store.verify import verify
+from hookrun.tasks.loop.resuming import Resuming
+
+Runs = Callable[..., Run]
+
+DATA = ("data=names", "data.batch_size=3", "train.limit_batches=2")
+DECODER = ("model=decoder", "model.args.width=16", "model.args.heads=2", *DATA)
+LENS = ("task=lens", *DECODER)
+IDS = "bos_token_id: 0, eos_token_id: 0, pad_token_id: 0"
+SIZES = "hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4, vocab_size: null"
+USUAL = f"{SIZES}, num_key_value_heads: 2, {IDS}"
+MLP = "intermediate_size: 48"
+MODELS = {
+    "gpt2": f"n_layer: 2, n_embd: 32, n_head: 4, vocab_size: null, {IDS}",
+    "llama": f"{USUAL}, {MLP}, tie_word_embeddings: true, attention_bias: true",
+    "gemma2": f"{USUAL}, {MLP}, head_dim: 16, final_logit_softcapping: 3.0",  # (1 + w), norms behind, soft caps
+    "cohere": f"{USUAL}, {MLP}, logit_scale: 0.25",  # attention and MLP beside each other, scaled scores
+    "granite": f"{USUAL}, {MLP}, residual_multiplier: 0.3, logits_scaling: 4.0, embedding_multiplier: 2.0",
+}
+BERT = f"{{model_type: bert, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 2, vocab_size: null, {IDS}}}"
+T5 = "{model_type: t5, d_model: 32, num_layers: 2, num_heads: 2, d_kv: 16, vocab_size: null}"
+
+
+def transformer(kind: str, *more: str) -> tuple[str, ...]:
+    config = f"{{model_type: {kind}, {MODELS[kind]}}}"
+    return "model=transformers", f"model.args.config={config}", *DATA, *more
+
+
+def drawn(path: Path, *model: str) -> tuple[nn.Module, str]:
+    """The model with every parameter drawn anew, biases and norms too, and the override that loads it."""
+    built, _ = hookrun.build(overrides=[*model, "compute.device=cpu"])
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator).to(parameter), alpha=0.2)
+    save_file({name: each.clone().contiguous() for name, each in built.state_dict().items()}, path)
+    return built.eval(), f"model.weights={path}"
+
+
+def sums(run: Run, key: str) -> dict[tuple[int, int], float]:
+    found = defaultdict[tuple[int, int], float](float)
+    for line in run.lens:
+        if key in line:
+            found[line["sample"], line["position"]] += line[key]
+    return dict(found)
+
+
+def answers(run: Run, part: str) -> dict[tuple[int, int], dict[str, Any]]:
+    return {(line["sample"], line["position"]): line for line in run.lens if line["part"] == part}
+
+
+def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
+    _, data = hookrun.build(overrides=list(overrides))
+    return [data["val"][number] for number in range(6)]
+
+
+def test_the_stream_of_a_decoder_is_what_hooks_by_hand_see(run: Runs, tmp_path: Path) -> None:
+    model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
+    found = run(*LENS, weights, "task.top=3")
+    assert verify(found.path).bad == []
+    seen: dict[str, Tensor] = {}
+    for number in (0, 1):
+        path = f"blocks.{number}.resid_post"
+        model.get_submodule(path).register_forward_hook(
+            lambda module, args, output, path=path: seen.__setitem__(path, output)
+        )
+    metrics = {line["module"]: line for line in found.metrics if "module" in line}
+    kls = defaultdict[str, list[float]](list)
+    for number, (inputs, target) in enumerate(samples(*DECODER)):
+        count = int(inputs["attention_mask"].sum())
+        with torch.no_grad():
+            output = model(inputs["input_ids"][None], inputs["attention_mask"][None])[0]
+            for path, stream in seen.items():
+                logits = model.unembed(model.ln_final(stream))[0]
+                kl = (output.softmax(-1) * (output.log_softmax(-1) - logits.log_softmax(-1))).sum(-1)
+                lines = [line for line in found.lens if line["part"] == path and line["sample"] == number]
+                assert [line["position"] for line in lines] == list(range(count))
+                for place, line in enumerate(lines):
+                    values, tokens = logits[place].softmax(-1).topk(3)
+                    assert [each[0] for each in line["top"]] == tokens.tolist()
+                    assert [each[2] for each in line["top"]] == pytest.approx(values.tolist(), rel=1e-4)
+                    assert line["kl_to_output"] == pytest.approx(float(kl[place]), abs=1e-5)
+                    assert line["token"] == inputs["input_ids"][place] and isinstance(line["text"], str)
+                    kls[path].append(line["kl_to_output"])
+                assert "answer_logit" not in lines[0]
+                assert lines[-1]["answer_logit"] == pytest.approx(
+                    float(logits[count - 1, target[count - 1]]), abs=1e-4
+                )
+    assert {path: metrics[path]["kl"] for path in kls} == pytest.approx(
+        {path: sum(values) / len(values) for path, values in kls.items()}
+    )
+    assert metrics["blocks.1.resid_post"]["kl"] == pytest.approx(0, abs=1e-6)
+    assert metrics["embed"]["positions"] == len(kls["blocks.0.resid_post"])
+
+
+def test_the_stream_of_gpt2_is_its_hidden_states(run: Runs, tmp_path: Path) -> None:
+    model, weights = drawn(tmp_path / "w.safetensors", *transformer("gpt2"))
+    found = run("task=lens", *transformer("gpt2"), weights, "task.tokens=-1")
+    for number, (inputs, target) in enumerate(samples(*transformer("gpt2"))):
+        with torch.no_grad():
+            output = model(**{name: each[None] for name, each in inputs.items()}, output_hidden_states=True)
+        last = int(inputs["attention_mask"].sum()) - 1
+        streams = {"embed": output.hidden_states[0], "transformer.h.0": output.hidden_states[1]}
+        expected = {
+            name: model.lm_head(model.transformer.ln_f(each))[0, last] for name, each in streams.items()
+        }
+        expected["transformer.h.1"] = output.logits[0, last]
+        for name, logits in expected.items():
+            line = answers(found, name)[number, last]
+            assert line["answer_logit"] == pytest.approx(float(logits[target[last]].detach()), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["decoder", *MODELS])
+def test_contributions_sum_to_the_scores(kind: str, run: Runs, tmp_path: Path) -> None:
+    model = (
+        (*DECODER, "model.args.positions=rotary", "model.args.layers=3")
+        if kind == "decoder"
+        else transformer(kind, "model.args.dtype=float64", "data.args.padding=left")
+    )
+    built, weights = drawn(tmp_path / "w.safetensors", *model)
+    within = {"abs": 1e-9} if kind == "gpt2" else {"abs": 2e-4}  # the others' norms are computed in float32
+    expected = {}
+    for number, (inputs, target) in enumerate(samples(*model)):
+        place = int((target != -100).nonzero())
+        with torch.no_grad():
+            output = built(**{name: each[None] for name, each in inputs.items()})
+        logits = (output if kind == "decoder" else output.logits)[0, place]
+        if kind == "gemma2":  # the sums are those before the soft cap
+            logits = torch.atanh(logits / 3) * 3
+        expected[number, int(inputs["attention_mask"].sum()) - 1] = float(logits[target[place]])
+    for parts in ("layers", "heads"):
+        found = run("task=lens", *model, weights, f"task.parts={parts}", "task.tokens=-1", "task.top=1")
+        assert sums(found, "answer_logit") == pytest.approx(expected, **within)
+        names = {(line["part"], line.get("head")) for line in found.lens}
+        assert any(head is not None for _, head in names) == (parts == "heads")
+    if kind == "decoder":
+        whole = run("task=lens", *model, weights, "task.norm=frozen", "task.tokens=-1")
+        last = answers(whole, "blocks.2.resid_post")
+        differences = {place: line["logit_difference"] for place, line in last.items()}
+        assert sums(found, "logit_difference") == pytest.approx(differences, **within)
+
+
+def test_a_head_adds_its_part_of_the_projection(run: Runs, tmp_path: Path) -> None:
+    model, weights = drawn(tmp_path / "w.safetensors", *DECODER)
+    found = run(*LENS, weights, "task.parts=heads", "task.tokens=-1")
+    kept: dict[str, Tensor] = {}
+    model.blocks[1].attn.z.register_forward_hook(lambda module, args, output: kept.update(z=output))
+    model.ln_final.register_forward_hook(lambda module, args, output: kept.update(x=args[0]))
+    for number, (inputs, target) in enumerate(samples(*DECODER)):
+        place = int((target != -100).nonzero())
+        with torch.no_grad():
+            model(inputs["input_ids"][None], inputs["attention_mask"][None])
+            spread = (kept["x"][0, place].var(unbiased=False) + model.ln_final.eps).rsqrt()
+            for head in (0, 1):
+                added = kept["z"][0, place, head] @ model.blocks[1].attn.heads.weight[head]
+                scaled = (added - added.mean()) * spread * model.ln_final.weight
+                expected = float(model.unembed.weight[target[place]] @ scaled)
+                (line,) = [
+                    line
+                    for line in found.lens
+                    if (line["sample"], line["part"], line.get("head")) == (number, "blocks.1.attn", head)
+                ]
+                assert line["answer_logit"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_what_hooks_change_is_a_part_of_its_own(run: Runs, tmp_path: Path) -> None:
+    _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
+    common = (weights, "task.tokens=-1", "task.top=1")
+    hooks = (
+        "+hooks.a={select: blocks.0, hook: forward, action: add_bias, value: 0.3}",
+        "+hooks.b={select: blocks.1.resid_mid, hook: forward, action: scale, factor: 0.5, index: '..., 0:8'}",
+        "+hooks.c={select: blocks.1.attn.heads, hook: forward, action: scale, factor: 0, heads: [1]}",
+        "+hooks.d={select: blocks.1.mlp, hook: forward, action: scale, factor: 2}",
+        "+hooks.e={select: blocks.0.attn.out, hook: forward, action: scale, factor: 0.5}",
+        "+hooks.f={select: ln_final, hook: forward, action: add_bias, value: [0.1" + ", 0.2" * 15 + "]}",
+    )
+    output = run(
+        "task=evaluate",
+        *DECODER,
+        weights,
+        *hooks,
+        "+hooks.z={select: unembed, hook: forward, action: capture, tokens: -1}",
+    )
+    rows = output.captures["z"]["unembed"][:]
+    for parts in ("layers", "heads"):
+        found = run(*LENS, *common, f"task.parts={parts}", *hooks)
+        expected = [
+            float(rows[number, target[target != -100]])
+            for number, (_, target) in enumerate(samples(*DECODER))
+        ]
+        assert list(sums(found, "answer_logit").values()) == pytest.approx(expected, abs=1e-4)
+        names = {line["part"] for line in found.lens}
+        assert {"blocks.0 (hooks)", "blocks.1 (hooks)", "unembed (hooks)"} <= names
+        if parts == "heads":
+            assert "blocks.0.attn (hooks)" in names
+            off = [line for line in found.lens if line["part"] == "blocks.1.attn" and line.get("head") == 1]
+            assert off and all(line["answer_logit"] == 0 for line in off)
+
+
+def test_a_prompt_says_the_same_whichever_side_is_padded(run: Runs, tmp_path: Path) -> None:
+    _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
+    found = [
+        run(*LENS, weights, f"data.args.padding={side}", "task.tokens={span: subject}", *more)
+        for side, more in (
+            ("left", ()),
+            ("right", ()),
+            ("right", ("data.batch_size=1", "train.limit_batches=6")),
+        )
+    ]
+    first, *others = [
+        [(line["sample"], line["part"], line["position"], line["text"]) for line in each.lens]
+        for each in found
+    ]
+    assert len(first) == 6 * 3 and others == [first, first]
+    for each in found[1:]:
+        assert [line["kl_to_output"] for line in each.lens] == pytest.approx(
+            [line["kl_to_output"] for line in found[0].lens], abs=1e-5
+        )
+
+
+@pytest.mark.cases(
+    "overrides, said",
+    [
+        (("task=lens",), "samples of the data 'digits'"),
+        ((*LENS, "task.final_norm=ln_finl"), "no module 'ln_finl'"),
+        ((*LENS, "task.residual='blocs[:]'"), "task.residual"),
+        ((*LENS, "task.unembed=ln_final"), "no weight [vocabulary, width]"),
+        ((*LENS, "task.heads='**.out'"), "`parts: heads`"),
+        ((*LENS, "task.parts=heads", "task.heads='**.mlp.out'"), "blocks.0.mlp.out does not take the heads"),
+        ((*LENS, "task.tokens={phase: generation}"), "generates nothing"),
+        ((*LENS, "task.tokens={span: nobody}"), "no span 'nobody'"),
+        ((*LENS, "compute.compile=true"), "compute.compile"),
+        ((*LENS, "task.top=1000000000000"), "task.top"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_read_is_refused_before_the_run(
+    overrides: tuple[str, ...], said: str, refused: Callable[..., str]
+) -> None:
+    assert said in refused(*overrides)
+
+
+@pytest.mark.cases(
+    "kind, config, said",
+    [
+        ("masked_lm", BERT, "looked for ln_final, ln_f, norm"),
+        ("seq2seq_lm", T5, "is an encoder-decoder"),
+    ],
+)  # fmt: skip
+def test_what_is_not_a_decoder_is_refused(
+    kind: str, config: str, said: str, refused: Callable[..., str]
+) -> None:
+    model = ("model=transformers", f"model.args.class={kind}", f"model.args.config={config}")
+    assert said in refused("task=lens", *model, *DATA)
+
+
+def test_a_block_that_cannot_be_taken_apart_is_named(run: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    bloom = f"{{model_type: bloom, hidden_size: 32, n_layer: 2, n_head: 4, vocab_size: null, {IDS}}}"
+    model = ("model=transformers", f"model.args.config={bloom}", *DATA)
+    run("task=lens", *model, "task.parts=layers", code=1)
+    assert "transformer.h.0: its parts (" in capsys.readouterr().err
+    assert run("task=lens", *model).lens
+
+
+def test_the_plan_says_what_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    groups = "[{override /task: lens}, {override /model: decoder}, {override /data: names}]"
+    head = f"# @package _global_\ndefaults: {groups}\n"
+    (tmp_path / "conf/experiment/mine.yaml").write_text(f"{head}task: {{parts: heads, tokens: [0, -1]}}\n")
+    assert main(["--config-dir", "conf", "experiment=mine", "task=plan"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "lens: heads of 2 blocks (blocks.0 to blocks.1) through ln_final" in said
+    assert "at tokens [0, -1]" in said and "heads of blocks.0.attn.heads: 4" in said
+    assert not (tmp_path / "outputs").exists()
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def test_a_pass_that_was_cut_off_goes_on_in_its_middle(
+    run: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run(*LENS, "train.limit_batches=3")
+    passed, real = [0], Resuming.point
+
+    def point(self: Any, due: bool = False) -> None:
+        passed[0] += 1
+        real(self, passed[0] == 1)
+        if passed[0] == 2:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Resuming, "point", point)
+        with pytest.raises(Killed):
+            main(
+                [
+                    *LENS,
+                    "train.limit_batches=3",
+                    "compute.device=cpu",
+                    "compute.threads=1",
+                    "hydra.run.dir=cut",
+                ]
+            )
+    assert main(["resume=cut"]) == 0
+    found = hookrun.open_run(tmp_path / "cut")
+    assert verify(found.path).bad == []
+    for name in ("lens.jsonl", "metrics.jsonl"):
+        assert (found.path / name).read_text() == (whole.path / name).read_text()
+
+
+@pytest.mark.usefixtures("pages")
+def test_a_strangers_lines_are_read_within_bounds(run: Runs) -> None:
+    from hookrun.report import write_report
+
+    found = run(*LENS, "task.top=2")
+    page = write_report(found.path)
+    assert 'class="lens"' in page.read_text() and "resid_post" in page.read_text()
+    path = found.path / "lens.jsonl"
+    good = json.loads(path.read_text().splitlines()[0])
+    bad = [
+        {**good, "top": [[1, "<script>alert(1)</script>", "NaN"]]},
+        {**good, "top": [[1, "a", 1e308]] * 5000},
+        {**good, "position": -1},
+        {**good, "part": "x" * 5000},
+        {**good, "layer": "0"},
+        {"sample": 0},
+    ]
+    path.write_text("\n".join(json.dumps(each) for each in (good, *bad)) + "\n")
+    text = write_report(found.path).read_text()
+    assert "<script>alert(1)" not in text and "5 lines hold no such record" in text
+    with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
+        hookrun.open_run(found.path).lens  # noqa: B018
+
+
+def test_the_experiment_logit_lens(run: Runs) -> None:
+    few = ("experiment=lm/logit_lens", "train.limit_batches=1", "data.batch_size=16", "task.tokens=-1")
+    lens = {line["module"]: line for line in run(*few).metrics if "module" in line}
+    assert list(lens) == ["embed", "blocks.0.resid_post", "blocks.1.resid_post"]
+    assert lens["embed"]["kl"] > lens["blocks.0.resid_post"]["kl"] > lens["blocks.1.resid_post"]["kl"]
+    assert lens["blocks.1.resid_post"]["kl"] == pytest.approx(0, abs=1e-6)
+    output = lens["blocks.1.resid_post"]["logit_difference"]
+    heads = [line for line in run(*few, "task.parts=heads").metrics if "module" in line]
+    assert len(heads) == 2 + 2 * (4 + 1) + 1, (
+        "two embeddings, four heads and an MLP in each layer, the biases"
+    )
+    assert sum(line["logit_difference"] for line in heads) == pytest.approx(output, abs=1e-5)
