@@ -13,6 +13,7 @@ from hookrun.arguments import parameters
 from hookrun.data.info import DataInfo
 from hookrun.errors import Problem, nearest, reason, shown
 from hookrun.spec.hook import HookSpec
+from hookrun.spec.tokens import Tokens
 
 Tokenizer = Any
 """Has `encode` and `decode`, as those of transformers, of tokenizers and of hookrun's own data have."""
@@ -74,11 +75,17 @@ def texts_of(
     spec: HookSpec, found_tokenizer: FoundTokenizer
 ) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
     """Text -> tokens of every text in the clause, and why some have none."""
-    clause, found, problems = spec.keys.tokens, dict[str, tuple[int, ...]](), list[Problem]()
+    return texts_of_clause(spec.keys.tokens, f"{spec.where}.tokens", found_tokenizer)
+
+
+def texts_of_clause(
+    clause: Tokens | None, where: str, found_tokenizer: FoundTokenizer
+) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
+    """The same for the clause at the key path `where`."""
+    found, problems = dict[str, tuple[int, ...]](), list[Problem]()
     texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
     if not texts:
         return found, problems
-    where = f"{spec.where}.tokens"
     tokenizer = found_tokenizer.tokenizer
     if tokenizer is None:
         what = f"`text` needs a tokenizer, and {found_tokenizer.why}"
@@ -99,10 +106,14 @@ def texts_of(
 
 def unknown_spans(spec: HookSpec, data: DataInfo | None) -> Iterator[Problem]:
     """The spans in the clause that no sample of the data has; None: the data is not known."""
-    clause = spec.keys.tokens
+    yield from unknown_spans_of_clause(spec.keys.tokens, f"{spec.where}.tokens", data)
+
+
+def unknown_spans_of_clause(clause: Tokens | None, at: str, data: DataInfo | None) -> Iterator[Problem]:
+    """The same for the clause at the key path `at`."""
     if clause is None or data is None:
         return
-    where = f"{spec.where}.tokens.span"
+    where = f"{at}.span"
     for name in dict.fromkeys(name for each in clause.filters for name in each.spans):
         if not data.spans:
             what = f"there is no span {name!r}: the samples of the data '{data.name}' have no spans"

@@ -229,6 +229,12 @@ class Installation:
                 for site, fired, idle, changed, total in counts:
                     site.fired, site.idle, site.changed, site.total = fired, idle, changed, total
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """No hook runs in a forward inside; what `apply` hooks did to the model stays."""
+        with self._wiring.paused():
+            yield
+
     def step(self) -> None:
         """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -213,6 +214,26 @@ class Wiring:
             steps = self._made(OptimizerSteps, on_steps)
             follow(steps)
             self._shared.closing.callback(unfollow, steps)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within the block none of these hooks runs in a forward; hooks of others do. What `apply` hooks did stays."""
+        ours = {handle.id for handle in self._handles}
+        kept = list[tuple[dict[int, Any], dict[int, Any]]]()
+        for module in self._model.modules():
+            for registered in (module._forward_pre_hooks, module._forward_hooks):
+                if not ours.isdisjoint(registered):
+                    kept.append((registered, dict(registered)))
+        try:
+            for registered, before in kept:
+                for number in ours & before.keys():
+                    del registered[number]
+            yield
+        finally:
+            for registered, before in kept:
+                added = {number: hook for number, hook in registered.items() if number not in before}
+                registered.clear()
+                registered.update(before | added)  # each in its old place
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""

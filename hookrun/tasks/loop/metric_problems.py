@@ -1,0 +1,90 @@
+"""What is wrong with `task.metrics` and `task.tokens`, as far as it can be told before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hookrun.data import DataInfo
+from hookrun.errors import Problem
+from hookrun.plan.texts import FoundTokenizer, texts_of_clause, unknown_spans_of_clause
+from hookrun.spec import Settings
+from hookrun.spec.metric import MetricKeys
+from hookrun.spec.tokens import Tokens
+from hookrun.tasks.base import Task, metric_tokens_of, metrics_of
+from hookrun.tasks.loop.metrics import (
+    KL,
+    LOGIT_DIFFERENCE,
+    LOSS,
+    METRICS,
+    PERPLEXITY,
+    PROBABILITY,
+    RANK,
+    WHERE,
+)
+from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
+
+TOKENS = "task.tokens"
+
+_OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
+
+
+def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    """Every mistake; info: None where the data itself is wrong."""
+    problems = list[Problem]()
+    if info is None:
+        return problems
+    for place, keys in enumerate(metrics_of(task) or ()):
+        problems += _of_metric(keys, f"{WHERE}.{place}", settings, info)
+    if (tokens := metric_tokens_of(task)) is not None:
+        problems += _of_tokens(tokens, info)
+    return problems
+
+
+def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo) -> Iterator[Problem]:
+    name, data = keys.name, f"the data {info.name!r}"
+    of_tokens = info.tokenizer is not None
+    if info.target is None and name in METRICS and name not in (LOSS, KL):
+        yield Problem(WHERE, f"{name!r} needs targets, and {data} has none", "leave it out, or name a target")
+    elif info.target is not None and name in _OF_LABELS and info.target.dtype.is_floating_point:
+        what = f"{name!r} needs labels, and {data} has targets {info.target}"
+        yield Problem(where, what, "leave it out")
+    if name == LOGIT_DIFFERENCE and info.target is not None and not info.has_wrong:
+        what = f"'{name}' needs a right and a wrong answer of each sample, and {data} names none"
+        hint = "use data=names, or data=prompts with the fields `answer` and `wrong`"
+        yield Problem(where, what, hint)
+    if keys.by == "position" and not of_tokens:
+        what = f"the samples of {data} are no sequences of tokens, and have no positions"
+        yield Problem(f"{where}.by", what, "use by: sample")
+    elif keys.by == "position" and (name not in METRICS or METRICS[name].of_rows is None) and name != LOSS:
+        what = f"{name!r} is computed of a whole batch, not of each token"
+        yield Problem(f"{where}.by", what, "use by: sample")
+    if name == LOSS and keys.by is not None:
+        yield from _of_loss(f"{where}.by", settings.train.loss.name, of_tokens=of_tokens)
+
+
+def _of_loss(where: str, loss: str, *, of_tokens: bool) -> Iterator[Problem]:
+    """Why there is no loss of a single token or sample."""
+    if loss == "output":
+        what = "with train.loss=output the model returns one number for the batch"
+        yield Problem(where, what, "use another train.loss, or the metric perplexity")
+    elif of_tokens and loss not in NEXT_TOKEN_LOSSES:
+        what = f"train.loss={loss} is not computed token by token"
+        yield Problem(where, what, "use train.loss=cross_entropy, or the metric perplexity")
+
+
+def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:
+    if info.tokenizer is None:
+        what = f"the samples of the data {info.name!r} are no sequences of tokens"
+        yield Problem(TOKENS, what, "leave it out")
+        return
+    if tokens.on_pattern or tokens.dim is not None or tokens.padding:
+        key = "dim" if tokens.dim is not None else "padding" if tokens.padding else "query and key"
+        what = f"found {key}: metrics are computed at tokens of the model's output, padding left out"
+        yield Problem(TOKENS, what, "name positions, as in -1, or {id: …}, {text: …}, {span: …}")
+        return
+    if tokens.phase == "generation":
+        what = "found phase: generation, and this task generates nothing"
+        yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
+        return
+    yield from unknown_spans_of_clause(tokens, TOKENS, info)
+    yield from texts_of_clause(tokens, TOKENS, FoundTokenizer(info.tokenizer))[1]
