@@ -120,7 +120,7 @@ class TaskUnderHooks(Task):
         tried = checks.attempt(settings, split, trust, lambda info: self.problems(settings, info), maker)
         trained, wrong = self._trained(experiment, tried)
         notes, idle = self._idle_hooks(experiment)
-        tried.problems.extend([*wrong, *idle])
+        tried.problems.extend([*wrong, *idle, *self._compared(experiment, tried)])
         if tried.problems or experiment.mistakes:
             score = None if tried.loss is None else self.score(tried.loss)
             raise checks.refused(experiment, split, tried, training=self.trains, score=score)
@@ -144,6 +144,22 @@ class TaskUnderHooks(Task):
             raise CompileError(misfits)
         plan = replace(plan, samples=self.samples_in_all(settings, sizes))
         return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))
+
+    def _compared(self, experiment: Experiment, tried: Attempt) -> list[Problem]:
+        """What is wrong with the runs that its metrics compare with."""
+        from hookrun.tasks.loop.metric_problems import compared_problems
+
+        info = tried.info
+        if info is None or all(each.against is None for each in metrics_of(self) or ()):
+            return []
+        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.split_met()
+        seen = [met] if met is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
+        classes = info.vocab_size if info.tokenizer is not None else info.num_classes
+        return compared_problems(
+            experiment,
+            {split: reach if split == met and not self.trains else None for split in seen},
+            classes,
+        )
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """What it does beside its hooks, for the plan."""

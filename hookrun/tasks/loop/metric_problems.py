@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from hookrun.data import DataInfo
-from hookrun.errors import Problem
+import torch
+
+from hookrun.data import DataInfo, Split
+from hookrun.errors import HookrunError, Problem
 from hookrun.plan.texts import FoundTokenizer, texts_of_clause, unknown_spans_of_clause
-from hookrun.spec import Settings
+from hookrun.run_values import FoundRuns
+from hookrun.spec import Experiment, Settings
 from hookrun.spec.metric import MetricKeys
 from hookrun.spec.tokens import Tokens
-from hookrun.tasks.base import Task, metric_tokens_of, metrics_of
+from hookrun.store.reader import Run
+from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
 from hookrun.tasks.loop.metrics import (
     KL,
     LOGIT_DIFFERENCE,
@@ -22,6 +26,7 @@ from hookrun.tasks.loop.metrics import (
     WHERE,
 )
 from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
+from hookrun.tasks.loop.predicted import Predicted
 
 TOKENS = "task.tokens"
 
@@ -38,6 +43,55 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> li
     if (tokens := metric_tokens_of(task)) is not None:
         problems += _of_tokens(tokens, info)
     return problems
+
+
+def compared_problems(
+    experiment: Experiment, splits: Mapping[Split, int | None], classes: int | None
+) -> list[Problem]:
+    """What is wrong with the runs that metrics compare with; those that are still to be made are not looked at.
+
+    splits:  of which the task sees samples -> how many, None: not known
+    classes: of the model's scores; None: not known
+    """
+    problems, runs = list[Problem](), FoundRuns(experiment.runs)
+    for place, keys in enumerate(metrics_of(task_of(experiment)) or ()):
+        if keys.against is None:
+            continue
+        where = f"{WHERE}.{place}.against.run"
+        try:
+            run, predicted = runs.open(keys.against.run), Predicted.of(runs, keys.against.run)
+            if run is None or predicted is None:
+                continue
+            problems += _other_data(where, run, experiment.settings)
+            for split, count in splits.items():
+                rows = predicted.rows(split)
+                if classes is not None and rows.shape[-1:] != (classes,):
+                    what = f"its scores are of {rows.shape[-1]} classes or tokens, these of {classes}"
+                    problems.append(Problem(where, what, "compare models of the same data"))
+                elif count is not None and len(missing := rows.missing(torch.arange(count))):
+                    hint = "predict them there as well, or limit this run: train.limit_batches"
+                    problems.append(Problem(where, rows.lacks(missing), hint))
+        except HookrunError as error:
+            problems.append(Problem(where, str(error)))
+    return problems
+
+
+def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
+    """Samples are matched by their number, and tokens by their place: both have to mean the same in the other run."""
+    data = run.config.get("data")
+    if not isinstance(data, dict) or not data:
+        return
+    if data.get("name") != settings.data.name:
+        what = (
+            f"the run {run.path} is of the data {data.get('name')!r}, and this one of {settings.data.name!r}"
+        )
+        yield Problem(where, what, "compare with a run on the same data")
+        return
+    theirs, ours = data.get("args") or {}, settings.data.args
+    for key in ("padding", "length", "seed", "val_fraction", "file"):
+        if isinstance(theirs, dict) and theirs.get(key) != ours.get(key):
+            what = f"data.args.{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
+            yield Problem(where, what, "give both runs the same")
 
 
 def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo) -> Iterator[Problem]:
