@@ -54,7 +54,7 @@ def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
     """
     runs: Sequence[UsedRun] = prepared.runs
     places = {run.where: run.path for run in runs if not run.need and os.path.abspath(run.run) != run.path}
-    weights, found = prepared.settings.model.weights, getattr(prepared, "weights", "")
+    weights, found = prepared.settings.model.own_weights, getattr(prepared, "weights", "")
     if weights is not None and os.path.isabs(found) and os.path.abspath(Path(weights).expanduser()) != found:
         places["model.weights"] = found
     stored = run_dir / CONFIG

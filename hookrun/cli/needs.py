@@ -30,6 +30,7 @@ from hookrun.cli.jobs import SingleRun, release_memory
 from hookrun.cli.known_runs import KnownRuns
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
 from hookrun.spec import Experiment
+from hookrun.spec.named_runs import runs_of
 from hookrun.spec.needs import PREVIOUS, Need
 from hookrun.store.format import STATUS
 from hookrun.store.named_files import named_files
@@ -244,6 +245,7 @@ def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
 def _named_runs(experiment: Experiment) -> Iterator[tuple[str, str | None]]:
     """Key path and name of every run that the experiment names."""
     yield "task.run", getattr(experiment.settings.task, "run", None)
+    yield from runs_of(experiment.settings).items()
     for hook in experiment.hooks.hooks:
         if hook.keys.enabled:
             yield from ((f"{where}.run", value.run) for where, value in hook.run_values())

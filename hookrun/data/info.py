@@ -55,6 +55,7 @@ class DataInfo:
     tokenizer:   of samples that are sequences of tokens, whose target is the next token of each position; None: they
                  are something else
     spans:       names of the spans that such samples may have
+    has_wrong:   whether such samples name a right and a wrong answer
     """
 
     name: str
@@ -64,6 +65,7 @@ class DataInfo:
     sizes: Mapping[Split, int | None]
     tokenizer: Tokenizer | None = None
     spans: tuple[str, ...] = ()
+    has_wrong: bool = False
 
     @property
     def vocab_size(self) -> int | None:

@@ -64,7 +64,7 @@ class NameSentences(Source[NamesArgs]):
 
     def inspect(self, root: Path | None, args: NamesArgs, split: Split) -> DataInfo:
         args.size(split)
-        return args.layout(_LENGTH).describe(self.name, args.sizes(), _WORDS, SPANS)
+        return args.layout(_LENGTH).describe(self.name, args.sizes(), _WORDS, SPANS, wrong=True)
 
     def open(self, root: Path | None, args: NamesArgs, split: Split, seed: int) -> Samples:
         return _Sentences(args, split, seed)

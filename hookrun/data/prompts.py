@@ -94,7 +94,10 @@ class Prompts(Source[PromptsArgs]):
             what = f"none of the {len(read.prompts)} prompts in {path} is for the split '{split}'"
             what += f" (val_fraction {args.val_fraction})"
             raise SpecError([Problem("data.args.val_fraction", what, "set it between 0 and 1")])
-        return _layout(args, tokenizer, path, read).describe(self.name, sizes, tokenizer, list(read.spans))
+        names_both = len(read.answers) > 0 and len(read.wrong) > 0
+        return _layout(args, tokenizer, path, read).describe(
+            self.name, sizes, tokenizer, list(read.spans), wrong=names_both
+        )
 
     def open(self, root: Path | None, args: PromptsArgs, split: Split, seed: int) -> Samples:
         self.inspect(root, args, split)

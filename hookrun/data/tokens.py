@@ -82,16 +82,22 @@ class TokenLayout:
     labels_side: str = "right"
 
     def describe(
-        self, name: str, sizes: Mapping[Split, int | None], tokenizer: Tokenizer, spans: Sequence[str] = ()
+        self,
+        name: str,
+        sizes: Mapping[Split, int | None],
+        tokenizer: Tokenizer,
+        spans: Sequence[str] = (),
+        *,
+        wrong: bool = False,
     ) -> DataInfo:
-        """The description of a data set of such samples."""
+        """The description of a data set of such samples; wrong: they name a right and a wrong answer."""
         row = TensorInfo((self.length,), torch.int64)
         inputs = {"input_ids": row, "attention_mask": TensorInfo((self.length,), torch.int64, fill=1)}
         if self.position_ids:
             inputs["position_ids"] = row
         if self.labels is not None:
             inputs["labels"] = TensorInfo((self.labels,), torch.int64)
-        return DataInfo(name, inputs, row, None, sizes, tokenizer, tuple(spans))
+        return DataInfo(name, inputs, row, None, sizes, tokenizer, tuple(spans), wrong)
 
     def sample(self, sequence: TokenSequence) -> Sample:
         """The padded inputs by name, and the targets [length]."""

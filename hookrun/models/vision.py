@@ -42,7 +42,7 @@ def prepare(config: Model, data: DataDefaults) -> ModelCall:
 
     builder = get_model_builder(config.name)
     accepted = _accepted(builder)
-    published = None if config.weights is None or is_path(config.weights) else config.weights
+    published = None if config.own_weights is None or is_path(config.own_weights) else config.own_weights
     args = given(config.args)
     problems = unknown_arguments(args, accepted, "model.args", config.name)
     if data.num_classes is not None and "num_classes" in accepted and not published:

@@ -33,8 +33,12 @@ def is_path(weights: str) -> bool:
 
 def origin(config: Model) -> str:
     """Where the weights of the model come from: ``random``, the name of published ones, or a path."""
-    if config.weights is not None:
-        return str(_absolute(config.weights).resolve()) if is_path(config.weights) else config.weights
+    if config.own_weights is not None:
+        return (
+            str(_absolute(config.own_weights).resolve())
+            if is_path(config.own_weights)
+            else config.own_weights
+        )
     if config.factory is not None:
         return f"as {config.factory} makes them"
     if config.args.get("path") is not None:
@@ -49,16 +53,14 @@ def misplaced(config: Model, *, published: bool) -> list[Problem]:
 
     published: whether the model may have published weights, which are given by name
     """
-    if config.weights is None:
+    if config.own_weights is None:
         return []
-    if not is_path(config.weights):
+    if not is_path(config.own_weights):
         if published:
             return []
-        what = (
-            f"'{config.weights}' is not a path, and no weights are published under a name for '{config.name}'"
-        )
+        what = f"'{config.own_weights}' is not a path, and no weights are published under a name for '{config.name}'"
         return [Problem(_WHERE, what, f"give the path of a {_either()} file, or null")]
-    path = _absolute(config.weights)
+    path = _absolute(config.own_weights)
     if path.suffix not in SUFFIXES:
         what = f"{path} is not a {_either()} file"
         return [Problem(_WHERE, what, "save the state dict in one of these formats")]
@@ -85,11 +87,11 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     Raises SpecError where the file is missing or damaged, holds Python objects instead of tensors, lacks tensors of
     the model, or has them in another shape; the model is then as it was.
     """
-    if config.weights is None or not is_path(config.weights):
+    if config.own_weights is None or not is_path(config.own_weights):
         return {}
     if problems := misplaced(config, published=False):
         raise SpecError(problems)
-    path = _absolute(config.weights)
+    path = _absolute(config.own_weights)
     found = _state_dict(path)
     own = model.state_dict(keep_vars=True)
     if problems := [*_missing(own, found, path), *_mismatched(own, found, path)]:
@@ -100,11 +102,11 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
 
 def applied_hooks(config: Model) -> frozenset[str]:
     """The identities of the hooks that had changed the model when hookrun wrote the file, as it says itself."""
-    if config.weights is None or not config.weights.endswith(".safetensors"):
+    if config.own_weights is None or not config.own_weights.endswith(".safetensors"):
         return frozenset()
     from safetensors import safe_open
 
-    with safe_open(_absolute(config.weights), framework="pt") as file:
+    with safe_open(_absolute(config.own_weights), framework="pt") as file:
         said = (file.metadata() or {}).get("applied", "[]")
     try:
         names = json.loads(said)

@@ -115,7 +115,9 @@ def beginning(
 
 
 def is_kept(line: bytes) -> bool:
-    """Whether a line of metrics.jsonl stays where a file is sampled: all do but single batches of training."""
+    """Whether a line of metrics.jsonl stays where a file is sampled: all do but single batches and single samples."""
+    if b'"of": "sample"' in line or b'"of": "position"' in line:
+        return False
     return b'"split": "train"' not in line or b'"of": "epoch"' in line
 
 

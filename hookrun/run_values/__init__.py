@@ -10,6 +10,7 @@ from hookrun.run_values.other_run import UsedBy, differences, padded_otherwise, 
 from hookrun.run_values.read import read_value
 from hookrun.run_values.runs import FoundRuns, UsedRun, used_run, used_runs
 from hookrun.run_values.sources import NotYetRun, Rows, Source
+from hookrun.run_values.weights import other_runs, with_found_weights
 
 __all__ = [
     "FoundRuns",
@@ -19,9 +20,11 @@ __all__ = [
     "UsedBy",
     "UsedRun",
     "differences",
+    "other_runs",
     "padded_otherwise",
     "read_value",
     "used_run",
     "used_runs",
+    "with_found_weights",
     "with_origins",
 ]

@@ -110,6 +110,8 @@ def _differences(run: Run, settings: Settings) -> list[str]:
     found = list[str]()
     for section, keys in _MAY_DIFFER.items():
         theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
+        if isinstance(theirs.get("weights"), dict):  # of a run: which file that was
+            theirs = {**theirs, "weights": run.model.get("weights")}
         found += [
             f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
             for key in keys

@@ -39,6 +39,7 @@ class Experiment:
     runs:     name -> directory of each run of its `needs`, and of `previous`; None: the run is still to be made
     mistakes: what is wrong in its configuration and was left out; an experiment that is run has none
     wrong:    what is right about the hooks that were left out
+    takes:    key path -> name of the run that stood there, of those that were replaced by what they hold
     """
 
     settings: Settings
@@ -47,6 +48,7 @@ class Experiment:
     runs: Mapping[str, str | None] = field(default_factory=dict)
     mistakes: tuple[Problem, ...] = ()
     wrong: WrongHooks = field(default_factory=WrongHooks)
+    takes: Mapping[str, str] = field(default_factory=dict)
 
     def of_a_sweep(self) -> Experiment:
         """The experiment as a job of a sweep, which keeps the best weights alone unless it says otherwise."""

@@ -47,13 +47,32 @@ class TaskKeys(Section):
         return self.task_name
 
 
+class RunWeights(Section):
+    """Weights that another run has trained.
+
+    run:        one of `needs`, `previous`, or the directory of a run
+    checkpoint: which of those that it kept; `ema` is the average of its weights
+    """
+
+    run: Annotated[str, Field(min_length=1, max_length=4_096)]
+    checkpoint: Literal["last", "best", "ema"] = "last"
+
+
 class Model(Section):
-    """Which network: a name of the closed registry, its arguments, and where its weights come from."""
+    """Which network: a name of the closed registry, its arguments, and where its weights come from.
+
+    weights: a path, the name of published ones, or those of another run
+    """
 
     name: str
     args: dict[str, Any] = {}
-    weights: str | None = None
+    weights: str | RunWeights | None = None
     factory: str | None = None
+
+    @property
+    def own_weights(self) -> str | None:
+        """The path or the name in `weights`; None also for those of a run, whose file stands there once it is found."""
+        return None if isinstance(self.weights, RunWeights) else self.weights
 
     @model_validator(mode="after")
     def _factory_goes_with_python(self) -> Model:

@@ -22,6 +22,11 @@ _NATURAL: dict[str, Direction] = {
     "mean_absolute_error": "minimize",
     "mean_squared_error": "minimize",
     "difference": "minimize",
+    "perplexity": "minimize",
+    "logit_difference": "maximize",
+    "probability": "maximize",
+    "rank": "minimize",
+    "kl": "minimize",
 }
 
 

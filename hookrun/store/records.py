@@ -210,6 +210,9 @@ class StatsLine(Record):
 Of = Literal["batch", "epoch"]
 """What the numbers of a line are means of: one logged batch, or a whole pass through the split."""
 
+OfPart = Literal["position", "sample"]
+"""What they are means of otherwise: the tokens at one position in a pass, or those of one sample."""
+
 MOST_METRICS = 1_000
 """Keys of a line of metrics.jsonl."""
 
@@ -223,7 +226,7 @@ class MetricsLine(Record):
     __pydantic_extra__: dict[Name, bool | Whole | float | Text | None]
 
     split: Text | None = None
-    of: Of | None = None
+    of: Of | OfPart | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -59,8 +59,15 @@ def is_batch(line: Line) -> bool:
     return line["of"] == "batch" if line.get("of") else line.get("split") == "train" and "lr" in line
 
 
+def is_part(line: Line) -> bool:
+    """Whether it is of one position or one sample: part of a pass, whose means have a line of their own."""
+    return line.get("of") in ("position", "sample")
+
+
 def measures(line: Line) -> dict[str, float]:
-    """``split/name`` -> value, or only the name where the line is of no split."""
+    """``split/name`` -> value, or only the name where the line is of no split; nothing for a part of a pass."""
+    if is_part(line):
+        return {}
     if "other" in line and line["other"] == line.get("module"):
         return {}  # a module is always like itself
     split = line.get("split")

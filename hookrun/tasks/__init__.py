@@ -19,6 +19,7 @@ from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
 from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed
 from hookrun.spec import Experiment
+from hookrun.spec.experiment import RunWeights
 from hookrun.spec.remains import beyond, in_file_order
 from hookrun.tasks.base import Ready, Task, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
@@ -87,10 +88,12 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
     trust = trust | of_environment()
     with read_once(trust):
         try:
+            experiment = _with_found_weights(experiment)
             check_objective(experiment, [*SPLITS, *tasks()])
         except SpecError as error:
             mistakes = (*experiment.mistakes, *error.errors)
-            task_of(experiment).prepare(replace(experiment, mistakes=mistakes), trust=trust)
+            experiment = _without_run_weights(replace(experiment, mistakes=mistakes))
+            task_of(experiment).prepare(experiment, trust=trust)
             raise
         return task_of(experiment).prepare(experiment, trust=trust)
 
@@ -109,13 +112,31 @@ def check_jobs(
     trust = trust | of_environment()
     with read_once(trust):
         for number in sorted(jobs, key=lambda number: model_key(jobs[number].settings)):
-            experiment = jobs[number]
             try:
+                experiment = _with_found_weights(jobs[number])
                 check_objective(experiment, [*SPLITS, *tasks()])
                 task_of(experiment).check(experiment, trust=trust, shared=shared)
             except (SpecError, CompileError) as error:
                 refused[number] = error
     return Checked(refused, shared.proven, shared.unproven)
+
+
+def _with_found_weights(experiment: Experiment) -> Experiment:
+    """The experiment with the weights that another run has trained. Raises SpecError where there are none."""
+    if not isinstance(experiment.settings.model.weights, RunWeights):
+        return experiment  # without torch, which tasks that analyse captures may not need
+    from hookrun.run_values import with_found_weights
+
+    return with_found_weights(experiment)
+
+
+def _without_run_weights(experiment: Experiment) -> Experiment:
+    """For an experiment that is refused anyway."""
+    settings = experiment.settings
+    if not isinstance(settings.model.weights, RunWeights):
+        return experiment
+    model = settings.model.model_copy(update={"weights": None})
+    return replace(experiment, settings=settings.model_copy(update={"model": model}))
 
 
 def refusal(
@@ -173,7 +194,7 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
         raise error
     from hookrun.tasks.loop.prepared import compiled_without_data
 
-    split = task.split_met()
+    split, experiment = task.split_met(), _with_found_weights(experiment)
     task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from hookrun.errors import HookrunError
 from hookrun.spec import Experiment, Settings, TaskKeys
 from hookrun.spec.experiment import Section
+from hookrun.spec.metric import MetricKeys
 from hookrun.spec.objective import Direction
+from hookrun.spec.tokens import Tokens
 
 if TYPE_CHECKING:
     from hookrun.run_values import UsedRun
@@ -87,9 +89,15 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
     ]
 
 
-def metrics_of(task: TaskKeys) -> tuple[str, ...] | None:
+def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
     """`task.metrics`; None where it is not given, or the task has no such key."""
-    found: tuple[str, ...] | None = getattr(task, "metrics", None)
+    found: tuple[MetricKeys, ...] | None = getattr(task, "metrics", None)
+    return found
+
+
+def metric_tokens_of(task: TaskKeys) -> Tokens | None:
+    """`task.tokens` of a task with metrics: where these are computed; None: at each token that is to be predicted."""
+    found: Tokens | None = getattr(task, "tokens", None) if "metrics" in type(task).model_fields else None
     return found
 
 

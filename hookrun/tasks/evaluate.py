@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.spec import Settings
+from hookrun.spec.metric import Metrics
 from hookrun.spec.objective import Direction
+from hookrun.spec.tokens import TokensClause
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import Metrics, data_of
+from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
@@ -17,12 +19,14 @@ class EvaluateTask(TaskWithBackward):
     """Computes `train.loss` and metrics.
 
     metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
+    tokens:  of sequences: where loss and metrics are computed; null: wherever a token is to be predicted
     """
 
     task_name: ClassVar[str] = "evaluate"
     scores: ClassVar[bool] = True
 
     metrics: Metrics = None
+    tokens: TokensClause | None = None
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The means over the split."""

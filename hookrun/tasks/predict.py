@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hookrun.errors import HookrunError
 from hookrun.spec import Settings
+from hookrun.spec.metric import Metrics, asked
 from hookrun.spec.objective import Direction
+from hookrun.spec.tokens import TokensClause
 from hookrun.store.format import PREDICTED
 from hookrun.tasks.backward import TaskWithBackward
-from hookrun.tasks.under_hooks import Metrics, data_of
+from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
@@ -21,11 +23,13 @@ class PredictTask(TaskWithBackward):
     """Writes the model's outputs to predictions/.
 
     metrics: computed as well, the loss only where it is listed; null: none
+    tokens:  of sequences: where they are computed; null: wherever a token is to be predicted
     """
 
     task_name: ClassVar[str] = "predict"
 
     metrics: Metrics = None
+    tokens: TokensClause | None = None
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
         """The means over the split."""
@@ -46,7 +50,7 @@ class PredictTask(TaskWithBackward):
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
         written, average = Written(), running.average()
-        wants_loss = self.metrics is not None and LOSS in self.metrics
+        wants_loss = asked(self.metrics, LOSS)
         forward = self.forward(running)
         clock = running.hooks.clock
         with running.evaluating(batches, self.name, {"written": written, "average": average}) as (passed, _):
@@ -64,11 +68,12 @@ class PredictTask(TaskWithBackward):
                 )
                 if self.metrics is not None:
                     loss = running.loss(output, batch) if wants_loss else None
-                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
+                    running.measure(average, loss, output, batch)
                 names.write(batch, output)
                 written.samples += len(batch.ids)
                 running.hooks.step()
-        running.conclude(self.split, {"samples": written.samples, **average.read()})
+        values = running.read(self.split, average) if self.metrics is not None else {}
+        running.conclude(self.split, {"samples": written.samples, **values})
 
 
 @dataclass

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from hookrun.spec import Settings
+from hookrun.spec.metric import Metrics
 from hookrun.spec.objective import Direction
-from hookrun.tasks.under_hooks import Metrics, Sizes, TaskUnderHooks, data_of, samples_of_a_pass
+from hookrun.spec.tokens import TokensClause
+from hookrun.tasks.under_hooks import Sizes, TaskUnderHooks, data_of, samples_of_a_pass
 
 if TYPE_CHECKING:
     from hookrun.data import Split
@@ -18,6 +20,7 @@ class TrainTask(TaskUnderHooks):
     """Trains as the section `train` says.
 
     metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
+    tokens:  of sequences: where loss and metrics are computed; null: wherever a token is to be predicted
     """
 
     task_name: ClassVar[str] = "train"
@@ -29,6 +32,7 @@ class TrainTask(TaskUnderHooks):
     }
 
     metrics: Metrics = None
+    tokens: TokensClause | None = None
 
     def split_seen(self) -> Split:
         """The training samples; those of the validation come after each epoch."""

@@ -6,13 +6,14 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, field_validator
+from pydantic import field_validator
 
 from hookrun.data.info import ALL, SPLITS
 from hookrun.errors import CompileError, Problem, nearest
 from hookrun.spec import Experiment, HookSpec, Settings
+from hookrun.spec.metric import asked
 from hookrun.tasks.base import Task, changed, metrics_of
 from hookrun.trust import read_once
 
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
     from hookrun.tasks.loop.running import Running
     from hookrun.tasks.loop.trained import Trained
 
-
-def _listed(raw: object) -> object:
-    """One name is a list of one."""
-    if raw is not None and (not isinstance(raw, str | list | tuple) or not raw):
-        raise ValueError(f"found {raw!r}, expected a list of metrics, such as [loss, accuracy]")
-    return [raw] if isinstance(raw, str) else raw
-
-
-Metrics = Annotated[tuple[str, ...] | None, BeforeValidator(_listed)]
-"""The metrics that a task computes: names of ours, or functions of a package that is trusted."""
 
 Sizes = Mapping["Split", int | None]
 """How many samples each split has; None where only reading the data would tell."""
@@ -142,7 +133,7 @@ class TaskUnderHooks(Task):
         tried = checks.attempt(settings, split, trust, lambda info: self.problems(settings, info), maker)
         trained, wrong = self._trained(experiment, tried)
         notes, idle = self._idle_hooks(experiment)
-        tried.problems.extend([*wrong, *idle])
+        tried.problems.extend([*wrong, *idle, *self._compared(experiment, tried)])
         if tried.info is not None and tried.model is not None:
             tried.problems.extend(self.unfit(settings, tried.info, tried.model))
         if tried.problems or experiment.mistakes:
@@ -172,6 +163,22 @@ class TaskUnderHooks(Task):
             raise CompileError(misfits)
         plan = replace(plan, samples=self.samples_in_all(settings, sizes))
         return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))
+
+    def _compared(self, experiment: Experiment, tried: Attempt) -> list[Problem]:
+        """What is wrong with the runs that its metrics compare with."""
+        from hookrun.tasks.loop.metric_problems import compared_problems
+
+        info = tried.info
+        if info is None or all(each.against is None for each in metrics_of(self) or ()):
+            return []
+        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.split_met()
+        seen = [met] if met is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
+        classes = info.vocab_size if info.tokenizer is not None else info.num_classes
+        return compared_problems(
+            experiment,
+            {split: reach if split == met and not self.trains else None for split in seen},
+            classes,
+        )
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
         """What it does beside its hooks, for the plan."""
@@ -238,7 +245,8 @@ class TaskUnderHooks(Task):
         """What is wrong with the settings; info: None where the data itself is wrong."""
         from hookrun.tasks.loop.loggers import not_installed
         from hookrun.tasks.loop.losses import NEED_TARGET
-        from hookrun.tasks.loop.metrics import LOSS, METRICS, WHERE
+        from hookrun.tasks.loop.metric_problems import metric_problems
+        from hookrun.tasks.loop.metrics import LOSS
         from hookrun.tasks.loop.optimizers import check_optimizer, check_scheduler
 
         train = settings.train
@@ -246,12 +254,8 @@ class TaskUnderHooks(Task):
         if self.trains:
             problems += check_optimizer(train.optimizer)
             problems += check_scheduler(train.scheduler) if train.scheduler is not None else []
-        listed = metrics_of(self) or ()
-        untargeted = info is not None and info.target is None
-        for name in [each for each in listed if untargeted and each in METRICS and each != LOSS]:
-            text = f"{name!r} needs targets, and the data {info.name if info else ''!r} has none"
-            problems.append(Problem(WHERE, text, "leave it out, or name a target"))
-        scores = self.scores_with_loss() or LOSS in listed
+        problems += metric_problems(self, settings, info)
+        scores = self.scores_with_loss() or asked(metrics_of(self), LOSS)
         if scores and info and info.target is None and train.loss.name in NEED_TARGET:
             text = f"{train.loss.name!r} needs targets, and the data {info.name!r} has none"
             hint = "use output, output_mean or output_sum, or name a target"
@@ -273,7 +277,7 @@ class TaskOfOneSplit(TaskUnderHooks):
 
     def unused(self, experiment: Experiment) -> list[str]:
         """What is about training; `train.limit_batches` and `train.log_every` hold here too."""
-        wants_loss = self.scores_with_loss() or "loss" in (metrics_of(self) or ())
+        wants_loss = self.scores_with_loss() or asked(metrics_of(self), "loss")
         used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
         return changed("train", experiment.settings.train, but=used)
 

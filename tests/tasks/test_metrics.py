@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.average import Average
 
 
 def test_batches_count_by_their_size() -> None:

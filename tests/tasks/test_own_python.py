@@ -17,7 +17,8 @@ from hookrun.errors import HookrunError, SpecError
 from hookrun.spec.experiment import Named
 from hookrun.store.reader import Run
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.metrics import METRICS, Average, load_metrics
+from hookrun.tasks.loop.average import Average
+from hookrun.tasks.loop.metrics import METRICS, load_metrics
 from hookrun.tasks.loop.own_losses import load_loss
 from hookrun.tasks.loop.prepared import Prepared
 

@@ -16,8 +16,9 @@ import hookrun
 from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.store.reader import Run
+from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.losses import loss_named
-from hookrun.tasks.loop.metrics import Average, load_metrics
+from hookrun.tasks.loop.metrics import load_metrics
 
 Runs = Callable[..., Run]
 

@@ -11,7 +11,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.lines import numbers
 from hookrun.report.section import ReportSection
 from hookrun.spec.objective import direction_of
-from hookrun.store.scores import ABOUT, Line, is_batch
+from hookrun.store.scores import ABOUT, Line, is_batch, is_part
 
 MOST_FIGURES = 60
 MOST_CURVES = 16
@@ -84,7 +84,7 @@ def latest(facts: Facts) -> list[LatestValue]:
 def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
     """Line, split, step and metrics of what was measured at a step; lines of analyses name a module instead."""
     for line in facts.metrics.records:
-        if isinstance(line.get("step"), int):
+        if isinstance(line.get("step"), int) and not is_part(line):
             yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)
 
 

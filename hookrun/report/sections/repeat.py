@@ -47,6 +47,8 @@ def _of_a_run(facts: Facts) -> RunAgain | None:
 def _weights(facts: Facts) -> list[Mapping[str, Any]]:
     """The file that the model's weights came from, in the form of a run that values come from."""
     found = facts.model.get("weights")
+    if any(run.get("where") == f"{WEIGHTS}.run" for run in facts.runs):
+        return []  # the run that trained them is named
     if not isinstance(found, str) or not os.path.isabs(found):
         return []
     return [{"where": WEIGHTS, "run": "", "path": found}]
@@ -119,7 +121,7 @@ def _value(path: str) -> str:
     return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-_NAMES_A_RUN = re.compile(r"(task|hooks(\.[\w-]+)+)\.run|model\.weights")
+_NAMES_A_RUN = re.compile(r"(task|model\.weights|hooks(\.[\w-]+)+)\.run|model\.weights")
 
 OF_A_RUN = ReportSection("repeat", "Run it again", _of_a_run, "repeat.html")
 OF_A_SWEEP = ReportSection("repeat", "Run it again", _of_a_sweep, "repeat.html")

@@ -240,7 +240,7 @@ _SHAPELESS = {"data.batch_size", "data.workers"}
 
 def without_download(settings: Settings) -> Settings:
     """The settings without published weights, which nobody should wait for who will be refused anyway."""
-    if settings.model.weights is None or is_path(settings.model.weights):
+    if settings.model.own_weights is None or is_path(settings.model.own_weights):
         return settings
     return settings.model_copy(update={"model": settings.model.model_copy(update={"weights": None})})
 

@@ -47,7 +47,7 @@ class Compiled:
 
     def _tried(self, call: Any, args: Any, kwargs: Any) -> tuple[Any, dict[tuple[str, str], int], bool]:
         """Output, firings and whether random numbers were drawn; the run goes on as if this had not been."""
-        with self._hooks.uncounted(), _kept(self._model), torch.random.fork_rng():
+        with self._hooks.uncounted(), buffers_kept(self._model), torch.random.fork_rng():
             before, state = self._fired(), torch.get_rng_state()
             output = call(*args, **kwargs)
             fired = {key: count - before[key] for key, count in self._fired().items()}
@@ -78,12 +78,17 @@ def relative_difference(found: Any, expected: Any) -> float:
 
 
 @contextmanager
-def _kept(model: nn.Module) -> Iterator[None]:
-    """The buffers, such as running means, are as before afterwards."""
-    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """The buffers, such as running means, are as before afterwards, also where a module has replaced one."""
+    before = {name: (buffer, buffer._version, buffer.clone()) for name, buffer in model.named_buffers()}
     try:
         yield
     finally:
         with torch.no_grad():
-            for name, buffer in model.named_buffers():
-                buffer.copy_(before[name])
+            for name, (buffer, version, copy) in before.items():
+                path, _, own = name.rpartition(".")
+                module = model.get_submodule(path)
+                if module._buffers.get(own) is not buffer:
+                    module._buffers[own] = buffer
+                if buffer._version != version:
+                    buffer.copy_(copy)

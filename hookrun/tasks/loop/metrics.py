@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,46 +14,75 @@ from hookrun.callables import Code
 from hookrun.data import DataInfo
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Train
+from hookrun.spec.metric import By, MetricKeys
 from hookrun.spec.objective import Direction, direction_of
-from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences, scored_tokens
+from hookrun.tasks.loop import score_metrics
+from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences
 from hookrun.tasks.loop.own_losses import made
+from hookrun.tasks.loop.score_metrics import OfRows
 from hookrun.trusted import METRICS as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
 
 WHERE = "task.metrics"
 LOSS = "loss"
+ROWS_NEEDED = "scores [batch, classes] and labels [batch], or a score for each token at each position"
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for each batch, of which runs show the mean over all samples.
+    """A number for each batch, of which runs show the mean over all samples, or over all tokens that are predicted.
 
     direction: which way is better; None: the user's own function does not say
     of_batch:  output, target -> the sum over the samples of a batch; None: it cannot be computed for such targets.
                The loss, which is computed anyway, has none
     needs:     the targets that it can be computed for
+    of_rows:   a value for each row of scores, where it is computed row by row; see `hookrun.tasks.loop.scored`
+    targetless: it is computed also where nothing is to be predicted
+    shown:     what is shown of the mean
     code:      of the user's own
+    by:        it is shown by position or by sample as well
+    against:   of `kl`: the run that it compares with; None: the model without hooks
     """
 
     name: str
     direction: Direction | None
     of_batch: Callable[[Any, Tensor], Tensor | float | None] | None = None
     needs: str = "targets"
+    of_rows: OfRows | None = None
+    targetless: bool = False
+    shown: Callable[[float], float] = float
     code: Code | None = None
+    by: By | None = None
+    against: str | None = None
 
 
-def _ours(name: str, *more: Any) -> Metric:
-    return Metric(name, direction_of(name), *more)
+def _ours(name: str, *more: Any, **others: Any) -> Metric:
+    return Metric(name, direction_of(name), *more, **others)
 
+
+def _exp(value: float) -> float:
+    """exp, which is infinite where Python's own raises OverflowError."""
+    return math.exp(value) if not value > _LARGEST else math.inf
+
+
+_LARGEST = 709.0
+
+PERPLEXITY, PROBABILITY, RANK = "perplexity", "probability", "rank"
+LOGIT_DIFFERENCE, KL = "logit_difference", "kl"
 
 METRICS: Mapping[str, Metric] = {
     each.name: each
     for each in (
         _ours(LOSS),
-        _ours("accuracy", correct, LABELS_NEEDED),
-        _ours("top5_accuracy", correct_among(5), LABELS_NEEDED),
+        _ours("accuracy", correct, LABELS_NEEDED, score_metrics.is_right),
+        _ours("top5_accuracy", correct_among(5), LABELS_NEEDED, score_metrics.is_among(5)),
         _ours("mean_absolute_error", differences(torch.abs)),
         _ours("mean_squared_error", differences(torch.square)),
+        _ours(PERPLEXITY, None, ROWS_NEEDED, score_metrics.surprisal, shown=_exp),
+        _ours(PROBABILITY, None, ROWS_NEEDED, score_metrics.probability),
+        _ours(RANK, None, ROWS_NEEDED, score_metrics.rank),
+        _ours(LOGIT_DIFFERENCE, None, ROWS_NEEDED, score_metrics.logit_difference, targetless=True),
+        _ours(KL, None, ROWS_NEEDED, score_metrics.kl, targetless=True),
     )
 }
 """Every metric of ours by name."""
@@ -61,12 +91,27 @@ DEFAULT = (METRICS[LOSS], METRICS["accuracy"])
 """What is computed where `task.metrics` is not given: the accuracy where the targets are labels."""
 
 COLUMNS = frozenset(
-    {"split", "epoch", "step", "lr", "samples", "module", "kind", "of", "seconds", "ema", "skipped_steps"}
+    {
+        "split",
+        "epoch",
+        "step",
+        "lr",
+        "samples",
+        "module",
+        "kind",
+        "of",
+        "seconds",
+        "ema",
+        "skipped_steps",
+        "position",
+        "sample",
+        "tokens",
+    }
 )
 """What else a line of metrics.jsonl may hold; no metric has such a name."""
 
 
-def load_metrics(names: Sequence[str] | None) -> tuple[Metric, ...]:
+def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]:
     """The metrics that `task.metrics` lists.
 
     Raises SpecError with every name that is unknown, given twice or not trusted.
@@ -74,20 +119,32 @@ def load_metrics(names: Sequence[str] | None) -> tuple[Metric, ...]:
     if names is None:
         return DEFAULT
     found, problems = list[Metric](), list[Problem]()
-    for place, name in enumerate(names):
+    for place, keys in enumerate(names):
+        entry, where = MetricKeys(name=keys) if isinstance(keys, str) else keys, f"{WHERE}.{place}"
         try:
-            found.append(_load(name, f"{WHERE}.{place}"))
+            against = None if entry.against is None else entry.against.run
+            metric = replace(_load(entry.name, where), by=entry.by, against=against)
         except SpecError as error:
             problems += error.errors
-    for place, metric in enumerate(found):
-        if any(metric.name == other.name for other in found[:place]):
-            what = f"two metrics have the name '{metric.name}', under which each stands in metrics.jsonl"
-            problems.append(
-                Problem(f"{WHERE}.{place}", what, "leave one out, or give its function another name")
-            )
+            continue
+        problems += _repeated(metric, found, where)
+        found.append(metric)
+        if against is not None and metric.name != KL:
+            what = f"{metric.name!r} compares with nothing: `against` is a key of {KL!r}"
+            problems.append(Problem(f"{where}.against", what, "leave it out"))
     if problems:
         raise SpecError(problems)
     return tuple(found)
+
+
+def _repeated(metric: Metric, before: Sequence[Metric], where: str) -> Iterator[Problem]:
+    """Under one name stands one number; it may be shown by position, by sample and as a whole."""
+    for other in (each for each in before if each.name == metric.name):
+        same_number = replace(other, by=metric.by, of_batch=metric.of_batch) == metric
+        if not same_number or other.by == metric.by:
+            what = f"two metrics have the name '{metric.name}', under which each stands in metrics.jsonl"
+            yield Problem(where, what, "leave one out, or give its function another name")
+            return
 
 
 def _load(name: str, where: str) -> Metric:
@@ -104,7 +161,8 @@ def _load(name: str, where: str) -> Metric:
     if direction not in ("maximize", "minimize", None):
         what = f"'{own.text}' has the attribute direction={direction!r}"
         raise SpecError([Problem(where, what, "expected 'maximize' or 'minimize'")])
-    return Metric(own.name, direction, _Own(own, made(own, {}, where, called_with=2)), code=own.code)
+    call = made(own, {}, where, called_with=2)
+    return Metric(own.name, direction, _Own(own, call), code=own.code)
 
 
 class _Own:
@@ -148,7 +206,7 @@ def size_of(target: Tensor) -> int:
 
 
 def measured(
-    names: Sequence[str] | None,
+    names: Sequence[str | MetricKeys] | None,
     train: Train,
     info: DataInfo,
     splits: Iterable[str],
@@ -175,73 +233,3 @@ def measured(
     if with_loss:
         directions.setdefault(LOSS, METRICS[LOSS].direction)
     return {f"{split}/{name}": each for split in splits for name, each in directions.items()}
-
-
-class Average:
-    """The mean loss and metrics of the samples seen since the last reset.
-
-    metrics: in the order in which they are shown
-    """
-
-    def __init__(self, metrics: Sequence[Metric] = DEFAULT) -> None:
-        self.samples = 0
-        self._metrics = metrics
-        self._sums = dict[str, Tensor | float]()
-
-    def add(self, loss: Tensor | None, output: Any, target: Tensor, *, tokens: bool = False) -> None:
-        """One batch: its mean loss if there is one, the model's output and the targets.
-
-        tokens: the targets are next tokens: each that is to be predicted counts as a sample
-        """
-        scored = scored_tokens(output, target) if tokens else (output, target)
-        if scored is None and self._metrics is not DEFAULT and any(each.of_batch for each in self._metrics):
-            raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
-        metrics = self._metrics if scored is not None else ()
-        output, target = scored or (output, target)
-        size = size_of(target)
-        self.samples += size
-        if loss is not None:
-            self._add(LOSS, precise(loss) * size)
-        if not size:
-            return
-        with torch.no_grad():
-            for metric in metrics:
-                if metric.of_batch is not None:
-                    self._add(metric.name, _computed(metric, output, target, self._metrics))
-
-    def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
-        return {"samples": self.samples, "sums": dict(self._sums)}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
-        self.samples, self._sums = state["samples"], dict(state["sums"])
-
-    def include(self, other: Average) -> None:
-        """Everything that another one of the same metrics has seen."""
-        self.samples += other.samples
-        for name, total in other._sums.items():
-            self._add(name, total)
-
-    def _add(self, name: str, total: Tensor | float | None) -> None:
-        if total is not None:
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
-
-    def read(self) -> dict[str, float]:
-        """`loss` and the metrics by name: `accuracy` as a fraction; nothing where no sample was seen."""
-        if not self.samples:
-            return {}
-        names = dict.fromkeys([LOSS, *(metric.name for metric in self._metrics)])
-        return {name: float(self._sums[name]) / self.samples for name in names if name in self._sums}
-
-
-def _computed(
-    metric: Metric, output: Any, target: Tensor, metrics: Sequence[Metric]
-) -> Tensor | float | None:
-    """The metric of a batch; None for one that was not asked for by name, where the targets are not of its kind."""
-    found = None if metric.of_batch is None else metric.of_batch(output, target)
-    if found is None and metrics is not DEFAULT:
-        raise HookrunError(
-            f"{WHERE}: {metric.name!r} needs {metric.needs}; these are of shape {list(target.shape)}, {target.dtype}"
-        )
-    return found

@@ -19,6 +19,9 @@ from hookrun.trusted import LOSSES as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
 
 WHERE = "train.loss"
+NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
+"""Names of the loss of next tokens, where targets are tokens."""
+
 TENSORS = ("weight", "pos_weight")
 """Arguments of losses whose lists of numbers are meant as tensors."""
 

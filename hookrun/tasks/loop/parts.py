@@ -7,6 +7,7 @@ import warnings
 from torch import nn
 
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed
+from hookrun.run_values import with_found_weights
 from hookrun.spec import Experiment
 from hookrun.tasks.base import task_of
 from hookrun.tasks.loop.built import build
@@ -22,6 +23,7 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
 
     Raises SpecError with every mistake; also where the weights hold parameters that only hooks would add.
     """
+    experiment = with_found_weights(experiment)
     settings, task = experiment.settings, task_of(experiment)
     split = task.split_seen() if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):

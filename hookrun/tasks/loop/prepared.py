@@ -14,7 +14,7 @@ from hookrun.data import DataInfo, Split
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.plan.plan import PlannedHook
 from hookrun.proving import Example, Plan, compile_plan
-from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences
+from hookrun.run_values import FoundRuns, NotYetRun, Source, UsedBy, UsedRun, differences, other_runs
 from hookrun.spec import Experiment, Spec
 from hookrun.tasks.base import Ready, metrics_of, task_of
 from hookrun.tasks.loop.built import EXAMPLE_BATCH, Built, Maker, Score, as_call, model_for
@@ -76,6 +76,7 @@ def compiled(
     plan = replace(
         plan, code=own_code(settings, built.loss, built.metrics, trains=task_of(experiment).trains)
     )
+    plan = replace(plan, runs=(*plan.runs, *other_runs(experiment)))
     notes = (*experiment.notes, *notes, *differences(hooks, settings, runs))
     return Prepared(**vars(built), experiment=experiment, plan=plan, notes=notes)
 

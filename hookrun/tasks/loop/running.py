@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
+from hookrun.containers import rebuild
 from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
@@ -20,10 +21,12 @@ from hookrun.runtime import Installation
 from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
+from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches, BatchesOfSplits
 from hookrun.tasks.loop.built import as_call
-from hookrun.tasks.loop.compiled import Compiled
-from hookrun.tasks.loop.metrics import Average
+from hookrun.tasks.loop.compiled import Compiled, buffers_kept
+from hookrun.tasks.loop.generators import generator_states, set_generators
+from hookrun.tasks.loop.measuring import Measuring
 from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
@@ -50,6 +53,9 @@ class Running:
     screen: Screen
     scaler: GradScaler
     resuming: Resuming
+    _others: Any = (
+        None  # the output of the batch under way without the hooks, where a metric compares with it
+    )
 
     @property
     def settings(self) -> Settings:
@@ -72,6 +78,8 @@ class Running:
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for."""
+        if self.measuring.without_hooks:
+            self._others = self._without_hooks(batch)
         self.meets(batch)
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
@@ -83,6 +91,29 @@ class Running:
         self.sink.split = batch.split
         if self._names_spans:
             self.hooks.spans = batch.spans
+
+    def _without_hooks(self, batch: Batch) -> Any:
+        """The output without the hooks, from the same random numbers, and nothing that the run sees has changed.
+
+        It comes first, so that layers which draw (dropout) draw the same for both.
+        """
+        args, kwargs = as_call(rebuild(batch.inputs, _copied), self.model)
+        states = generator_states()
+        with self.hooks.paused(), buffers_kept(self.model), torch.no_grad(), self.autocast():
+            try:
+                return self.model(*args, **kwargs)
+            finally:
+                set_generators(states)
+
+    @cached_property
+    def measuring(self) -> Measuring:
+        """Of what the task's metrics are computed."""
+        return Measuring(self.prepared)
+
+    def measure(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
+        """Add a batch to the means: its loss, where that is asked for, and the model's output."""
+        others, self._others = self._others, None
+        self.measuring.add(average, loss, output, batch, others)
 
     @cached_property
     def _names_spans(self) -> bool:
@@ -107,7 +138,7 @@ class Running:
 
     def average(self) -> Average:
         """The means of the task's metrics, with no sample seen yet."""
-        return Average(self.prepared.metrics)
+        return self.measuring.average()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Automatic mixed precision, where that was asked for."""
@@ -124,6 +155,15 @@ class Running:
         about |= {} if of is None else {"of": of}
         self.run_dir.log_metrics(**about, **values, **more)
         self.sink.loggers.metrics(split, {**values, **more}, clock.step, of)
+
+    def read(self, split: str, average: Average) -> dict[str, float]:
+        """The means of a whole pass; what is shown by position or sample goes to metrics.jsonl before them."""
+        values, clock = average.read(), self.hooks.clock
+        self.measuring.require_all(values)
+        for of_split, line in average.lines():
+            about = {"split": of_split or split, "epoch": clock.epoch, "step": clock.step}
+            self.run_dir.log_metrics(**about, **line)
+        return values
 
     def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
         """The result of the task: one line of metrics.jsonl, and one on the screen."""
@@ -162,13 +202,13 @@ class Running:
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
                     loss = self.loss(output, batch)
-                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
+                    self.measure(average, loss, output, batch)
                 if names is not None:
                     names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
                     shown.update(average.read())
-        return average.read()
+        return self.read(split, average)
 
     @contextmanager
     def evaluating(
@@ -230,3 +270,7 @@ class Running:
                     self.resuming.point()
                 elif saves:
                     rows.point()
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf

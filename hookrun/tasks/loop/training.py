@@ -12,11 +12,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookrun.store import checkpoint
+from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.clipping import clip
 from hookrun.tasks.loop.composed import reach
 from hookrun.tasks.loop.ema import WeightAverage
-from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
@@ -182,9 +182,10 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             if _over(loop):
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
-    values = loop.means.read() or {"loss": math.nan}  # every step was left out
     skipped = loop.steps.tell_epoch()
+    values = loop.means.read() or {"loss": math.nan}  # every step was left out
     if not running.stopped:  # half an epoch, ended by a check, is not a result
+        values = running.read("train", loop.means) if loop.means.samples else values
         running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
@@ -205,7 +206,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
             loss = running.loss(output, batch)
             scaler.scale(loss * (weights[number] / whole)).backward()
             loop.steps.losses.append(loss.detach())
-            of_step.add(loss, output, batch.target, tokens=batch.data.of_tokens)
+            running.measure(of_step, loss.detach(), output, batch)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
         outcome = loop.steps.step()

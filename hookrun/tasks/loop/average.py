@@ -1,0 +1,281 @@
+"""The mean loss and metrics of a pass, added up batch by batch and read from the device only when asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError
+from hookrun.tasks.loop import scored as rows_of
+from hookrun.tasks.loop.metrics import DEFAULT, LOSS, WHERE, Metric, precise, size_of
+from hookrun.tasks.loop.parted import Parted, PartSums, by_position, by_sample
+from hookrun.tasks.loop.scored import Scored
+
+Line = dict[str, Any]
+
+
+class Average:
+    """The mean loss and metrics of the samples seen since the last reset.
+
+    metrics: in the order in which they are shown
+    of_loss: the loss of an output and its targets, for the loss of single samples and tokens
+    """
+
+    def __init__(
+        self,
+        metrics: Sequence[Metric] = DEFAULT,
+        of_loss: Callable[[Any, Tensor], Tensor] | None = None,
+    ) -> None:
+        self.samples = 0
+        self._metrics = metrics
+        self._of_loss = of_loss
+        self._sums = dict[str, Tensor | float]()
+        self._counts = dict[str, int]()
+        self._parted = dict[tuple[str, str, str], Parted]()  # by metric, `by` and split
+
+    def add(
+        self,
+        loss: Tensor | None,
+        output: Any,
+        target: Tensor,
+        *,
+        tokens: bool = False,
+        scored: Scored | None = None,
+        weight: int | None = None,
+        ids: Tensor | None = None,
+        split: str = "",
+    ) -> None:
+        """One batch: its mean loss if there is one, the model's output and the targets.
+
+        tokens: the targets are next tokens: each that is to be predicted counts as a sample
+        scored: the rows that metrics are computed of; None: all at which something is to be predicted
+        weight: of how many samples or tokens the loss is the mean; None: of all
+        ids:    [B] the numbers of the samples, and their split, for what is shown by sample
+        """
+        if scored is None:
+            scored = _plain(output, target, tokens=tokens)
+        if (
+            scored is None
+            and tokens
+            and self._metrics is not DEFAULT
+            and any(map(_is_computed, self._metrics))
+        ):
+            raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
+        size = len(scored.with_targets) if scored is not None and tokens else size_of(target)
+        weight = size if weight is None else weight
+        self.samples += size
+        if loss is not None and weight:
+            self._add(LOSS, precise(loss) * weight, weight)
+        with torch.no_grad():
+            if not tokens or scored is not None:
+                self._compute(output, target, scored if scored is not None and len(scored) else None, tokens)
+                self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
+
+    def _compute(self, output: Any, target: Tensor, scored: Scored | None, tokens: bool) -> None:
+        """The means over all."""
+        by_name = {each.name: each for each in self._metrics if _is_computed(each)}
+        row_by_row = dict[str, Metric]()
+        for name, metric in by_name.items():
+            if metric.of_rows is not None and (metric.of_batch is None or tokens):
+                row_by_row[name] = metric
+            elif metric.of_batch is not None:
+                own, its_target = (output, target) if not tokens else _whole(scored, target)
+                if size := size_of(its_target):
+                    self._add(name, _computed(metric, own, its_target, self._metrics), size)
+        if scored is None:
+            if (lacking := next(iter(row_by_row.values()), None)) is not None and not tokens:
+                raise _misfit(lacking, target)
+            return
+        for name, (source, values) in values_of(list(row_by_row.values()), scored).items():
+            self._add(name, values.sum(), len(source))
+
+    def _part(
+        self,
+        output: Any,
+        target: Tensor,
+        scored: Scored | None,
+        tokens: bool,
+        ids: Tensor | None,
+        split: str,
+        *,
+        with_loss: bool,
+    ) -> None:
+        """By position and by sample."""
+        parted = [each for each in self._metrics if each.by is not None and (with_loss or each.name != LOSS)]
+        if not parted or ids is None:
+            return
+        row_by_row = [each for each in parted if each.of_rows is not None]
+        found = values_of(row_by_row, scored) if scored is not None and len(scored) else {}
+        for metric in parted:
+            if metric.name in found:
+                source, values = found[metric.name]
+            elif tokens:
+                source, values = self._of_tokens(metric, scored)
+            else:
+                self._add_part(metric, split, self._of_samples(metric, output, target, ids))
+                continue
+            if not len(source):
+                continue
+            if metric.by == "position" and source.positions is not None:
+                self._add_part(metric, "", by_position(values, source.positions))
+            else:
+                self._add_part(metric, split, by_sample(values, source.samples, ids))
+
+    def _of_tokens(self, metric: Metric, scored: Scored | None) -> tuple[Scored, Tensor]:
+        """The loss of each token; of a function of the user's own its mean over each sample, at each token of it."""
+        assert scored is not None
+        source = scored.with_targets
+        if metric.name == LOSS:
+            values = [self._loss_of_rows(part.scores, part.targets) for part in source.parts()]
+            return source, torch.cat(values) if values else torch.zeros(0)
+        whole, means = source.whole(), torch.zeros(len(source), dtype=torch.float64)
+        for sample in source.samples.unique():
+            chosen = source.samples == sample
+            total = _computed(metric, whole[chosen], source.targets[chosen], self._metrics)
+            means[chosen.cpu()] = float(total or 0.0) / int(chosen.sum())
+        return source, means
+
+    def _loss_of_rows(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """[n]: the loss of each token alone, as a sequence of one."""
+        assert self._of_loss is not None
+        found: Tensor = torch.func.vmap(self._of_loss)(scores[:, None, None], targets[:, None, None])
+        return found
+
+    def _of_samples(self, metric: Metric, output: Any, target: Tensor, ids: Tensor) -> PartSums:
+        """The metric of each sample by itself."""
+        values = []
+        for number in range(len(ids)):
+            one, its_target = rows_of.alone(output, target, number)
+            if metric.name == LOSS:
+                assert self._of_loss is not None
+                values.append(float(self._of_loss(one, its_target)))
+            else:
+                values.append(float(_computed(metric, one, its_target, self._metrics) or 0.0))
+        sums = torch.tensor(values, dtype=torch.float64)
+        return PartSums(ids.clone(), sums, torch.ones(len(ids), dtype=torch.int64))
+
+    def _add(self, name: str, total: Tensor | float | None, count: int) -> None:
+        if total is None:
+            return
+        self._sums[name] = self._sums[name] + total if name in self._sums else total
+        self._counts[name] = self._counts.get(name, 0) + count
+
+    def _add_part(self, metric: Metric, split: str, rows: PartSums) -> None:
+        self._parted.setdefault((metric.name, str(metric.by), split), Parted()).add(rows)
+
+    # ---- from process to process, from step to epoch ---------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums so far."""
+        parted = [[*key, each.state_dict()] for key, each in self._parted.items()]
+        return {
+            "samples": self.samples,
+            "sums": dict(self._sums),
+            "counts": dict(self._counts),
+            "parted": parted,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self.samples, self._sums = state["samples"], dict(state["sums"])
+        self._counts = dict(state["counts"])
+        self._parted = {}
+        for name, by, split, rows in state["parted"]:
+            self._parted[name, by, split] = Parted()
+            self._parted[name, by, split].load_state_dict(rows)
+
+    def include(self, other: Average) -> None:
+        """Everything that another one of the same metrics has seen."""
+        self.samples += other.samples
+        for name, total in other._sums.items():
+            self._add(name, total, other._counts[name])
+        for key, parted in other._parted.items():
+            self._parted.setdefault(key, Parted()).include(parted)
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def read(self) -> dict[str, float]:
+        """`loss` and the metrics by name: `accuracy` as a fraction; nothing where no sample was seen."""
+        names = dict.fromkeys([LOSS, *(metric.name for metric in self._metrics)])
+        shown = {metric.name: metric.shown for metric in self._metrics}
+        return {
+            name: shown.get(name, float)(float(self._sums[name]) / count)
+            for name in names
+            if (count := self._counts.get(name, 0))
+        }
+
+    def lines(self) -> Iterator[tuple[str, Line]]:
+        """What is shown by position and by sample: (split, ``""`` where it is not of one; a line of metrics.jsonl)."""
+        shown = {metric.name: metric.shown for metric in self._metrics}
+        columns = dict.fromkeys((by, split) for _, by, split in self._parted)
+        for by, split in columns:
+            lines = dict[tuple[int, int], Line]()
+            for (name, each_by, each_split), parted in self._parted.items():
+                if (each_by, each_split) != (by, split):
+                    continue
+                rows = parted.whole()
+                for key, total, count in zip(
+                    rows.keys.tolist(), rows.sums.tolist(), rows.counts.tolist(), strict=True
+                ):
+                    # Metrics of as many tokens share a line, for its count is theirs.
+                    place = (key, count if by == "position" else 0)
+                    line = lines.setdefault(place, {"of": by, by: key})
+                    line[name] = shown[name](total / count)
+            for (_, count), line in sorted(lines.items()):
+                yield split, line | ({"tokens": count} if by == "position" else {})
+
+
+def _is_computed(metric: Metric) -> bool:
+    return metric.of_batch is not None or metric.of_rows is not None
+
+
+def _plain(output: Any, target: Tensor, *, tokens: bool) -> Scored | None:
+    """The rows at which something is to be predicted, where nothing else says which are meant."""
+    if not tokens:
+        return rows_of.of_labels(output, target)
+    return rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
+
+
+def _whole(scored: Scored | None, target: Tensor) -> tuple[Any, Tensor]:
+    """Scores [N, classes] and targets [N] of the rows at which something is to be predicted."""
+    if scored is None:
+        return None, target.new_empty(0)
+    return scored.with_targets.whole(), scored.with_targets.targets
+
+
+def values_of(metrics: Sequence[Metric], scored: Scored) -> dict[str, tuple[Scored, Tensor]]:
+    """Name -> the rows that the metric is computed of, and its value [N] float64 at each of them."""
+    targeted = scored.with_targets
+    found = dict[str, tuple[Scored, list[Tensor]]]()
+    for metric in metrics:
+        found[metric.name] = (scored if metric.targetless else targeted, [])
+    for source in [scored] if scored is targeted else [scored, targeted]:
+        due = {each.name: each for each in metrics if found[each.name][0] is source}
+        for part in source.parts() if due else ():
+            for name, metric in due.items():
+                assert metric.of_rows is not None
+                found[name][1].append(precise(metric.of_rows(part)))
+    return {
+        name: (source, torch.cat(values) if values else torch.zeros(0))
+        for name, (source, values) in found.items()
+    }
+
+
+def _computed(
+    metric: Metric, output: Any, target: Tensor, metrics: Sequence[Metric]
+) -> Tensor | float | None:
+    """The metric of a batch; None for one that was not asked for by name, where the targets are not of its kind."""
+    found = None if metric.of_batch is None else metric.of_batch(output, target)
+    if found is None and metrics is not DEFAULT:
+        raise _misfit(metric, target)
+    return found
+
+
+def _misfit(metric: Metric, target: Tensor) -> HookrunError:
+    return HookrunError(
+        f"{WHERE}: {metric.name!r} needs {metric.needs}; these are of shape {list(target.shape)}, {target.dtype}"
+    )

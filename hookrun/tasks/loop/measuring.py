@@ -1,0 +1,189 @@
+"""Of which rows of a model's output the metrics of a task are computed, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError
+from hookrun.plan.texts import FoundTokenizer, texts_of
+from hookrun.run_values import FoundRuns
+from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, Told, on_cpu, parameters_of
+from hookrun.runtime.tokens.choice import Rule
+from hookrun.runtime.tokens.passes import Pass
+from hookrun.tasks.base import metric_tokens_of
+from hookrun.tasks.loop import scored as rows_of
+from hookrun.tasks.loop.average import Average
+from hookrun.tasks.loop.batches import Batch
+from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
+from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
+from hookrun.tasks.loop.predicted import Predicted
+from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.scored import Scored
+
+LABELS = "labels"
+
+
+class ScoredTokens(NamedTuple):
+    """The tokens that a model has scores for.
+
+    target: [B, T]; IGNORED where nothing is to be predicted
+    real:   [B, T] bool on the CPU: tokens, and not padding
+    ids:    [B, T] int64 on the CPU; None: not known
+    decodes: they are those of a decoder that has an encoder
+    """
+
+    target: Tensor
+    real: Tensor
+    ids: Tensor | None
+    decodes: bool
+
+
+class Measuring:
+    """The metrics of a task.
+
+    without_hooks: they compare with the same model without its hooks
+    """
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._metrics = prepared.metrics
+        self._names = {metric.name for metric in prepared.metrics}
+        self._has_decoder = DECODER_IDS in parameters_of(prepared.model)
+        tokens = metric_tokens_of(prepared.task)
+        texts, _ = texts_of(tokens, "task", FoundTokenizer(prepared.data.tokenizer))
+        self._rule = None if tokens is None else Rule(tokens, False, texts)
+        kl = next((metric for metric in prepared.metrics if metric.name == KL), None)
+        self.without_hooks = kl is not None and kl.against is None
+        self._predicted: Predicted | None = None
+        if kl is not None and kl.against is not None:
+            self._predicted = Predicted.of(FoundRuns(prepared.experiment.runs), kl.against)
+
+    def average(self) -> Average:
+        """The means, with no sample seen yet."""
+        return Average(self._metrics, self._prepared.loss)
+
+    def require_all(self, values: Mapping[str, float]) -> None:
+        """HookrunError where a metric was asked for and computed of no sample and no token."""
+        if self._metrics is DEFAULT and self._rule is None:
+            return
+        for name in [each.name for each in self._metrics if each.name not in values]:
+            at = " at the tokens of task.tokens" if self._rule is not None else ""
+            text = f"{WHERE}: {name!r} has no value, for nothing is to be predicted{at}"
+            raise HookrunError(f"{text}; logit_difference and kl are computed at any token")
+
+    def add(
+        self, average: Average, loss: Tensor | None, output: Any, batch: Batch, others: Any = None
+    ) -> None:
+        """Add a batch.
+
+        loss:   its mean; None: it is not asked for
+        others: the output of the model without its hooks, where metrics compare with that
+        """
+        if self._metrics is DEFAULT and self._rule is None:
+            average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
+            return
+        if not batch.data.of_tokens:
+            found = rows_of.of_labels(output, batch.target) or rows_of.without_labels(output)
+            found = self._compared(found, batch, others)
+            average.add(loss, output, batch.target, scored=found, ids=batch.ids, split=batch.split)
+            return
+        sequences = self._sequences(batch)
+        scored = self._scored(output, sequences, batch, others)
+        weight = int((batch.target != IGNORED).sum())
+        if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
+            scored, weight = scored, len(scored.with_targets)
+            loss = self._loss(output, sequences.target, scored)
+        average.add(
+            loss,
+            output,
+            sequences.target,
+            tokens=True,
+            scored=scored,
+            weight=weight,
+            ids=batch.ids,
+            split=batch.split,
+        )
+
+    def _loss(self, output: Any, target: Tensor, scored: Scored) -> Tensor:
+        """The loss at the chosen tokens alone."""
+        kept = torch.zeros(target.numel(), dtype=torch.bool, device=target.device)
+        kept[scored.with_targets.rows.to(target.device)] = True
+        with torch.no_grad():
+            return self._prepared.loss(output, target.masked_fill(~kept.view_as(target), IGNORED))
+
+    # ---- tokens ----------------------------------------------------------------------------------------------------
+
+    def _sequences(self, batch: Batch) -> ScoredTokens:
+        inputs = batch.inputs if isinstance(batch.inputs, Mapping) else {}
+        if self._has_decoder and isinstance(labels := inputs.get(LABELS), Tensor):
+            return ScoredTokens(labels, (labels != IGNORED).cpu(), None, decodes=True)
+        ids, mask = inputs.get(IDS), inputs.get(MASK)
+        real = torch.ones(batch.target.shape, dtype=torch.bool) if mask is None else mask.cpu() != 0
+        return ScoredTokens(batch.target, real, None if ids is None else on_cpu(ids), decodes=False)
+
+    def _scored(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> Scored:
+        """The chosen rows. HookrunError where the output has no scores for tokens."""
+        target = sequences.target
+        chosen = target != IGNORED if self._rule is None else self._chosen(sequences, batch)
+        found = rows_of.of_tokens(output, target, chosen, sequences.real.cumsum(1) - 1)
+        if found is None:
+            raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
+        if LOGIT_DIFFERENCE in self._names:
+            found = self._with_answers(found, sequences, batch)
+        compared = self._compared(found, batch, others)
+        assert compared is not None
+        return compared
+
+    def _chosen(self, sequences: ScoredTokens, batch: Batch) -> Tensor:
+        """[B, T] bool: the tokens of the clause."""
+        assert self._rule is not None
+        real = sequences.real
+        told = Told(real.shape[0], real.shape[1], sequences.ids, real)
+        of = Pass(
+            told,
+            real=real,
+            ids=sequences.ids,
+            prompt=real.shape[1],
+            new_from=0,
+            number=0,
+            session=None,
+            spans=batch.spans if any(True for each in self._rule.tokens.filters for _ in each.spans) else {},
+            by_hand=True,
+            decodes=sequences.decodes,
+        )
+        try:
+            places = self._rule.choose(of, (real.shape[1],), batch.ids).on(torch.device("cpu"))
+        except ValueError as error:
+            raise HookrunError(f"task.{error}") from error
+        chosen = torch.zeros_like(real)
+        chosen[places] = True
+        return chosen.to(sequences.target.device)
+
+    def _with_answers(self, found: Scored, sequences: ScoredTokens, batch: Batch) -> Scored:
+        """The right answer of a sample is the first token that is to be predicted."""
+        if sequences.decodes and self._rule is None:
+            text = f"{WHERE}: {LOGIT_DIFFERENCE!r} is about the first token of the answer, and the decoder's has more"
+            raise HookrunError(f"{text}: set task.tokens=0")
+        target, wrong = sequences.target, batch.wrong
+        first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
+        answers = target.gather(1, first).squeeze(1)
+        if wrong is None or bool((answers == IGNORED).any()):
+            raise HookrunError(f"{WHERE}: {LOGIT_DIFFERENCE!r}: a sample has no right or no wrong answer")
+        return found.with_answers(answers, wrong.to(target.device))
+
+    # ---- what is compared with -------------------------------------------------------------------------------------
+
+    def _compared(self, found: Scored | None, batch: Batch, others: Any) -> Scored | None:
+        if found is None or KL not in self._names:
+            return found
+        if self._predicted is not None:
+            return found.compared_with(self._predicted.scores(batch.ids, batch.split))
+        scores = rows_of.token_scores(others) if batch.data.of_tokens else rows_of.class_scores(others)
+        if scores is None:
+            raise HookrunError(f"{WHERE}: 'kl': the model without its hooks returns no scores")
+        return found.compared_with(scores)

@@ -1,0 +1,144 @@
+"""What is wrong with `task.metrics` and `task.tokens`, as far as it can be told before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from hookrun.data import DataInfo, Split
+from hookrun.errors import HookrunError, Problem
+from hookrun.plan.texts import FoundTokenizer, texts_of, unknown_spans
+from hookrun.run_values import FoundRuns
+from hookrun.spec import Experiment, Settings
+from hookrun.spec.metric import MetricKeys
+from hookrun.spec.tokens import Tokens
+from hookrun.store.reader import Run
+from hookrun.tasks.base import Task, metric_tokens_of, metrics_of, task_of
+from hookrun.tasks.loop.metrics import (
+    KL,
+    LOGIT_DIFFERENCE,
+    LOSS,
+    METRICS,
+    PERPLEXITY,
+    PROBABILITY,
+    RANK,
+    WHERE,
+)
+from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
+from hookrun.tasks.loop.predicted import Predicted
+
+TOKENS = "task.tokens"
+
+_OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
+
+
+def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> list[Problem]:
+    """Every mistake; info: None where the data itself is wrong."""
+    problems = list[Problem]()
+    if info is None:
+        return problems
+    for place, keys in enumerate(metrics_of(task) or ()):
+        problems += _of_metric(keys, f"{WHERE}.{place}", settings, info)
+    if (tokens := metric_tokens_of(task)) is not None:
+        problems += _of_tokens(tokens, info)
+    return problems
+
+
+def compared_problems(
+    experiment: Experiment, splits: Mapping[Split, int | None], classes: int | None
+) -> list[Problem]:
+    """What is wrong with the runs that metrics compare with; those that are still to be made are not looked at.
+
+    splits:  of which the task sees samples -> how many, None: not known
+    classes: of the model's scores; None: not known
+    """
+    problems, runs = list[Problem](), FoundRuns(experiment.runs)
+    for place, keys in enumerate(metrics_of(task_of(experiment)) or ()):
+        if keys.against is None:
+            continue
+        where = f"{WHERE}.{place}.against.run"
+        try:
+            run, predicted = runs.open(keys.against.run), Predicted.of(runs, keys.against.run)
+            if run is None or predicted is None:
+                continue
+            problems += _other_data(where, run, experiment.settings)
+            for split, count in splits.items():
+                rows = predicted.rows(split)
+                if classes is not None and rows.shape[-1:] != (classes,):
+                    what = f"its scores are of {rows.shape[-1]} classes or tokens, these of {classes}"
+                    problems.append(Problem(where, what, "compare models of the same data"))
+                elif count is not None and len(missing := rows.missing(torch.arange(count))):
+                    hint = "predict them there as well, or limit this run: train.limit_batches"
+                    problems.append(Problem(where, rows.lacks(missing), hint))
+        except HookrunError as error:
+            problems.append(Problem(where, str(error)))
+    return problems
+
+
+def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
+    """Samples are matched by their number, and tokens by their place: both have to mean the same in the other run."""
+    data = run.config.get("data")
+    if not isinstance(data, dict) or not data:
+        return
+    if data.get("name") != settings.data.name:
+        what = (
+            f"the run {run.path} is of the data {data.get('name')!r}, and this one of {settings.data.name!r}"
+        )
+        yield Problem(where, what, "compare with a run on the same data")
+        return
+    theirs, ours = data.get("args") or {}, settings.data.args
+    for key in ("padding", "length", "seed", "val_fraction", "file"):
+        if isinstance(theirs, dict) and theirs.get(key) != ours.get(key):
+            what = f"data.args.{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
+            yield Problem(where, what, "give both runs the same")
+
+
+def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo) -> Iterator[Problem]:
+    name, data = keys.name, f"the data {info.name!r}"
+    of_tokens = info.tokenizer is not None
+    if info.target is None and name in METRICS and name not in (LOSS, KL):
+        yield Problem(WHERE, f"{name!r} needs targets, and {data} has none", "leave it out, or name a target")
+    elif info.target is not None and name in _OF_LABELS and info.target.dtype.is_floating_point:
+        what = f"{name!r} needs labels, and {data} has targets {info.target}"
+        yield Problem(where, what, "leave it out")
+    if name == LOGIT_DIFFERENCE and info.target is not None and not info.has_wrong:
+        what = f"'{name}' needs a right and a wrong answer of each sample, and {data} names none"
+        hint = "use data=names, or data=prompts with the fields `answer` and `wrong`"
+        yield Problem(where, what, hint)
+    if keys.by == "position" and not of_tokens:
+        what = f"the samples of {data} are no sequences of tokens, and have no positions"
+        yield Problem(f"{where}.by", what, "use by: sample")
+    elif keys.by == "position" and (name not in METRICS or METRICS[name].of_rows is None) and name != LOSS:
+        what = f"{name!r} is computed of a whole batch, not of each token"
+        yield Problem(f"{where}.by", what, "use by: sample")
+    if name == LOSS and keys.by is not None:
+        yield from _of_loss(f"{where}.by", settings.train.loss.name, of_tokens=of_tokens)
+
+
+def _of_loss(where: str, loss: str, *, of_tokens: bool) -> Iterator[Problem]:
+    """Why there is no loss of a single token or sample."""
+    if loss == "output":
+        what = "with train.loss=output the model returns one number for the batch"
+        yield Problem(where, what, "use another train.loss, or the metric perplexity")
+    elif of_tokens and loss not in NEXT_TOKEN_LOSSES:
+        what = f"train.loss={loss} is not computed token by token"
+        yield Problem(where, what, "use train.loss=cross_entropy, or the metric perplexity")
+
+
+def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:
+    if info.tokenizer is None:
+        what = f"the samples of the data {info.name!r} are no sequences of tokens"
+        yield Problem(TOKENS, what, "leave it out")
+        return
+    if tokens.on_pattern or tokens.dim is not None or tokens.padding:
+        key = "dim" if tokens.dim is not None else "padding" if tokens.padding else "query and key"
+        what = f"found {key}: metrics are computed at tokens of the model's output, padding left out"
+        yield Problem(TOKENS, what, "name positions, as in -1, or {id: …}, {text: …}, {span: …}")
+        return
+    if tokens.phase == "generation":
+        what = "found phase: generation, and this task generates nothing"
+        yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
+        return
+    yield from unknown_spans(tokens, "task", info)
+    yield from texts_of(tokens, "task", FoundTokenizer(info.tokenizer))[1]
