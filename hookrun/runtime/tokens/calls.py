@@ -54,7 +54,7 @@ class Told:
 
 def on_cpu(tensor: Tensor) -> Tensor:
     """A copy that later writes do not reach."""
-    return tensor.detach().to(device="cpu", dtype=torch.int64, copy=True)
+    return tensor.to(device="cpu", dtype=torch.int64, copy=True)
 
 
 class CallReader:
@@ -80,7 +80,7 @@ class CallReader:
             ids, (rows, columns) = None, embeds.shape[:2]
         else:
             return None
-        if not all(map(holds_data, tensors((ids, embeds)))):
+        if not all(holds_data(each) for each in (ids, embeds) if isinstance(each, Tensor)):
             return Told(rows, columns, real=False)
         past = _past(given)
         raw = given.get(MASK)
@@ -137,9 +137,9 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
         raw = last if last.dtype == torch.bool else last == 0
     if raw.dim() != 2:
         return None
-    mask: Tensor = raw.detach().to("cpu") != 0
+    mask: Tensor = (raw != 0).to("cpu")
     mask = mask if width is None or mask.shape[1] <= width else mask[:, :width]
-    return mask.expand(rows, -1)
+    return mask if mask.shape[0] == rows else mask.expand(rows, -1)
 
 
 def _past(given: Mapping[str, Any]) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -25,14 +25,25 @@ class Chosen:
     columns:   one [N] for each dimension of positions, where they are along it
     """
 
-    def __init__(self, of: Pass, sequences: Tensor, columns: Sequence[Tensor], rows: TokenRows) -> None:
+    def __init__(
+        self, of: Pass, sequences: Tensor, columns: Sequence[Tensor], rows: Callable[[], TokenRows]
+    ) -> None:
         self.of = of
-        self.rows = rows
+        self._find_rows = rows
+        self._rows: TokenRows | None = None
         self._indices = (sequences, *columns)
         self._on = dict[torch.device, tuple[Tensor, ...]]()
 
     def __len__(self) -> int:
         return len(self._indices[0])
+
+    @property
+    def rows(self) -> TokenRows:
+        """Which sample and which token each is; found when somebody asks, since an edit does not."""
+        if self._rows is None:
+            with unset_fake_temporarily():
+                self._rows = self._find_rows()
+        return self._rows
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
         """The indices of the first dimension and of those of positions, on a device."""
@@ -72,27 +83,26 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
     tokens = rule.tokens
     starts = [_start(of, size) for size in sizes]
     if not tokens.on_pattern:
-        chosen = _window(_columns(rule, tokens, of), starts[0], sizes[0])
+        chosen = _columns(rule, tokens, of, starts[0], sizes[0])
         chosen = _once(rule, chosen, of, starts[0])
         sequences, columns = chosen.nonzero(as_tuple=True)
-        places = [columns + starts[0]]
-        return _chosen(rule, of, sequences, [columns], places, samples)
+        return _chosen(rule, of, sequences, [columns], starts, samples)
     axes = [tokens.query, tokens.key]
     hits = [
-        None if axis is None else _window(_columns(rule, axis, of), start, size)
+        None if axis is None else _columns(rule, axis, of, start, size)
         for axis, start, size in zip(axes, starts, sizes, strict=True)
     ]
     queries, keys = hits
     if queries is not None and keys is not None:
         queries = _once(rule, queries, of, starts[0])
         sequences, rows, columns = (queries[:, :, None] & keys[:, None, :]).nonzero(as_tuple=True)
-        return _chosen(rule, of, sequences, [rows, columns], [rows + starts[0], columns + starts[1]], samples)
+        return _chosen(rule, of, sequences, [rows, columns], starts, samples)
     if queries is not None:
         sequences, rows = _once(rule, queries, of, starts[0]).nonzero(as_tuple=True)
-        return _chosen(rule, of, sequences, [rows], [rows + starts[0]], samples)
+        return _chosen(rule, of, sequences, [rows], starts[:1], samples)
     assert keys is not None
     sequences, columns = keys.nonzero(as_tuple=True)
-    return _chosen(rule, of, sequences, [columns], [columns + starts[1]], samples)
+    return _chosen(rule, of, sequences, [columns], starts[1:], samples)
 
 
 def _start(of: Pass, size: int) -> int:
@@ -106,10 +116,6 @@ def _start(of: Pass, size: int) -> int:
         f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the dimension of the sequence: "
         "tokens: {…, dim: 2}, or the tensor: target"
     )
-
-
-def _window(chosen: Tensor, start: int, size: int) -> Tensor:
-    return chosen[:, start : start + size]
 
 
 def _once(rule: Rule, chosen: Tensor, of: Pass, start: int) -> Tensor:
@@ -127,32 +133,70 @@ def _chosen(
     of: Pass,
     sequences: Tensor,
     columns: list[Tensor],
-    places: list[Tensor],
+    starts: list[int],
     samples: Tensor | None,
 ) -> Chosen:
-    of_rows = of.samples_of_rows(None if samples is None else len(samples))
-    in_batch = of_rows[sequences]
-    numbers = in_batch + of.number if samples is None else samples[in_batch]
-    counts_padding = rule.tokens.padding
-    positions = [place if counts_padding else of.positions[sequences, place] for place in places]
-    known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
-    keys = positions[1] if len(positions) > 1 else None
-    return Chosen(of, sequences, columns, TokenRows(in_batch, numbers, positions[0], known, keys))
+    """starts: the column with which each of the dimensions of positions begins."""
+    count = None if samples is None else len(samples)
+    of.rows_for_each(count)  # an edit is refused as well where the batch has other samples than the call
+
+    def rows() -> TokenRows:
+        in_batch = of.samples_of_rows(count)[sequences]
+        numbers = in_batch + of.number if samples is None else samples[in_batch]
+        counts_padding = rule.tokens.padding
+        places = [column + start for column, start in zip(columns, starts, strict=True)]
+        positions = [place if counts_padding else of.positions[sequences, place] for place in places]
+        known = torch.full_like(sequences, -1) if of.ids is None else of.ids[sequences, places[0]]
+        keys = positions[1] if len(positions) > 1 else None
+        return TokenRows(in_batch, numbers, positions[0], known, keys)
+
+    return Chosen(of, sequences, columns, rows)
 
 
 # ---- a clause over all columns ---------------------------------------------------------------------------------
 
 
-def _columns(rule: Rule, clause: TokenFilter, of: Pass) -> Tensor:
-    """[B, total] bool: the columns that are meant, whichever pass computes them."""
+def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -> Tensor:
+    """[B, size] bool: which of the columns from `start` on are meant, whichever pass computes them; may be a view."""
     if of.decodes and any(True for _ in clause.spans):
         raise ValueError(
             "tokens: spans are of the encoder's tokens, and this is a module of the decoder: name its tokens by "
             "position, id or text, or hook the encoder or the decoder's attention to it (its keys and values)"
         )
     if not of.has_data:
-        return _made_up(clause, of)
-    return _Columns(rule, of, clause.phase).of_filter(clause)
+        found = _made_up(clause, of)
+    elif _is_phase(clause):
+        return _of_phase(rule, clause.phase, of, start, size)
+    else:
+        found = _Columns(rule, of, clause.phase).of_filter(clause)
+    return found[:, start : start + size]
+
+
+def _is_phase(clause: TokenFilter) -> bool:
+    """Whether it names a phase, or all tokens, and no positions or tokens among them."""
+    return (
+        clause.position is None
+        and clause.id is None
+        and clause.text is None
+        and clause.span is None
+        and clause.exclude is None
+    )
+
+
+def _of_phase(rule: Rule, phase: str | None, of: Pass, start: int, size: int) -> Tensor:
+    """[B, size] bool: all tokens of the phase. The usual clause of steering, whose cost each generated token pays."""
+    found = of.real[:, start : start + size]
+    if rule.tokens.padding:
+        found = torch.ones_like(found)
+    end_of_prompt = min(max(of.prompt - start, 0), size)
+    if phase is None or end_of_prompt == (0 if phase == "generation" else size):
+        return found
+    found = found.clone()
+    if phase == "generation":
+        found[:, :end_of_prompt] = False
+    else:
+        found[:, end_of_prompt:] = False
+    return found
 
 
 class _Columns:

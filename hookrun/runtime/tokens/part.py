@@ -80,14 +80,19 @@ class TokensPart:
                 "tokens: nothing says which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; a value without tokens takes `index`"
             )
+        key = (id(self), tensor.shape)  # a firing asks several times
+        if (chosen := found.chosen.get(key)) is None:
+            chosen = found.chosen[key] = self._choose(tensor, found)
+        self._now.note(chosen)
+        return chosen
+
+    def _choose(self, tensor: Tensor, found: Pass) -> Chosen:
         self._require_dims(tensor, found)
         if self._rule.tokens.on_pattern:
             sizes: tuple[int, ...] = tuple(tensor.shape[-2:])
         else:
             sizes = (tensor.shape[self._dims[0]],)
-        chosen = self._rule.choose(found, sizes, self._now.samples)
-        self._now.note(chosen)
-        return chosen
+        return self._rule.choose(found, sizes, self._now.samples)
 
     @property
     def dims(self) -> tuple[int, ...]:

@@ -18,7 +18,6 @@ class Pass:
     rows:      sequences in the batch, B: its samples, or several of each with beams
     ids:       [B, total] int64 on the CPU, or None: not known
     real:      [B, total] bool on the CPU: tokens, and not padding
-    positions: [B, total] int64: counted from the first real token; of padding that of the token before it
     prompt:    columns of the prompt
     new_from:  the first column that no earlier pass has computed
     goes_on:   more passes may follow: a position that is not there yet may still come
@@ -32,6 +31,7 @@ class Pass:
     """
 
     __slots__ = (
+        "_positions",
         "chosen",
         "columns",
         "decodes",
@@ -42,7 +42,6 @@ class Pass:
         "ids",
         "new_from",
         "number",
-        "positions",
         "prompt",
         "real",
         "rows",
@@ -76,7 +75,7 @@ class Pass:
         self.ended, self.decodes = ended, decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
             self._end(session.eos)
-        self.positions = self.real.cumsum(1) - 1
+        self._positions: Tensor | None = None
         self.encoder: Pass | None = None
         self.chosen = dict[Any, Any]()
 
@@ -85,7 +84,9 @@ class Pass:
         start = max(self.prompt, self.new_from)
         assert self.ids is not None
         new = self.ids[:, start:]
-        hits = torch.stack([new == token for token in eos]).any(0)
+        hits = new == eos[0]
+        for token in eos[1:]:
+            hits |= new == token
         if self.ended is None and not hits.any():
             return
         ended = hits.cumsum(1) > 0
@@ -93,6 +94,13 @@ class Pass:
             ended |= self.ended[:, None]
         self.real = torch.cat([self.real[:, :start], self.real[:, start:] & ~ended], dim=1)
         self.ended = ended[:, -1]
+
+    @property
+    def positions(self) -> Tensor:
+        """[B, total] int64: counted from the first real token; of padding that of the token before it."""
+        if self._positions is None:
+            self._positions = self.real.cumsum(1) - 1
+        return self._positions
 
     @property
     def first(self) -> bool:
@@ -104,9 +112,7 @@ class Pass:
         seen = copy(self)
         each = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
         seen.rows = self.rows * each
-        seen.real, seen.positions = (
-            tensor.repeat_interleave(each, 0) for tensor in (self.real, self.positions)
-        )
+        seen.real, seen._positions = self.real.repeat_interleave(each, 0), None
         seen.ids = None if self.ids is None else self.ids.repeat_interleave(each, 0)
         seen.new_from = self.total if decoder.new_from else self.new_from
         seen.chosen = {}
@@ -114,14 +120,17 @@ class Pass:
 
     def samples_of_rows(self, count: int | None) -> Tensor:
         """[B] int64: the place in the batch of the sample that each row is of, out of `count`; None: not known."""
-        each = 1
+        return torch.arange(self.rows) // self.rows_for_each(count)
+
+    def rows_for_each(self, count: int | None) -> int:
+        """How many rows each of `count` samples has; ValueError where the rows cannot be those of so many."""
         if count is None and self.session is not None:
             count = self.session.samples
-        if count is not None and count != self.rows:
-            if count < 1 or self.rows % count or not self.goes_on:
-                raise ValueError(f"the call has {self.rows} sequences and the batch {count} samples")
-            each = self.rows // count  # beams, or several sequences for each prompt
-        return torch.arange(self.rows) // each
+        if count is None or count == self.rows:
+            return 1
+        if count < 1 or self.rows % count or not self.goes_on:
+            raise ValueError(f"the call has {self.rows} sequences and the batch {count} samples")
+        return self.rows // count  # beams, or several sequences for each prompt
 
 
 class Passes(Protocol):

@@ -193,6 +193,7 @@ class Sequences:
         return self._numbered - samples
 
     def _continued(self, last: Pass, told: Told) -> Pass:
+        last.chosen.clear()  # it and its pass hold each other: they would be left to the garbage collector
         past = told.past or 0
         total = past + told.columns
         real = _filled(told.mask, last.real, told.rows, total, told.columns)

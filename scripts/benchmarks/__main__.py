@@ -1,0 +1,86 @@
+"""Measure one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|lm|peers|all]``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.machine import machine
+from benchmarks.measure import OtherOutputs, Result, Settings
+from benchmarks.table import as_json, readme_table, shown, write_readme
+from benchmarks.works import SUBJECTS, of_subject
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table, and write it where asked. 1 where hookrun gave other values than hand-written hooks."""
+    args = parsed(argv)
+    settings = Settings(args.rounds, args.seconds, peers=args.subject in ("peers", "all"))
+    found, about, wrong = list[Result](), machine(), 0
+    print(f"{about['machine']}, load {about['load']}")
+    print(", ".join(f"{name} {version or 'missing'}" for name, version in about["versions"].items()))
+    for work in of_subject(args.subject):
+        if args.row and work.name not in args.row:
+            continue
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of other libraries, and of hooks that a block leaves unused
+                result = work.measure(settings)
+        except OtherOutputs as error:
+            print(f"\n{work.name}: {error}", file=sys.stderr)
+            wrong = 1
+            continue
+        found.append(result)
+        print(f"\n{shown(result)}", flush=True)
+    command = f"scripts/bench {args.subject}"
+    if args.json:
+        args.json.write_text(as_json(command, about, found), encoding="utf-8")
+        print(f"\nwritten to {args.json}")
+    if args.readme:
+        write_readme(args.readme, readme_table(command, about, found))
+        print(f"\nwritten into {args.readme}")
+    return wrong
+
+
+def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The arguments."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="What hooks cost, as ratios within one run, beside hand-written hooks and other libraries.",
+    )
+    parser.add_argument(
+        "subject", nargs="?", default="all", choices=[*SUBJECTS, "all"], help="all unless given"
+    )
+    parser.add_argument("--row", action="append", help="of the subject this row alone; may be repeated")
+    parser.add_argument(
+        "--rounds",
+        type=at_least_one,
+        default=40,
+        help="interleaved rounds; files and processes take an eighth",
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, help="about so long for each row")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument(
+        "--readme", type=Path, nargs="?", const=README, metavar="FILE", help="write the table into README.md"
+    )
+    args = parser.parse_args(argv)
+    names = [work.name for work in of_subject(args.subject)]
+    if unknown := [name for name in args.row or () if name not in names]:
+        parser.error(f"--row: found {unknown[0]!r}, expected one of {', '.join(names)}")
+    return args
+
+
+def at_least_one(text: str) -> int:
+    """A number of rounds."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("expected at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,65 @@
+"""Hooks as a person writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from benchmarks.measure import Outputs, Run
+from benchmarks.models import leaves
+
+
+def captures(model: Any, names: Iterable[str], x: Any, *, clone: bool) -> tuple[Run, Outputs]:
+    """Outputs, each firing kept: by reference, which an in-place successor overwrites, or as a clone."""
+    kept: dict[str, list[Any]] = {name: [] for name in names}
+
+    def hook(name: str, module: Any, args: Any, output: Any) -> None:
+        kept[name].append(output.detach().clone() if clone else output.detach())
+
+    for name in kept:
+        model.get_submodule(name).register_forward_hook(partial(hook, name))
+    return kept_by(kept, lambda: model(x))
+
+
+def kept_by(kept: dict[str, list[Any]], forward: Run) -> tuple[Run, Outputs]:
+    """A forward that is forgotten, and one that says what it kept of modules that ran once."""
+
+    def run() -> None:
+        forward()
+        for values in kept.values():
+            values.clear()
+
+    def outputs() -> dict[str, Any]:
+        forward()
+        found = {name: values[0].clone() for name, values in kept.items() if len(values) == 1}
+        for values in kept.values():
+            values.clear()
+        return found
+
+    return run, outputs
+
+
+def edits(model: Any, cls: type, edit: Callable[[Any], Any]) -> None:
+    """A hook on each leaf of a class that returns another output."""
+    for _, module in leaves(model, cls):
+        module.register_forward_hook(lambda module, args, output: edit(output))
+
+
+def statistics(model: Any, names: Iterable[str], x: Any) -> tuple[Run, Outputs]:
+    """mean, std, min, max and norm of each output, each a tensor that nothing waits for."""
+    seen: dict[str, tuple[Any, ...]] = {}
+
+    def hook(name: str, module: Any, args: Any, output: Any) -> None:
+        out = output.detach()
+        seen[name] = (out.mean(), out.std(), out.min(), out.max(), out.norm())
+
+    for name in names:
+        model.get_submodule(name).register_forward_hook(partial(hook, name))
+
+    def outputs() -> dict[str, Any]:
+        model(x)
+        keys = ("mean", "std", "min", "max", "norm")
+        return {f"{name} {key}": seen[name][place] for name in seen for place, key in enumerate(keys)}
+
+    return lambda: model(x), outputs

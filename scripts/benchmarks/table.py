@@ -1,0 +1,82 @@
+"""The results as a table in a terminal, as JSON and as the table of the README."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import OURS, Result, Timing
+
+BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
+
+
+def shown(result: Result) -> str:
+    """One row with all its ways."""
+    target = "" if result.target is None else f"    target: ≤ {result.target:g}"
+    said = {True: ", reached", False: ", missed", None: ""}[result.reached]
+    lines = [f"{result.work}{target}{said}"]
+    width = max([28, *(len(each.name) for each in result.timings)])
+    for each in result.timings:
+        mark = " (1)" if each.name == result.base else ""
+        lines.append(f"  {each.name:<{width}}{seconds(each.seconds):>12}{each.ratio:>10.3f}{mark}")
+    lines += [f"  {name:<{width}}     missing: {why}" for name, why in result.missing.items()]
+    return "\n".join(lines)
+
+
+def seconds(value: float) -> str:
+    """With the unit that fits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
+    return f"{value * 1e6:.1f} µs"
+
+
+def as_json(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """Everything that was measured."""
+    rows = [{**asdict(each), "ratio": each.ratio, "reached": each.reached} for each in results]
+    return json.dumps({"command": command, **machine, "rows": rows}, indent=1, ensure_ascii=False) + "\n"
+
+
+def readme_table(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:
+    """Ratios: by hand, the best other library, hookrun, the target; then what they were measured with."""
+    head = ("work", "relative to", "by hand", "other libraries", "hookrun", "target")
+    rows = [head, tuple("---" for _ in head)]
+    for result in results:
+        if result.ratio is None:
+            continue
+        target = "" if result.target is None else f"≤ {result.target:g}"
+        others = [each for each in result.timings if is_peer(each, result)]
+        hand = " / ".join(f"{each.ratio:.2f}" for each in result.timings if each.name.startswith("by hand"))
+        told = ", ".join(
+            f"{each.name} {each.ratio:.2f}" for each in sorted(others, key=lambda each: each.ratio)
+        )
+        rows.append((result.work, result.base, hand or "–", told or "–", f"**{result.ratio:.2f}**", target))
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    lines += ["", f"From one run of `{command}` on {machine['machine']}, {machine['date']}, with {versions}."]
+    return "\n".join(lines)
+
+
+def is_peer(timing: Timing, result: Result) -> bool:
+    """Whether it is another library's, or another way of writing a file."""
+    name = timing.name
+    return name not in (OURS, result.base, "bare", "compute alone") and not name.startswith(
+        ("by hand", "raw ", "four in place", "one in place")
+    )
+
+
+def written(text: str, table: str) -> str:
+    """A README with the table between its markers. ValueError where they are not there."""
+    start, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"there is no {BEGIN} ... {END}")
+    return f"{start}{BEGIN}\n{table}\n{END}{after}"
+
+
+def write_readme(path: Path, table: str) -> None:
+    """Replace the table of a README."""
+    path.write_text(written(path.read_text(encoding="utf-8"), table), encoding="utf-8")

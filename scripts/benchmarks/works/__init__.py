@@ -1,0 +1,42 @@
+"""What is measured: a file for each subject, a function for each row of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from benchmarks.measure import Result, Settings
+from benchmarks.works import capture, hooks, lm, loop, peers, selectors, start, stats
+
+
+@dataclass(frozen=True)
+class Work:
+    """One row. subjects: the words that choose it; peers: other libraries do it too."""
+
+    measure: Callable[[Settings], Result]
+    subjects: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """That of its function."""
+        return self.measure.__name__
+
+
+_ROWS = {
+    ("selectors",): selectors.ROWS,
+    ("start",): start.ROWS,
+    ("hooks", "peers"): hooks.WITH_PEERS,
+    ("hooks",): hooks.ROWS,
+    ("peers",): peers.ROWS,
+    ("stats",): stats.ROWS,
+    ("lm",): lm.ROWS,
+    ("loop",): loop.ROWS,
+    ("capture",): capture.ROWS,
+}
+WORKS = tuple(Work(measure, subjects) for subjects, rows in _ROWS.items() for measure in rows)
+SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "lm", "peers")
+
+
+def of_subject(subject: str) -> Iterator[Work]:
+    """The rows of one subject; of ``all`` of them."""
+    return (work for work in WORKS if subject == "all" or subject in work.subjects)

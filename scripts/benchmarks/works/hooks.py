@@ -1,0 +1,239 @@
+"""Dispatch and edits in memory: captures, edits, gradients, compiled models."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks import by_hand, peers
+from benchmarks.measure import OURS, Outputs, Result, Run, Settings, Ways, interleaved, judged, measured
+from benchmarks.models import Subject, gpt2, leaves, mlp, resnet18
+from benchmarks.threads import threads
+
+
+def hooked(ways: Ways, model: Any, **hook: Any) -> Any:
+    """hookrun's hooks, installed until the ways have been measured."""
+    import hookrun
+
+    return ways.stack.enter_context(hookrun.hooked(model, {"bench": {"hook": "forward", **hook}}))
+
+
+def captures_by_hookrun(ways: Ways, subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]:
+    """The captures of these modules, forgotten after each forward."""
+    model = subject.make()
+    kept = hooked(ways, model, select=list(names), action="capture").captures["bench"]
+    lists = {name: kept[name] for name in names}
+    return by_hand.kept_by(lists, lambda: model(subject.x))
+
+
+def capture_ways(subject: Subject, settings: Settings) -> Ways:
+    """All leaves that run, by hand twice, by hookrun and by peers."""
+    ways = Ways()
+    bare = subject.make()
+    names = [name for name, _ in leaves(bare) if ".attn_dropout" not in name]
+    ways.add("bare", lambda: bare(subject.x))
+    ways.add("by hand", *by_hand.captures(subject.make(), names, subject.x, clone=False))
+    ways.add("by hand, cloned", *by_hand.captures(subject.make(), names, subject.x, clone=True))
+    ways.outputs = {"by hand, cloned": ways.outputs["by hand, cloned"]}  # references are overwritten in place
+    ways.add(OURS, *captures_by_hookrun(ways, subject, names))
+    once = [name for name in names if name not in subject.repeated]
+    peers.add_captures(ways, subject, once, wanted=settings.peers)
+    return ways
+
+
+def capture_mlp(settings: Settings) -> Result:
+    """mlp, capture all 15 leaves."""
+    with threads(1):
+        return measured("mlp, capture all 15 leaves", capture_ways(mlp(), settings), settings, target=1.40)
+
+
+def capture_mlp_inference(settings: Settings) -> Result:
+    """The same without gradients."""
+    with threads(1, grad=False):
+        ways = capture_ways(mlp(), Settings())
+        return measured("mlp, capture all 15 leaves, inference", ways, settings, target=1.40)
+
+
+def clamp_mlp(settings: Settings) -> Result:
+    """mlp, clamp 7 ReLU outputs."""
+    from torch import nn
+
+    def edit(output: Any) -> Any:
+        return output.clamp(0, 1)
+
+    with threads(1, grad=False):
+        ways = edit_ways(nn.ReLU, edit, {"action": "clamp", "min": 0, "max": 1}, settings)
+        return measured("mlp, clamp 7 ReLU outputs, inference", ways, settings, target=1.25)
+
+
+def scale_mlp(settings: Settings) -> Result:
+    """mlp, scale 8 Linear outputs."""
+    from torch import nn
+
+    def edit(output: Any) -> Any:
+        return output * 2.0
+
+    with threads(1, grad=False):
+        ways = edit_ways(nn.Linear, edit, {"action": "scale", "factor": 2.0}, settings)
+        return measured("mlp, scale 8 Linear outputs, inference", ways, settings, target=1.30)
+
+
+def edit_ways(cls: type, edit: Callable[[Any], Any], hook: dict[str, Any], settings: Settings) -> Ways:
+    """The same edit of all leaves of a class."""
+    ways, subject = Ways(), mlp()
+    x = subject.x
+    bare, hand, ours = subject.make(), subject.make(), subject.make()
+    by_hand.edits(hand, cls, edit)
+    hooked(ways, ours, select=f"type:{cls.__name__}", **hook)
+    names = [name for name, _ in leaves(bare, cls)]
+    ways.add("bare", lambda: bare(x))
+    ways.add("by hand", lambda: hand(x), lambda: {"output": hand(x)})
+    ways.add(OURS, lambda: ours(x), lambda: {"output": ours(x)})
+    for name in ("nnsight", "pyvene"):
+        make = getattr(peers, f"{name}_edit")
+        ways.peer(name, name, partial(make, subject, names, edit), wanted=settings.peers)
+    return ways
+
+
+def gradient_mlp(settings: Settings) -> Result:
+    """mlp, the gradient of one activation seen."""
+    ways, subject = Ways(), mlp()
+    x, path = subject.x, "7"
+    bare, full, tensor, ours = (subject.make() for _ in range(4))
+    seen: dict[str, Any] = {}
+
+    def keep(gradient: Any) -> None:
+        seen["gradient"] = gradient
+
+    full.get_submodule(path).register_full_backward_hook(
+        lambda module, grad_input, grad_output: keep(grad_output[0])
+    )
+
+    def on_output(module: Any, args: Any, output: Any) -> None:
+        output.register_hook(keep)
+
+    tensor.get_submodule(path).register_forward_hook(on_output)
+    captured = hooked(ways, ours, select=path, hook="output_grad", action="capture").captures["bench"][path]
+
+    def step(model: Any) -> None:
+        model(x).sum().backward()
+
+    def seen_by(model: Any) -> Outputs:
+        def outputs() -> dict[str, Any]:
+            step(model)
+            return dict(seen)
+
+        return outputs
+
+    run, outputs = by_hand.kept_by({"gradient": captured}, partial(step, ours))
+    with threads(1):
+        ways.add("bare", partial(step, bare))
+        ways.add("by hand, tensor hook", partial(step, tensor), seen_by(tensor))
+        ways.add("by hand, full backward hook", partial(step, full), seen_by(full))
+        ways.add(OURS, run, outputs)
+        work = "mlp, gradient seen on one activation, forward + backward"
+        return measured(work, ways, settings, target=1.06)
+
+
+def capture_resnet18(settings: Settings) -> Result:
+    """resnet18, capture 52 leaves."""
+    with threads(2, grad=False):
+        ways = capture_ways(resnet18(), settings)
+        return measured("resnet18, capture 52 leaves", ways, settings, target=1.03, slow=True)
+
+
+def capture_gpt2(settings: Settings) -> Result:
+    """gpt2, capture 41 leaves."""
+    work, target = "gpt2 of 4 layers, capture 41 leaves", 1.01
+    if importlib.util.find_spec("transformers") is None:
+        return Result(work, "bare", target, (), missing={"transformers": "not installed"})
+    with threads(2, grad=False):
+        return measured(work, capture_ways(gpt2(), settings), settings, target=target, slow=True)
+
+
+def four_pointwise(settings: Settings) -> Result:
+    """Four pointwise actions on one output of 25 MB, as multiples of one action in place."""
+    import torch
+    from torch import nn
+
+    class Fresh(nn.Module):
+        """An output that nothing else refers to."""
+
+        def forward(self, x: Any) -> Any:
+            return x * 1.5
+
+    x = torch.randn(2500, 2500)
+    bare, one, four, ours = Fresh(), Fresh(), Fresh(), Fresh()
+    one.register_forward_hook(lambda module, args, output: output.mul_(2))
+    four.register_forward_hook(lambda module, args, output: output.mul_(2).clamp_(-1, 1).add_(0.5).mul_(0.5))
+    actions = (
+        {"action": "scale", "factor": 2.0},
+        {"action": "clamp", "min": -1, "max": 1},
+        {"action": "add_bias", "value": 0.5},
+        {"action": "scale", "factor": 0.5},
+    )
+    import hookrun
+
+    spec = {f"h{place}": {"select": "", "hook": "forward", **each} for place, each in enumerate(actions)}
+    ways = Ways()
+    ways.stack.enter_context(hookrun.hooked(ours, spec))
+    ways.add("bare", lambda: bare(x))
+    ways.add("one in place, by hand", lambda: one(x))
+    ways.add("four in place, by hand", lambda: four(x), lambda: {"output": four(x)})
+    ways.add(OURS, lambda: ours(x), lambda: {"output": ours(x)})
+    with threads(2, grad=False), ways.stack:
+        compared = ways.compare()
+        times = interleaved(ways.runs, settings.rounds, settings.seconds)
+    without = {  # what the hooks alone take; a round in which one action took nothing says nothing
+        name: [max(mine - model, 1e-9) for mine, model in zip(times[name], times["bare"], strict=True)]
+        for name in times
+        if name != "bare"
+    }
+    work = "four pointwise actions on a 25 MB output, against one in place"
+    return judged(work, without, target=3.2, compared=compared)
+
+
+def compiled(name: str, hook: dict[str, Any]) -> Callable[[Settings], Result]:
+    """A row for a compiled model of width 512."""
+
+    def measure(settings: Settings) -> Result:
+        import torch
+
+        subject = mlp(width=512, batch=256)
+        bare, eager, ours = subject.make(), subject.make(), subject.make()
+        ways = Ways()
+        hooked(ways, eager, **hook)
+        hooked(ways, ours, **hook)
+        work = f"compiled mlp of width 512, {name}"
+        try:
+            with threads(2, grad=False):
+                torch._dynamo.reset()
+                fast_bare, fast = (torch.compile(each, fullgraph=True) for each in (bare, ours))
+                x = subject.x
+                ways.add("compiled, bare", lambda: fast_bare(x))
+                ways.outputs["eager"] = lambda: {"output": eager(x)}
+                ways.add(OURS, lambda: fast(x), lambda: {"output": fast(x)})
+                fast_bare(x), fast(x)
+                return measured(work, ways, settings, target=1.02)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            ways.stack.close()
+            return Result(
+                work, "compiled, bare", 1.02, (), missing={"torch.compile": str(error).splitlines()[0]}
+            )
+
+    measure.__name__ = f"compiled_{name.split()[0]}"
+    return measure
+
+
+WITH_PEERS = (capture_mlp, clamp_mlp, capture_resnet18, capture_gpt2)
+ROWS = (
+    capture_mlp_inference,
+    scale_mlp,
+    gradient_mlp,
+    four_pointwise,
+    compiled("scale 8 Linear outputs", {"select": "type:Linear", "action": "scale", "factor": 2.0}),
+    compiled("clamp all ReLU outputs", {"select": "type:ReLU", "action": "clamp", "min": 0, "max": 1}),
+    compiled("bias added to one output", {"select": "7", "action": "add_bias", "value": 0.5}),
+)

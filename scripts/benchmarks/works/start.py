@@ -1,0 +1,96 @@
+"""Whole processes: help, configuration and completion against a bare Hydra application, a run against its imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from benchmarks.measure import OURS, Result, Run, Settings, interleaved, judged
+
+BARE_HYDRA = """
+import hydra
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def main(cfg): pass
+main()
+"""
+IMPORTS = "import torch, hydra; from sklearn.datasets import load_digits; load_digits()"
+HOOKRUN = (sys.executable, "-m", "hookrun")
+# What the console script does: Hydra completes only where the word before the arguments is no interpreter.
+SCRIPT = (sys.executable, "-c", "import sys; from hookrun.cli import main; sys.exit(main())")
+ONE_BATCH = ("experiment=clip_fc", "train.steps=1", "train.limit_batches=1")
+
+
+def process(command: Sequence[str], folder: str, env: Mapping[str, str] | None = None) -> Run:
+    """A run of one process in a folder; CalledProcessError where it fails."""
+
+    def run() -> None:
+        subprocess.run(
+            command,
+            check=True,
+            cwd=folder,
+            env={**os.environ, **(env or {})},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    return run
+
+
+def against_hydra(arguments: Sequence[str], words: str = "") -> Callable[[str], dict[str, Run]]:
+    """The same arguments for a bare Hydra application and for hookrun. words: what the shell completes."""
+
+    def runs(folder: str) -> dict[str, Run]:
+        Path(folder, "app.py").write_text(BARE_HYDRA)
+        Path(folder, "conf").mkdir()
+        Path(folder, "conf", "config.yaml").write_text("seed: 0\n")
+        line = {"COMP_LINE": words, "COMP_POINT": str(len(words))} if words else {}
+        ours = SCRIPT if words else HOOKRUN
+        return {
+            "bare Hydra": process([sys.executable, "app.py", *arguments], folder, line),
+            OURS: process([*ours, *arguments], folder, line),
+        }
+
+    return runs
+
+
+def against_imports(base: str, code: str, arguments: Sequence[str]) -> Callable[[str], dict[str, Run]]:
+    """hookrun against a process that only imports."""
+
+    def runs(folder: str) -> dict[str, Run]:
+        return {
+            base: process([sys.executable, "-c", code], folder),
+            OURS: process([*HOOKRUN, *arguments], folder),
+        }
+
+    return runs
+
+
+def row(
+    name: str, work: str, runs: Callable[[str], dict[str, Run]], target: float
+) -> Callable[[Settings], Result]:
+    """One row."""
+
+    def measure(settings: Settings) -> Result:
+        with tempfile.TemporaryDirectory() as folder:
+            times = interleaved(runs(folder), settings.slow(), 0)
+        return judged(work, times, target=target)
+
+    measure.__name__ = name
+    return measure
+
+
+_first_batch = partial(against_imports, "import torch, hydra, digits", IMPORTS)
+_torch = partial(against_imports, "import torch", "import torch")
+ROWS = (
+    row("start_help", "hookrun --help", against_hydra(["--help"]), 1.5),
+    row("start_cfg", "hookrun --cfg job", against_hydra(["--cfg", "job"]), 1.5),
+    row("start_completion", "shell completion", against_hydra(["-sc", "query=bash"], "hookrun see"), 1.5),
+    row("start_batch", "start to first batch on digits", _first_batch(ONE_BATCH), 1.3),
+    row("start_smallest", "the smallest run", _torch(ONE_BATCH), 1.5),
+    row("start_plan", "task=plan", _torch(["experiment=clip_fc", "task=plan"]), 1.5),
+)
