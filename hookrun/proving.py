@@ -1,4 +1,4 @@
-"""Proves that a plan fits: one run of a fake deep copy of the model with the hooks in place, without real compute."""
+"""Proves that a plan fits: one run of a copy of the model, fake where it is not small, with the hooks in place."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.containers import children, describe, rebuild, reshaped, tensors
 from hookrun.errors import CompileError, HookError, HookrunError, Problem, SpecError, listed, reason
+from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.model_tree import ModelNames, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.plan.resolve import resolve, select
 from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
+from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.runtime.site import PlacedHook
-from hookrun.shape_copies import Example as Example
-from hookrun.shape_copies import ShapeCopy, fake_copy, meta_copy
 from hookrun.snapshot import held
 from hookrun.spec import Spec, WrongHooks
 from hookrun.spec.hook import HookSelection, HookSpec
 from hookrun.tensor_copies import differentiable
+from hookrun.trial_copies import Example as Example
+from hookrun.trial_copies import TrialCopy, fake_copy, quick_copy
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -157,7 +159,7 @@ def prove(
     """
     training = model.training if training is None else training
     with _quiet(), _no_global_effect():
-        if (found := _proven_on_meta(plan, model, example, training, backward)) is not None:
+        if (found := _proven_quickly(plan, model, example, training, backward)) is not None:
             return found
         try:
             copied = fake_copy(model, example)
@@ -167,15 +169,16 @@ def prove(
         return _hooked(plan, copied, backward)
 
 
-def _proven_on_meta(
+def _proven_quickly(
     plan: ResolvedPlan, model: nn.Module, example: Example, training: bool, backward: bool | Score
 ) -> ResolvedPlan | None:
-    """The plan where a copy on the meta device proves all of it; None: fake tensors have to tell.
+    """The plan where a copy that imports no compiler proves all of it; None: fake tensors have to tell.
 
-    A user's own code never meets tensors on another device than its own.
+    A user's own code never meets tensors with data, or on another device than its own; nothing is saved to disk.
     """
     own_code = any(hook.spec.action.own_code or _given_function(hook) for hook in plan.hooks)
-    if own_code or (copied := meta_copy(model, example)) is None:
+    saves = any(hook.spec.hook_type is SAVED_TENSORS for hook in plan.hooks)
+    if own_code or (copied := quick_copy(model, example, may_compute=not saves)) is None:
         return None
     try:
         _run_bare(copied, training)
@@ -189,7 +192,7 @@ def _given_function(hook: PlannedHook) -> bool:
     return any(isinstance(each, GivenFunction) for values in hook.values.values() for each in values.values())
 
 
-def _run_bare(copied: ShapeCopy, training: bool) -> None:
+def _run_bare(copied: TrialCopy, training: bool) -> None:
     copied.model.train(training)
     with copied.inside():
         copied.model(*copied.args, **copied.kwargs)
@@ -273,12 +276,12 @@ def _changed_form(old: Any, new: Any) -> str | None:
     return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
 
 
-def _hooked(plan: ResolvedPlan, copied: ShapeCopy, backward: bool | Score) -> ResolvedPlan:
+def _hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -> ResolvedPlan:
     with copied.inside():
         return _run_hooked(plan, copied, backward)
 
 
-def _run_hooked(plan: ResolvedPlan, copied: ShapeCopy, backward: bool | Score) -> ResolvedPlan:
+def _run_hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -> ResolvedPlan:
     fake, args, kwargs = copied.model, copied.args, copied.kwargs
     if not isinstance(backward, bool):
         args, kwargs = rebuild((args, kwargs), differentiable)
@@ -295,7 +298,7 @@ def _run_hooked(plan: ResolvedPlan, copied: ShapeCopy, backward: bool | Score) -
             if any(each.needs_backward for each in types):
                 _backward(output)
             if any(each.phase == "step" for each in types):
-                torch.optim.SGD(fake.parameters(), lr=0.0).step()
+                without_compiler(torch.optim.SGD)(fake.parameters(), lr=0.0).step()
             if not isinstance(backward, bool):
                 backward(output).backward()
         except SpecError:

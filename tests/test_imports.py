@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spec", "examples"),
     ("tensor_copies",),
     ("containers",),
-    ("snapshot", "shape_copies"),
+    ("snapshot", "trial_copies"),
     ("models", "data"),
     ("store",),
     ("run_values",),

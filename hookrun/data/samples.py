@@ -37,6 +37,10 @@ class Samples(Dataset[Sample], ABC):
     def __getitem__(self, index: int) -> Sample:
         """The input and the target of one sample. Raises IndexError past the end."""
 
+    def batch(self, indices: Sequence[int]) -> Sample | None:
+        """Inputs and targets [len(indices), ...] of several samples; None where they have to be taken one by one."""
+        return None
+
     def file(self, index: int) -> str:
         """Where the sample comes from: a file below the data's root, or a row of one; ``""`` where neither is known."""
         return ""
@@ -71,6 +75,11 @@ class TensorSamples(Samples):
 
     def __getitem__(self, index: int) -> Sample:
         return self._inputs[index], self._targets[index]
+
+    def batch(self, indices: Sequence[int]) -> Sample:
+        """In one go."""
+        rows = torch.tensor(indices, dtype=torch.int64)
+        return self._inputs[rows], self._targets[rows]
 
 
 class Transformed(Samples):

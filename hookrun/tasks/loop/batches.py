@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, SequentialSampler, default_collate
 
 from hookrun import data
 from hookrun.data import Split
@@ -117,6 +117,24 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
                 inputs, target = self._samples[index]
         return index, inputs, target
 
+    def __getitems__(self, indices: list[int]) -> _Whole | list[tuple[int, Any, Tensor]]:
+        """A batch, which `_collated` gets: torch's loader asks for it where it is there."""
+        take = getattr(self._samples, "batch", None)
+        found = None if take is None or self._seeded is not None else take(indices)
+        return [self[index] for index in indices] if found is None else _Whole(torch.tensor(indices), *found)
+
+
+class _Whole(NamedTuple):
+    """A batch that was taken in one go: ids [B], inputs and target [B, ...]."""
+
+    ids: Tensor
+    inputs: Any
+    target: Tensor
+
+
+def _collated(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
+    return found if isinstance(found, _Whole) else default_collate(found)
+
 
 class _From(Sampler[int]):
     """The order of another sampler without its first `skipped` samples, which are not loaded."""
@@ -157,6 +175,7 @@ class Batches:
             self._numbered,
             batch_size=settings.data.batch_size,
             sampler=self._order,
+            collate_fn=_collated,
             num_workers=settings.data.workers,
             worker_init_fn=left_to_main,
             generator=self._generator,

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from hookrun import trusted
 from hookrun.arguments import missing_arguments, parameters, unknown_arguments, wrong_call
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.spec.experiment import Named, Schedule, Scheduler, Train
 from hookrun.spec.experiment import Optimizer as OptimizerKeys
 from hookrun.tasks.loop import composed
@@ -225,7 +226,8 @@ def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, ar
     cls = _found(named.name, where, registry)
     if cls is None:
         raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
-    return _tried(cls, where, lambda: cls(first, **args))
+    made = without_compiler(cls) if registry is optimizers() else cls
+    return _tried(cls, where, lambda: made(first, **args))
 
 
 def _tried(cls: type, where: str, make: Callable[[], Any]) -> Any:

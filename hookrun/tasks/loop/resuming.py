@@ -23,7 +23,7 @@ from hookrun.store.files import StoreError
 from hookrun.store.format import encode
 from hookrun.store.named_files import named_files
 from hookrun.store.run_dir import RunDir
-from hookrun.store.states import SavedState, write_state
+from hookrun.store.states import LEAST_KEPT, SavedState, write_state
 from hookrun.store.tree import NotPlain
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.generators import generator_states, set_generators
@@ -33,6 +33,9 @@ from hookrun.version import __version__
 
 _MOST_LINES = 20
 """Differences that are shown."""
+
+_SHARE, _MOST_PUT_OFF = 0.01, 60.0
+"""States of epochs may take this share of a run's time; one is put off for at most so many seconds."""
 
 _FREE = {"tags", "objective", "needs"}
 """Sections of the settings that may change between a run and its resumption: nothing is computed from them."""
@@ -51,6 +54,7 @@ class Resuming:
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
+        self._written, self._cost, self._put_off = 0, 0.0, False
         saved = run_dir.resumed
         self._waiting = dict[str, Any]()
         self._generators: Mapping[str, Any] | None = None
@@ -88,17 +92,25 @@ class Resuming:
                 set_generators(self._generators)
             self._generators = None
 
-    def point(self, due: bool = False) -> None:
+    def point(self, due: bool = False, *, may_wait: bool = False) -> None:
         """The run could go on from here: save a state where one is due, or where a signal ends the run.
+
+        may_wait: one that is due is put off until what the last one cost is a small share of the time since then. Not
+                  before there are as many states as are kept at least
 
         Raises the Interrupted of the signal.
         """
         signal = pending()
+        self._put_off = self._put_off or (due and may_wait)
+        due = (due and not may_wait) or (self._put_off and self._waited())
         minutes = self._checkpoint.every.minutes
         if due or signal is not None or (minutes is not None and self.seconds >= 60 * minutes):
             self.save()
         if signal is not None:
             raise signal
+
+    def _waited(self) -> bool:
+        return self._written < LEAST_KEPT or self.seconds >= min(self._cost / _SHARE, _MOST_PUT_OFF)
 
     @property
     def seconds(self) -> float:
@@ -107,6 +119,7 @@ class Resuming:
 
     def save(self) -> None:
         """Write a state. HookrunError where a part of it cannot be saved."""
+        began = time.monotonic()
         try:
             with self.around():
                 tree = {
@@ -124,6 +137,7 @@ class Resuming:
                 f"the run cannot be saved so that it could go on: {error}; train.checkpoint.every=null does without"
             ) from error
         self._saved = time.monotonic()
+        self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
 
     @cached_property
     def _about(self) -> dict[str, Any]:

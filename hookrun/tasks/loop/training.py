@@ -258,7 +258,7 @@ def _after_epoch(loop: Loop) -> None:
             loop.scheduler.step()
     loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
     every = running.settings.train.checkpoint.every.epochs
-    running.resuming.point(every is not None and loop.epoch % every == 0)
+    running.resuming.point(every is not None and loop.epoch % every == 0, may_wait=True)
 
 
 def _keep_any(loop: Loop) -> None:

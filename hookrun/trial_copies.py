@@ -1,7 +1,8 @@
-"""Copies of a model, and of the arguments of one call, with shapes and dtypes and no data: to run them costs little.
+"""Copies of a model, and of the arguments of one call, to try hooks on: what happens to them changes nothing else.
 
-torch's fake tensors stand for tensors of any model on any device, and import the compiler, which takes as long as torch
-itself. Models made of modules that never look at their device compute the same shapes on torch's meta device.
+torch's fake tensors have shapes and no data, and stand for tensors of any model on any device; they import torch's
+compiler, which takes as long as torch itself. Of models whose modules never look at their device there are cheaper
+copies: a small one is copied as it is, and computes; a larger one is on the meta device, where tensors have no data.
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ _SAME_ANYWHERE = (
 """Where the classes of modules are that compute the same shapes on every device, in the same calls."""
 
 
+_SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
+"""Elements of all parameters and buffers, and of the arguments: with no more, computing takes a few milliseconds."""
+
+
 @dataclass(frozen=True)
-class ShapeCopy:
+class TrialCopy:
     """What stands for a model and the arguments of one call of it.
 
     inside: the context in which it runs
@@ -64,24 +69,34 @@ class ShapeCopy:
     inside: Callable[[], AbstractContextManager[Any]]
 
 
-def fake_copy(model: nn.Module, example: Example) -> ShapeCopy:
-    """Of fake tensors, for any model. Nothing is changed for the original."""
+def fake_copy(model: nn.Module, example: Example) -> TrialCopy:
+    """Of fake tensors, for any model. Nothing is changed."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(mode):
         made = copy.deepcopy(model)
     with mode:
         args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, mode.from_tensor))
-    return ShapeCopy(made, args, kwargs, lambda: mode)
+    return TrialCopy(made, args, kwargs, lambda: mode)
 
 
-def meta_copy(model: nn.Module, example: Example) -> ShapeCopy | None:
-    """Of tensors on the meta device; None where that might not compute the same. Nothing is changed for the original."""
-    held = [*model.parameters(), *model.buffers()]
-    if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *tensors(_plain(example))])):
+def quick_copy(model: nn.Module, example: Example, *, may_compute: bool) -> TrialCopy | None:
+    """One that imports no compiler; None where it might not tell the same. Nothing is changed.
+
+    may_compute: the copy may be of tensors with data
+    """
+    held, given = [*model.parameters(), *model.buffers()], list(tensors(_plain(example)))
+    if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *given])):
         return None
-    made = copy.deepcopy(model, {id(tensor): _on_meta(tensor) for tensor in held})
-    args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, _on_meta))
-    return ShapeCopy(made, args, kwargs, nullcontext)
+    if may_compute and _elements(held) <= _SMALL_MODEL and _elements(given) <= _SMALL_EXAMPLE:
+        memo, change = {}, _as_it_is
+    else:
+        memo, change = {id(tensor): _on_meta(tensor) for tensor in held}, _on_meta
+    args, kwargs = rebuild(_plain(example), lambda leaf: _if_tensor(leaf, change))
+    return TrialCopy(copy.deepcopy(model, memo), args, kwargs, nullcontext)
+
+
+def _elements(found: Sequence[Tensor]) -> int:
+    return sum(tensor.numel() for tensor in found)
 
 
 def _plain(example: Example) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -123,6 +138,10 @@ def _is_ordinary(tensor: Tensor) -> bool:
         and not tensor.is_quantized
         and not tensor._is_view()
     )
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _on_meta(tensor: Tensor) -> Tensor:

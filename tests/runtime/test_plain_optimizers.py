@@ -1,0 +1,55 @@
+"""torch's optimizers as they are, without the import of its compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from hookrun.runtime.plain_optimizers import without_compiler
+from hookrun.tasks.loop.optimizers import optimizers
+
+
+def trained(cls: type) -> tuple[Any, ...]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7, bias=False), nn.Linear(7, 3, bias=False))
+    optimizer = cls(model.parameters())
+    steps = list[Optimizer]()
+    optimizer.register_step_post_hook(lambda optimizer, args, kwargs: steps.append(optimizer))
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+    assert torch.is_grad_enabled() and len(steps) == 3
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    return weights.tolist(), repr(optimizer), cls.__module__, cls.__qualname__
+
+
+def test_every_optimizer_trains_to_the_same_weights() -> None:
+    for name, cls in optimizers().items():
+        if name == "SparseAdam":
+            continue
+        without_compiler.cache_clear()  # so that it meets classes that were used before, and those that were not
+        first = trained(without_compiler(cls))
+        assert first == trained(cls), name
+        without_compiler.cache_clear()
+        assert first == trained(without_compiler(cls)), name
+
+
+def test_no_method_of_it_reaches_the_compiler() -> None:
+    plain = without_compiler(SGD)
+    for name in ("zero_grad", "add_param_group", "state_dict", "load_state_dict", "step"):
+        assert getattr(plain, name) is not getattr(SGD, name), name
+
+
+def test_a_differentiable_step_keeps_its_graph() -> None:
+    start = torch.ones(2, requires_grad=True)
+    weight = start.clone()
+    optimizer = without_compiler(SGD)([weight], lr=0.5, differentiable=True)
+    weight.grad = torch.ones(2)
+    optimizer.step()
+    weight.sum().backward()
+    assert start.grad is not None and start.grad.tolist() == [1, 1]

@@ -1,0 +1,114 @@
+"""Copies to try hooks on: the cheap ones are used only where they tell the same as fake tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+import hookrun
+from hookrun import proving
+from hookrun.errors import CompileError
+from hookrun.models.cnn import CNN
+from hookrun.trial_copies import quick_copy
+
+IMAGES = ((torch.zeros(2, 1, 8, 8),), {})
+PICTURES = ((torch.zeros(2, 3, 64, 64),), {})
+
+
+def device_of(model: nn.Module, example: Any, *, may_compute: bool = True) -> str | None:
+    copied = quick_copy(model, example, may_compute=may_compute)
+    return None if copied is None else next(copied.model.parameters()).device.type
+
+
+class OfTheUser(nn.Sequential):
+    """It may do anything in its forward."""
+
+
+def test_a_small_model_is_copied_as_it_is_and_a_large_one_without_data() -> None:
+    assert device_of(CNN(1, (8, 8), 10), IMAGES) == "cpu"
+    assert device_of(CNN(1, (8, 8), 10), IMAGES, may_compute=False) == "meta"
+    assert device_of(resnet18(), PICTURES) == "meta"
+
+
+def test_what_may_look_at_its_device_or_is_not_torchs_own_has_no_cheap_copy() -> None:
+    linear, tensor = nn.Linear(2, 2), ((torch.zeros(1, 2),), {})
+    assert device_of(nn.Sequential(linear), tensor) == "cpu"
+    hooked, patched = nn.Linear(2, 2), nn.Linear(2, 2)
+    hooked.register_forward_hook(lambda module, args, output: None)
+    patched.forward = lambda x: x  # type: ignore[method-assign]
+    attention = nn.TransformerEncoderLayer(4, 1)
+    for model in (
+        OfTheUser(linear),
+        hooked,
+        patched,
+        attention,
+        nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)),
+    ):
+        assert device_of(model, tensor) is None, model
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, output: None)
+    assert device_of(linear, tensor) is None
+    handle.remove()
+    assert device_of(linear, ((torch.zeros(2, 2)[:1],), {})) is None  # a view
+
+
+def test_the_copy_shares_nothing_with_the_model_and_keeps_what_is_shared_within() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.append(model[0])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for may_compute in (True, False):
+        copied = quick_copy(model, ((torch.ones(3, 2),), {}), may_compute=may_compute)
+        assert copied is not None and copied.model[2] is copied.model[0]
+        copied.model.train()(*copied.args).sum().backward()
+        assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+
+HOOKS: list[dict[str, Any]] = [
+    {"hook": "forward", "action": "capture"},
+    {"hook": "forward", "action": "add_bias", "value": 0.5},
+    {"hook": "backward", "action": "stats"},
+    {"hook": "output_grad", "action": "clamp", "min": 0},
+    {"hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 1},
+    {"hook": "saved_tensors", "action": "offload", "to": "disk"},
+    {"hook": "forward", "action": "noise", "std": 1},
+    {"hook": "forward", "action": "check", "max": -1, "policy": "error"},
+    {"hook": "forward", "action": "add_bias", "value": [1, 2, 3]},
+    {"hook": "forward", "action": "scale", "factor": 2, "index": "..., 7000"},
+]
+
+
+@pytest.mark.parametrize(("model", "example"), [(CNN(1, (8, 8), 10), IMAGES), (resnet18(), PICTURES)])
+def test_the_plan_and_the_mistakes_are_those_of_fake_tensors(
+    model: nn.Module, example: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(hook: dict[str, Any]) -> tuple[Any, ...]:
+        try:
+            plan = hookrun.compile({"hooks": {"h": {"select": "fc", **hook}}}, model, example=example)
+        except CompileError as error:
+            return (str(error),)
+        return plan.hooks, plan.unchecked
+
+    quick = [outcome(hook) for hook in HOOKS]
+    monkeypatch.setattr(proving, "quick_copy", lambda *args, **options: None)
+    assert quick == [outcome(hook) for hook in HOOKS]
+    assert [len(each) for each in quick] == [2, 2, 2, 2, 2, 2, 2, 2, 1, 1]
+
+
+def test_a_function_of_the_users_own_meets_fake_tensors_only() -> None:
+    seen = list[Tensor]()
+
+    def own(x: Tensor) -> Tensor:
+        seen.append(x)
+        return x * 2
+
+    model = nn.Sequential(nn.Linear(2, 2))
+    hookrun.compile(
+        {"hooks": {"h": {"select": "0", "hook": "forward", "action": "replace", "value": own}}},
+        model,
+        example=((torch.zeros(1, 2),), {}),
+    )
+    assert seen and all(type(x).__name__ == "FakeTensor" for x in seen)
