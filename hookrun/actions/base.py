@@ -234,6 +234,10 @@ class Action(BaseModel):
         """The fields that name functions of the user's own."""
         return {}
 
+    def may_draw(self, functions: Collection[Trusted | GivenFunction]) -> bool:
+        """Whether it may use `Site.generator`, given the functions that `own_functions` named."""
+        return self.draws
+
     def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
         """What is wrong with a function that `own_functions` named; `where` is the key path of the hook."""
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -179,7 +180,7 @@ class PlacedHook:
     def whole(self, tensor: Tensor | None) -> None:
         self.firing_state.whole = tensor
 
-    @property
+    @cached_property
     def where(self) -> str:
         """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
         what = f"{self.hook_type}, {self.spec.action.action_name}"

@@ -228,7 +228,11 @@ class Wiring:
 
 def _needs_calls(hook: PlannedHook) -> bool:
     """Whether activation checkpointing has to find a call again."""
-    return hook.spec.draws_in_forward or hook.spec.keys.tokens is not None
+    spec = hook.spec
+    draws = spec.draws_in_forward
+    if draws and spec.action.own_functions() and spec.keys.when.probability == 1:
+        draws = spec.action.may_draw(hook.functions.values())
+    return draws or spec.keys.tokens is not None
 
 
 def _owner(hook: PlannedHook, match: Match) -> str:
