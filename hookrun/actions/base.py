@@ -185,6 +185,14 @@ class Action(BaseModel):
         """Whether it is for tensors of integers and booleans too; computing is for floating-point ones alone."""
         return False
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether an element of the result depends on nothing but that element: a part can be edited by itself.
+
+        What it builds then holds nothing from firing to firing.
+        """
+        return False
+
     @abstractmethod
     def build(self, site: Site) -> Callable[[Any], Any]:
         """The function that a firing runs: value -> new value, or None to leave it.

@@ -93,7 +93,6 @@ class PlacedHook:
         self.spec = hook.spec
         self.hook_name = hook.spec.name
         self.hook_type = hook.spec.hook_type
-        self._action_name = hook.spec.action.action_name
         self.path = path
         self.module = module
         self.clock = clock
@@ -322,20 +321,10 @@ class PlacedHook:
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         """Append a record."""
-        clock, firing, calls = self.clock, self.firing_state, self.calls
-        call = firing.of_call
-        if call is None:
-            call = 0 if calls is None else calls.now.number
-        start = (
-            self.hook_name,
-            self.path,
-            firing.within + (firing.at if path is None else path),
-            self._action_name,
-            clock.mode,
-            clock._epoch,
-            clock._step,
-            call,
-        )
+        clock, firing = self.clock, self.firing_state
+        at = firing.within + (firing.at if path is None else path)
+        when = clock.mode, clock.epoch, clock.step, self.call
+        start = (self.hook_name, self.path, at, self.spec.action.action_name, *when)
         if type(data) is Measured and not show and self.sink.measure(start, data):
             return
         self.sink.emit({**dict(zip(RECORD_KEYS, start, strict=True)), **data}, show=show)

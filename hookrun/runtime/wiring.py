@@ -114,7 +114,10 @@ class Wiring:
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
         if open_gate is not None:
             op = partial(_scheduled, op, open_gate)
-        return Firing(site, op, self.tracing.of(site, targeted=targeted))
+        keys, action = site.spec.keys, site.spec.action
+        alone = action.pointwise and site.part is None and keys.target is None
+        pointwise = action.build(site) if alone else None
+        return Firing(site, op, self.tracing.of(site, targeted=targeted), pointwise, open_gate)
 
     def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
         made = kind.of([self._firing(site) for site in sites], self._shared)
