@@ -35,6 +35,11 @@ class AddBias(Action):
         """The parameter that a trainable bias is."""
         return f"{hook_name}_bias" if self.trainable else None
 
+    @property
+    def pointwise(self) -> bool:
+        """A number."""
+        return isinstance(self.value, float) and not self.trainable
+
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function x -> x + value."""
         if self.trainable:

@@ -185,6 +185,14 @@ class Action(BaseModel):
         """Whether it is for tensors of integers and booleans too; computing is for floating-point ones alone."""
         return False
 
+    @property
+    def pointwise(self) -> bool:
+        """Whether an element of the result depends on nothing but that element: a part can be edited by itself.
+
+        What it builds then holds nothing from firing to firing.
+        """
+        return False
+
     @abstractmethod
     def build(self, site: Site) -> Callable[[Any], Any]:
         """The function that a firing runs: value -> new value, or None to leave it.
@@ -233,6 +241,10 @@ class Action(BaseModel):
     def own_functions(self) -> dict[str, str | GivenFunction]:
         """The fields that name functions of the user's own."""
         return {}
+
+    def may_draw(self, functions: Collection[Trusted | GivenFunction]) -> bool:
+        """Whether it may use `Site.generator`, given the functions that `own_functions` named."""
+        return self.draws
 
     def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
         """What is wrong with a function that `own_functions` named; `where` is the key path of the hook."""

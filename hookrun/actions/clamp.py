@@ -50,6 +50,11 @@ class Clamp(Action):
         _check_orders(self.min, self.max)
         return self
 
+    @property
+    def pointwise(self) -> bool:
+        """Between numbers."""
+        return isinstance(self.min, float | None) and isinstance(self.max, float | None)
+
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function x -> clamped x."""
         least, most = self.min, self.max

@@ -45,7 +45,8 @@ def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[
     """The call; ValueError where it has changed its tensor in place or drawn from torch's global generator."""
     import torch
 
-    drawn = torch.default_generator.get_state
+    def drawn() -> Tensor:
+        return torch.default_generator.get_state().view(torch.int64)  # compared by eight bytes at a time
 
     def on_tensor(x: Tensor) -> Any:
         is_real = holds_data(x)

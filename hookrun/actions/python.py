@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -67,6 +67,11 @@ class Python(Action):
     def own_functions(self) -> dict[str, str | GivenFunction]:
         """The function."""
         return {"function": self.function}
+
+    def may_draw(self, functions: Collection[Trusted | GivenFunction]) -> bool:
+        """Only what is given the context has a generator; of a class nobody knows before its objects are made."""
+        targets = [function.target for function in functions]
+        return any(isinstance(target, type) or takes(target, CONTEXT) for target in targets)
 
     def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
         """Whether it can be called with the value and the arguments; a class is made once to see whether it can."""

@@ -22,6 +22,11 @@ class Scale(Action):
     action_name = "scale"
     factor: Value
 
+    @property
+    def pointwise(self) -> bool:
+        """By a number."""
+        return isinstance(self.factor, float)
+
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function x -> x * factor."""
         if isinstance(self.factor, float):

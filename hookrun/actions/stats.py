@@ -32,8 +32,8 @@ Statistic = Literal[
 ]
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 SIZES = frozenset({"bytes", "numel"})
-# A part of this size stays in the cache of a core while it is read several times; that pays for tensors of a few parts.
-CPU_BLOCK = 1 << 17
+# A part of this size stays in the cache while it is read several times; that pays for tensors of a few parts.
+CPU_BLOCK = 1 << 18
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
 
 

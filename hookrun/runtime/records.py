@@ -15,13 +15,20 @@ from hookrun.actions.base import RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
+from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.site import PlacedHook
 from hookrun.runtime.small_tensors import SmallTensors, Waiting
 from hookrun.snapshot import copied, held, in_reach, snapshot
-from hookrun.tensor_copies import held_bytes, lazy_clone, owned, readable
+from hookrun.tensor_copies import (
+    functorch_level,
+    held_bytes,
+    lazy_clone,
+    owned,
+    readable,
+)
 
 DECIDED = torch.empty(0)
 """Stands for a first captured value that is no longer needed."""
@@ -241,7 +248,9 @@ class Memory(RecordSink):
                 append(value.detach().clone())
 
         def keep_any(value: Any) -> None:
-            if (value := in_reach(value)) is not None:
+            if type(value) is Tensor and functorch_level() is None and holds_data(value):
+                append(value.detach().clone())
+            elif (value := in_reach(value)) is not None:
                 with torch._C._DisableFuncTorch():
                     append(snapshot(value))
 

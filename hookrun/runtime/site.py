@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -92,7 +93,6 @@ class PlacedHook:
         self.spec = hook.spec
         self.hook_name = hook.spec.name
         self.hook_type = hook.spec.hook_type
-        self._action_name = hook.spec.action.action_name
         self.path = path
         self.module = module
         self.clock = clock
@@ -179,7 +179,7 @@ class PlacedHook:
     def whole(self, tensor: Tensor | None) -> None:
         self.firing_state.whole = tensor
 
-    @property
+    @cached_property
     def where(self) -> str:
         """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
         what = f"{self.hook_type}, {self.spec.action.action_name}"
@@ -321,20 +321,10 @@ class PlacedHook:
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         """Append a record."""
-        clock, firing, calls = self.clock, self.firing_state, self.calls
-        call = firing.of_call
-        if call is None:
-            call = 0 if calls is None else calls.now.number
-        start = (
-            self.hook_name,
-            self.path,
-            firing.within + (firing.at if path is None else path),
-            self._action_name,
-            clock.mode,
-            clock._epoch,
-            clock._step,
-            call,
-        )
+        clock, firing = self.clock, self.firing_state
+        at = firing.within + (firing.at if path is None else path)
+        when = clock.mode, clock.epoch, clock.step, self.call
+        start = (self.hook_name, self.path, at, self.spec.action.action_name, *when)
         if type(data) is Measured and not show and self.sink.measure(start, data):
             return
         self.sink.emit({**dict(zip(RECORD_KEYS, start, strict=True)), **data}, show=show)

@@ -115,7 +115,10 @@ class Wiring:
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
         if open_gate is not None:
             op = partial(_scheduled, op, open_gate)
-        return Firing(site, op, self.tracing.of(site, targeted=targeted))
+        keys, action = site.spec.keys, site.spec.action
+        alone = action.pointwise and site.part is None and keys.target is None
+        pointwise = action.build(site) if alone else None
+        return Firing(site, op, self.tracing.of(site, targeted=targeted), pointwise, open_gate)
 
     def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
         made = kind.of([self._firing(site) for site in sites], self._shared)
@@ -249,7 +252,11 @@ class Wiring:
 
 def _needs_calls(hook: PlannedHook) -> bool:
     """Whether activation checkpointing has to find a call again."""
-    return hook.spec.draws_in_forward or hook.spec.keys.tokens is not None
+    spec = hook.spec
+    draws = spec.draws_in_forward
+    if draws and spec.action.own_functions() and spec.keys.when.probability == 1:
+        draws = spec.action.may_draw(hook.functions.values())
+    return draws or spec.keys.tokens is not None
 
 
 def _owner(hook: PlannedHook, match: Match) -> str:

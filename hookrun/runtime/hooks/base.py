@@ -27,11 +27,15 @@ class Firing:
     """A site and everything that it does to a value, its schedule included.
 
     traced: the same inside a compiled graph
+    pointwise: what it does to any part of a tensor that it acts on the whole of, its schedule left out; or None
+    is_open:   whether its schedule holds now; None: always
     """
 
     site: PlacedHook
     op: Op
     traced: InGraph
+    pointwise: Op | None = None
+    is_open: Callable[[], bool] | None = None
 
     def repeat(self, value: Any) -> Any:
         """What it did to the value in the call that is being repeated; nothing is counted or recorded again."""

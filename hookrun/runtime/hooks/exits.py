@@ -117,6 +117,10 @@ class Watched:
             tensor.register_hook(self._run)
         return tensor
 
+    def attach_to_new(self, tensor: Tensor) -> None:
+        """The tensor is nobody's yet: all its uses are later ones, and a hook on it needs no node of its own."""
+        tensor.register_hook(self._run)
+
     def _view(self, tensor: Tensor, views: Views | None) -> Tensor:
         leaf = tensor.grad_fn is None
         view = tensor.view_as(tensor)

@@ -9,11 +9,13 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import arguments, call_with
+from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
+from hookrun.runtime.in_parts import divisible, in_parts
 
 
 class ForwardPre(ModuleHook):
@@ -50,7 +52,10 @@ class Forward(ModuleHook):
         """The fastest kind that serves."""
         if any(firing.site.spec.action.reads_arguments for firing in firings):
             return ForwardWithArguments(firings, shared)
-        return ForwardOne(firings, shared) if len(firings) == 1 else Forward(firings, shared)
+        if len(firings) == 1:
+            return ForwardOne(firings, shared)
+        parts = all(firing.pointwise is not None for firing in firings)
+        return ForwardInParts(firings, shared) if parts else Forward(firings, shared)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Without keyword arguments, which cost a little."""
@@ -84,6 +89,25 @@ class ForwardOne(Forward):
         """Run nothing from now on."""
         super().clear()
         self.op = _unchanged
+
+
+class ForwardInParts(Forward):
+    """`forward` with several pointwise edits, which share the way through a large tensor."""
+
+    def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """torch's forward hook."""
+        if tracing() or graph_task() != NO_BACKWARD or not self.firings or not divisible(output):
+            return super().forward(module, args, output)
+        if self.firings[0].site.clock.counting:  # of each edit what it changed
+            return super().forward(module, args, output)
+        now = [firing for firing in self.firings if firing.is_open is None or firing.is_open()]
+        for firing in now:
+            firing.site.fired += 1
+        functions = [firing.pointwise for firing in now if firing.pointwise is not None]
+        try:
+            return in_parts(functions, output) if functions else output
+        except Exception as error:
+            raise HookError(f"{now[0].site.where}: {error}") from error
 
 
 def _unchanged(value: Any) -> Any:

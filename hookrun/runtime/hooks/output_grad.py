@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import get, leaves, rebuild, tensors
@@ -16,6 +17,7 @@ from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Share
 from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.runtime.hooks.places import exchange
 from hookrun.runtime.module_calls import call_frame
+from hookrun.tensor_copies import owned
 
 
 class OutputGrad(ModuleHook):
@@ -31,9 +33,13 @@ class OutputGrad(ModuleHook):
         self._entered = dict[
             int, dict[int, int]
         ]()  # by the identity of the call's frame, which writes it anew
+        self._alone = firings[0] if len(firings) == 1 and firings[0].site.spec.keys.target is None else None
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """With keyword arguments, one of which may be what the module returns."""
+        if _computes_anew(module):
+            return
+        self._alone = None
         yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
@@ -43,6 +49,7 @@ class OutputGrad(ModuleHook):
     def clear(self) -> None:
         """Run nothing from now on."""
         super().clear()
+        self._alone = None
         self._entered.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -58,6 +65,9 @@ class OutputGrad(ModuleHook):
             return None
         if tracing():
             return self._traced((args, kwargs), output)
+        if self._alone is not None and not kwargs and _is_new(output, module, args):
+            Watched(self._alone.site.where, [_Gradient(self, self._alone, "")]).attach_to_new(output)
+            return None
         found = dict[int, tuple[Tensor, list[_Gradient]]]()
         for firing in self.firings:
             for path, tensor in _carrying(firing, output):
@@ -87,6 +97,31 @@ class OutputGrad(ModuleHook):
 
 
 _MOST_CALLS = 1024
+
+
+def _computes_anew(module: nn.Module) -> bool:
+    """Whether it is a layer of torch's own that writes no argument and keeps no output."""
+    cls = type(module)
+    return (
+        getattr(nn, cls.__name__, None) is cls
+        and "forward" not in vars(module)
+        and not getattr(module, "inplace", False)
+        and next(module.children(), None) is None
+    )
+
+
+def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
+    """Whether nobody has met the output of such a layer yet, neither as a tensor nor by its memory."""
+    return (
+        type(output) is Tensor
+        and output.grad_fn is not None
+        and len(module._forward_hooks) == 1  # this one
+        and not _global_forward_hooks
+        and not output._backward_hooks
+        and not output.retains_grad
+        and all(each is not output for each in args)
+        and owned(output)
+    )
 
 
 def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:

@@ -1,0 +1,74 @@
+"""Several pointwise edits of a large tensor are done part by part: the result is that of one edit after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.runtime import in_parts as parts
+
+EDITS: dict[str, dict[str, Any]] = {
+    "a": {"action": "scale", "factor": 2.5},
+    "b": {"action": "add_bias", "value": -0.1},
+    "c": {"action": "clamp", "min": -1, "max": 1e6},
+    "d": {"action": "scale", "factor": 0.3, "when": {"step": {"start": 1}}},
+}
+SPEC = {name: {"select": "0", "hook": "forward", **edit} for name, edit in EDITS.items()}
+ALWAYS = {name: hook for name, hook in SPEC.items() if "when" not in hook}
+
+
+def by_hand(x: Tensor, step: int) -> Tensor:
+    x = (x * 2.5 + -0.1).clamp(-1, 1e6 if x.dtype is not torch.float16 else 65504)
+    return x * 0.3 if step else x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_result_is_that_of_one_edit_after_the_other(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divided = list[int]()
+    monkeypatch.setattr(
+        "hookrun.runtime.hooks.forward.in_parts",
+        lambda functions, x: divided.append(len(functions)) or parts.in_parts(functions, x),
+    )
+    x = torch.randn(3, 401, 999, dtype=dtype)
+    x[0, 0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    before = x.clone()
+    with torch.no_grad(), hookrun.hooked(model := nn.Sequential(nn.Identity()), SPEC) as hooks:
+        for step in range(2):
+            assert torch.equal(model(x).nan_to_num(7), by_hand(x, step).nan_to_num(7))
+            hooks.step()
+    assert divided == [3, 4] and torch.equal(x.nan_to_num(7), before.nan_to_num(7))
+    assert [hooks.fired[name, "0"] for name in SPEC] == [2, 2, 2, 1]
+
+
+def test_gradients_other_layouts_and_small_tensors_go_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "SMALLEST", 10)
+    with hookrun.hooked(model := nn.Sequential(nn.Identity()), ALWAYS):
+        x = torch.randn(4, 5, requires_grad=True)
+        model(x).sum().backward()
+        mine, x.grad = x.grad, None
+        by_hand(x, 0).sum().backward()
+        assert mine is not None and x.grad is not None and torch.equal(mine, x.grad)
+        for other in (
+            torch.randn(4, 5).t(),
+            torch.randn(3),
+            torch.randn(1, 2, 3, 4).to(memory_format=torch.channels_last),
+        ):
+            new = model(other)
+            assert torch.equal(new, by_hand(other, 0)) and new.stride() == by_hand(other, 0).stride()
+        mapped = torch.vmap(model)(torch.ones(8, 5))
+        assert torch.equal(mapped, by_hand(torch.ones(8, 5), 0))
+        assert model((torch.ones(20), 3))[1] == 3
+
+
+def test_what_each_edit_changed_is_counted_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "SMALLEST", 10)
+    plan = hookrun.compile(ALWAYS, model := nn.Sequential(nn.Identity()))
+    with plan.install(model, effects=True) as hooks:
+        model(torch.full((20,), -5.0))
+    assert hooks.effects["a", "0"] == (20, 20) and hooks.effects["c", "0"] == (20, 20)
