@@ -62,11 +62,11 @@ class GenerateTask(TaskOfSplits):
 
     def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
         """A model that cannot generate, tokens that it does not have, too few positions."""
-        from hookrun.tasks.loop.continuing import generates, has_encoder, is_of_transformers
+        from hookrun.tasks.loop.continuing import cannot_generate, has_encoder
         from hookrun.tasks.loop.generation import vocabulary_of
 
         found = list[Problem]()
-        if is_of_transformers(model) and not generates(model):
+        if cannot_generate(model):
             what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
             hint = "use model.args.class=causal_lm or seq2seq_lm"
             found.append(Problem("model.args.class", what, hint))

@@ -106,12 +106,13 @@ def way_of(model: nn.Module, asked: Asked) -> Continues:
 
 def generates(model: nn.Module) -> bool:
     """Whether it is a model of transformers that has a `generate`."""
-    return is_of_transformers(model) and bool(model.can_generate())  # type: ignore[operator]
+    able = getattr(model, "can_generate", None)
+    return callable(able) and bool(able()) and callable(getattr(model, "generate", None))
 
 
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether it is a model of transformers, which says whether it can generate."""
-    return callable(getattr(model, "can_generate", None)) and callable(getattr(model, "generate", None))
+def cannot_generate(model: nn.Module) -> bool:
+    """Whether it is a model of transformers that has none, such as one for masked tokens."""
+    return callable(getattr(model, "can_generate", None)) and not generates(model)
 
 
 def has_encoder(model: nn.Module) -> bool:
@@ -129,7 +130,10 @@ class ByTransformers:
     def __init__(self, model: nn.Module, asked: Asked) -> None:
         self._model: Any = model
         self._asked = asked
-        self.together = MASK in parameters_of(model)
+        names = parameters_of(model)
+        # Some models without positions of their own take a mask and do not use it.
+        self.together = MASK in names and (POSITIONS in names or has_encoder(model))
+        self._masked = MASK in names
 
     def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
         """See `Continues`."""
@@ -141,7 +145,7 @@ class ByTransformers:
             return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
 
         with self._configured() as config:
-            given = {IDS: input_ids, MASK: mask} if self.together else {IDS: input_ids}
+            given = {IDS: input_ids, MASK: mask} if self._masked else {IDS: input_ids}
             self._model.generate(**given, generation_config=config, logits_processor=[choose])
 
     @contextmanager
