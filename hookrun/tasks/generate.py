@@ -136,14 +136,17 @@ class GenerateTask(TaskOfSplits):
         """Continue every sample. Raises HookrunError where there is none."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.generated import Sums, shown_lines
-        from hookrun.tasks.loop.generation import Generation
+        from hookrun.tasks.loop.generation import Generation, Wanted
         from hookrun.tasks.loop.sample_names import SampleNames
 
         batches = BatchesOfSplits(running.prepared, self.parts)
         names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        generation, sums = Generation(self, running), Sums()
+        wanted = Wanted(
+            self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
+        )
+        generation, sums = Generation(wanted, running), Sums()
         with running.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with running.logged(running.hooks.clock.step):

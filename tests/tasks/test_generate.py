@@ -63,22 +63,19 @@ def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
         hook("last", LAYER[name], "scale", "-1", factor=-2),
         hook("seen", LAYER[name], "capture", "all"),
     )
-    for sampling in ("task.sampling=null", DRAWN) if name == "gpt2" else (DRAWN,):
-        alone = generate(name, *hooks, sampling, "data.batch_size=1")
-        rows = rows_of(alone)
-        cases = [("data.batch_size=4", "data.args.padding=left")]
-        cases += (
-            [("data.batch_size=3", "data.args.length=30", "task.cache=false")] if name != "decoder" else []
-        )
-        for case in cases:
-            found = generate(name, *hooks, sampling, *case)
-            assert ids_of(found) == ids_of(alone)
-            assert [line["prompt"] for line in found.generations] == PROMPTS
-            others = rows_of(found)
-            assert rows.keys() == others.keys() and len(rows) >= len(PROMPTS) * 6
-            for key, row in rows.items():
-                torch.testing.assert_close(others[key], row, rtol=1e-4, atol=1e-4)
-        assert ids_of(generate(name, sampling)) != ids_of(alone)
+    alone = generate(name, *hooks, DRAWN, "data.batch_size=1")
+    rows = rows_of(alone)
+    cases = [("data.batch_size=4", "data.args.padding=left")]
+    cases += [("data.batch_size=3", "data.args.length=30", "task.cache=false")] if name == "gpt2" else []
+    for case in cases:
+        found = generate(name, *hooks, DRAWN, *case)
+        assert ids_of(found) == ids_of(alone)
+        assert [line["prompt"] for line in found.generations] == PROMPTS
+        others = rows_of(found)
+        assert rows.keys() == others.keys() and len(rows) >= len(PROMPTS) * 6
+        for key, row in rows.items():
+            torch.testing.assert_close(others[key], row, rtol=1e-4, atol=1e-4)
+    assert ids_of(generate(name, DRAWN)) != ids_of(alone)
 
 
 def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:

@@ -18,6 +18,9 @@ from hookrun.containers import tensors
 IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "position_ids"
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 CACHES = ("past_key_values", "past_key_value", "cache_params")
+_GENERATES = "generate"
+"""The name of the method that runs a generation."""
+
 _SESSION = "_hookrun_session"
 """A name among the locals of a `generate` under way, under which it is known again at its next pass."""
 
@@ -197,7 +200,7 @@ def session(model: nn.Module) -> Session | None:
     """The `generate` of the model that this call is a part of, found on the stack; the same object at each pass."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "generate" and _is_of(frame.f_locals.get("self"), model):
+        if frame.f_code.co_name == _GENERATES and _is_of(frame.f_locals.get("self"), model):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
                 known = frame.f_locals[_SESSION] = _begun(frame.f_locals)
