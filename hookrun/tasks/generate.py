@@ -62,11 +62,11 @@ class GenerateTask(TaskOfSplits):
 
     def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
         """A model that cannot generate, tokens that it does not have, too few positions."""
-        from hookrun.tasks.loop.continuing import generates, has_encoder, is_of_transformers
+        from hookrun.tasks.loop.continuing import cannot_generate, has_encoder
         from hookrun.tasks.loop.generation import vocabulary_of
 
         found = list[Problem]()
-        if is_of_transformers(model) and not generates(model):
+        if cannot_generate(model):
             what = f"{type(model).__name__} does not predict next tokens, so nothing can be generated"
             hint = "use model.args.class=causal_lm or seq2seq_lm"
             found.append(Problem("model.args.class", what, hint))
@@ -136,13 +136,16 @@ class GenerateTask(TaskOfSplits):
         """Continue every sample. Raises HookrunError where there is none."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.generated import Sums, shown_lines
-        from hookrun.tasks.loop.generation import Generation
+        from hookrun.tasks.loop.generation import Generation, Wanted
 
         batches = BatchesOfSplits(running.prepared, self.parts)
         names = running.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        generation, sums = Generation(self, running), Sums()
+        wanted = Wanted(
+            self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
+        )
+        generation, sums = Generation(wanted, running), Sums()
         with running.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with running.logged(running.hooks.clock.step):

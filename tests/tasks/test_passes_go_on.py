@@ -88,7 +88,14 @@ def recorded(run: Run) -> dict[str, Any]:
         for module, each in modules.items()
     }  # fmt: skip
     predicted = run.predictions
-    names = ("metrics.jsonl", "stats.jsonl", "samples.jsonl", "hooks.json")
+    names = (
+        "metrics.jsonl",
+        "stats.jsonl",
+        "samples.jsonl",
+        "hooks.json",
+        "generations.jsonl",
+        "tokens.jsonl",
+    )
     files = {name: (run.path / name).read_text() for name in names if (run.path / name).exists()}
     weights = [each.read_bytes() for each in sorted((run.path / "checkpoints").rglob("*.safetensors"))]
     return {
@@ -119,6 +126,34 @@ def test_a_run_that_is_killed_after_each_batch_ends_as_one_that_was_not_cut_off(
         assert "goes on from state_" in said
         processes += 1
     assert processes >= BATCHES, "once for each batch"
+    assert recorded(hookrun.open_run(tmp_path / "run")) == expected
+    assert end_of(said).replace("/run", "/whole") == summary
+
+
+GENERATE = [
+    *("model=decoder", "model.args.width=16", "model.args.length=48", "data=names", "data.batch_size=2"),
+    *("task=generate", "task.compare=true", "task.max_new_tokens=3", "task.sampling={top_k: 40}"),
+    "+hooks.all={select: blocks.0, hook: forward, action: capture, tokens: {phase: generation}}",
+    "+hooks.noisy={select: blocks.0, hook: forward, action: noise, std: 0.5, tokens: all}",
+    "+hooks.seldom={select: blocks.1, hook: forward, action: scale, factor: 2, when: {probability: 0.5}}",
+    "+hooks.late={select: blocks.1, hook: forward, action: stats, when: {step: {start: 1, every: 2}}}",
+]
+
+
+def test_a_generation_that_is_killed_after_each_batch_ends_as_one_that_was_not_cut_off(
+    tmp_path: Path, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = [*SMALL, *GENERATE]
+    assert main([*argv, "hydra.run.dir=whole"]) == 0
+    summary = end_of(capsys.readouterr().out)
+    expected = recorded(hookrun.open_run(tmp_path / "whole"))
+    assert expected["files"]["generations.jsonl"].count("\n") == 2 * BATCHES
+    assert killed(*argv, "hydra.run.dir=run", after=1, later=1)
+    is_cut_off = True
+    while is_cut_off:
+        capsys.readouterr()
+        is_cut_off = killed("resume=run", after=1, later=0)
+        said = capsys.readouterr().out
     assert recorded(hookrun.open_run(tmp_path / "run")) == expected
     assert end_of(said).replace("/run", "/whole") == summary
 

@@ -21,6 +21,9 @@ LABELS = "labels"
 NO_LABEL = -100
 """What models of transformers leave out of their loss, and make padding of."""
 CACHES = ("past_key_values", "past_key_value", "cache_params")
+_GENERATES = "generate"
+"""The name of the method that runs a generation."""
+
 _SESSION = "_hookrun_session"
 """A name among the locals of a `generate` under way, under which it is known again at its next pass."""
 
@@ -225,7 +228,7 @@ def session(model: nn.Module) -> Session | None:
     """The `generate` of the model that this call is a part of, found on the stack; the same object at each pass."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "generate" and _is_of(frame.f_locals.get("self"), model):
+        if frame.f_code.co_name == _GENERATES and _is_of(frame.f_locals.get("self"), model):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
                 known = frame.f_locals[_SESSION] = _begun(frame.f_locals)

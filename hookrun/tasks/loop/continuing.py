@@ -26,7 +26,7 @@ LEFT, RIGHT = "left", "right"
 
 
 @dataclass(frozen=True)
-class Prompts:
+class PromptGroup:
     """Some prompts of a batch that run through the model together.
 
     places: where they are in the batch
@@ -69,7 +69,7 @@ class Continues(Protocol):
     def together(self) -> bool:
         """Whether prompts of different lengths can run together; else each length runs by itself."""
 
-    def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
+    def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
         """Let the model score each next token, and `choosing` choose it, until all prompts have their tokens."""
 
 
@@ -89,14 +89,14 @@ class Asked:
     cache: bool
 
 
-def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[Prompts]:
+def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[PromptGroup]:
     """All prompts of a batch, or those of one length after the other."""
     if together:
-        yield Prompts(tuple(range(len(ids))), tuple(ids))
+        yield PromptGroup(tuple(range(len(ids))), tuple(ids))
         return
     for length in dict.fromkeys(map(len, ids)):
         places = tuple(place for place, each in enumerate(ids) if len(each) == length)
-        yield Prompts(places, tuple(ids[place] for place in places))
+        yield PromptGroup(places, tuple(ids[place] for place in places))
 
 
 def way_of(model: nn.Module, asked: Asked) -> Continues:
@@ -106,12 +106,13 @@ def way_of(model: nn.Module, asked: Asked) -> Continues:
 
 def generates(model: nn.Module) -> bool:
     """Whether it is a model of transformers that has a `generate`."""
-    return is_of_transformers(model) and bool(model.can_generate())  # type: ignore[operator]
+    able = getattr(model, "can_generate", None)
+    return callable(able) and bool(able()) and callable(getattr(model, "generate", None))
 
 
-def is_of_transformers(model: nn.Module) -> bool:
-    """Whether it is a model of transformers, which says whether it can generate."""
-    return callable(getattr(model, "can_generate", None)) and callable(getattr(model, "generate", None))
+def cannot_generate(model: nn.Module) -> bool:
+    """Whether it is a model of transformers that has none, such as one for masked tokens."""
+    return callable(getattr(model, "can_generate", None)) and not generates(model)
 
 
 def has_encoder(model: nn.Module) -> bool:
@@ -129,9 +130,12 @@ class ByTransformers:
     def __init__(self, model: nn.Module, asked: Asked) -> None:
         self._model: Any = model
         self._asked = asked
-        self.together = MASK in parameters_of(model)
+        names = parameters_of(model)
+        # Some models without positions of their own take a mask and do not use it.
+        self.together = MASK in names and (POSITIONS in names or has_encoder(model))
+        self._masked = MASK in names
 
-    def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
+    def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
         """See `Continues`."""
         side = RIGHT if has_encoder(self._model) else LEFT
         input_ids, mask = prompts.padded(side, self._asked.pad, device)
@@ -141,7 +145,7 @@ class ByTransformers:
             return scores.fill_(-torch.inf).scatter_(1, chosen[:, None], 0.0)
 
         with self._configured() as config:
-            given = {IDS: input_ids, MASK: mask} if self.together else {IDS: input_ids}
+            given = {IDS: input_ids, MASK: mask} if self._masked else {IDS: input_ids}
             self._model.generate(**given, generation_config=config, logits_processor=[choose])
 
     @contextmanager
@@ -194,7 +198,7 @@ class ByOurLoop(nn.Module):
         self.together = MASK in names and self._takes_positions
         self._masked = MASK in names
 
-    def run(self, prompts: Prompts, choosing: NextTokens, device: torch.device) -> None:
+    def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
         """See `Continues`."""
         self.generate(
             *prompts.padded(LEFT, self._asked.pad, device), choosing.choose, lambda: choosing.is_over

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from hookrun.data import DataInfo
 from hookrun.data.tokenizer import FromFolder, Tokenizer
 from hookrun.plan.texts import tokenizer_of
 from hookrun.runtime.rng import derived_seed
+from hookrun.spec.sampling import Sampling
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.continuing import Asked, groups, prompts_of, way_of
 from hookrun.tasks.loop.generated import Texts, records_of
@@ -19,29 +20,38 @@ from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.next_token import NextTokens
 from hookrun.tasks.loop.running import Running
 
-if TYPE_CHECKING:
-    from hookrun.tasks.generate import GenerateTask
+
+@dataclass(frozen=True)
+class Wanted:
+    """The task's keys; see there."""
+
+    max_new_tokens: int
+    sampling: Sampling | None
+    compare: bool
+    stop: tuple[int, ...] | None
+    prompt_tokens: int | None
+    cache: bool
 
 
 class Generation:
     """The prompts of one run, batch by batch."""
 
-    def __init__(self, task: GenerateTask, running: Running) -> None:
+    def __init__(self, wanted: Wanted, running: Running) -> None:
         model, info = running.model, running.prepared.data
-        self._task, self._running = task, running
+        self._wanted, self._running = wanted, running
         self._texts = Texts(tokenizer_of(model, info.tokenizer).tokenizer)
-        self._stop = stop_tokens(task.stop, model, info)
+        self._stop = stop_tokens(wanted.stop, model, info)
         self._begins = _told(model, "forced_bos_token_id")
         self._pad = 0 if info.tokenizer is None else info.tokenizer.pad_id
-        self._way = way_of(model, Asked(task.max_new_tokens, self._stop, self._pad, task.cache))
+        self._way = way_of(model, Asked(wanted.max_new_tokens, self._stop, self._pad, wanted.cache))
 
     def records(self, batch: Batch) -> list[dict[str, Any]]:
         """What generations.jsonl says of each sample of the batch, in its order."""
-        prompts = prompts_of(batch, self._task.prompt_tokens)
-        before = generator_states() if self._task.compare else {}
+        prompts = prompts_of(batch, self._wanted.prompt_tokens)
+        before = generator_states() if self._wanted.compare else {}
         now = self._continued(batch, prompts)
         without = None
-        if self._task.compare:
+        if self._wanted.compare:
             after = generator_states()
             set_generators(before)  # a model that draws itself draws the same
             with self._running.hooks.paused():
@@ -68,10 +78,10 @@ class Generation:
     def _choosing(self, batch: Batch, samples: Sequence[int]) -> NextTokens:
         seed = self._running.settings.seed
         return NextTokens(
-            self._task.sampling,
-            [derived_seed(seed, self._task.name, batch.split, sample) for sample in samples],
+            self._wanted.sampling,
+            [derived_seed(seed, "generation", batch.split, sample) for sample in samples],
             stop=self._stop,
-            most=self._task.max_new_tokens,
+            most=self._wanted.max_new_tokens,
             begins=self._begins,
             pad=self._pad,
         )

@@ -68,6 +68,10 @@ class Screen:
 def numbers(values: Mapping[str, float]) -> str:
     """``loss 0.1234  accuracy 96.5 %``."""
     return "  ".join(
-        f"{name} {value * 100:.1f} %" if name == "accuracy" else f"{name} {value:.4g}"
+        f"{name} {value * 100:.1f} %"
+        if name == "accuracy"
+        else f"{name} {value:,}"
+        if isinstance(value, int)
+        else f"{name} {value:.4g}"
         for name, value in values.items()
     )

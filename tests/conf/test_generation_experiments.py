@@ -1,0 +1,82 @@
+"""lm/steer and lm/neuron_clamp do what their comments say: the numbers are those of hooks by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import hookrun
+from hookrun.cli import main
+from hookrun.store.reader import Run
+
+SMALL = ["compute.threads=1", "compute.device=cpu", "task.max_new_tokens=5", "data.batch_size=4"]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(name: str, *overrides: str) -> Run:
+    assert main([f"experiment=lm/{name}", *SMALL, *overrides]) == 0
+    return hookrun.open_run("outputs/latest")
+
+
+def continued(name: str, module: str, hook: Any, *, after: int = 0) -> list[list[int]]:
+    """The new tokens of the first four sentences, one by one, with a forward hook by hand after so many passes."""
+    model, _ = hookrun.build(experiment=f"lm/{name}", overrides=["compute.device=cpu"])
+    model.eval()
+    passes = [0]
+
+    def by_hand(owner: nn.Module, args: Any, output: Tensor) -> Tensor | None:
+        passes[0] += 1
+        return hook(output, passes[0]) if passes[0] > after else None
+
+    model.get_submodule(module).register_forward_hook(by_hand)
+    found = []
+    for line in hookrun.open_run("outputs/latest").generations:
+        passes[0], ids = 0, torch.tensor([line["prompt_ids"]])
+        for _ in range(5):
+            with torch.no_grad():
+                ids = torch.cat([ids, model(ids)[:, -1].argmax(-1)[:, None]], dim=1)
+        found.append(ids[0, len(line["prompt_ids"]) :].tolist())
+    return found
+
+
+def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path) -> None:
+    found = run("steer", "hooks.steer.value.factor=20")
+    rows = {}
+    for path in (tmp_path / "outputs" / "needs").glob("*/*/status.json"):
+        seen = hookrun.open_run(path.parent).captures["seen"]["blocks.0.resid_post"]
+        rows[len(seen)] = seen[:].double().mean(0)
+    last, everything = (rows[count] for count in sorted(rows))
+    direction = (20 * (last - everything)).float()
+    assert float(direction.norm()) > 1
+    assert [line["ids"] for line in found.generations] == continued(
+        "steer", "blocks.0.resid_post", lambda output, number: output + direction
+    )
+    assert found.metrics[-1]["changed"] == 1 and found.metrics[-1]["kl_first"] > 0.001
+    nothing = run("steer", "hooks.steer.value.factor=0").metrics[-1]
+    assert nothing["changed"] == nothing["kl_first"] == 0
+
+
+def test_the_neurons_are_held_while_generating_and_no_others() -> None:
+    found = run("neuron_clamp")
+    values = found.captures["seen"]["blocks.1.mlp.act"]
+    assert values[:][:, [1, 5]].unique().tolist() == [4.0]
+    assert not (values[:][:, [0, 2, 3, 4, 6, 7]] == 4).any()
+    assert sorted(set(values.positions.tolist())) and len(values) == 4 * 4
+
+    def by_hand(output: Tensor, number: int) -> Tensor:
+        output = output.clone()
+        start = output.shape[1] - number + 1  # without a cache every pass computes all tokens
+        output[:, start:, [1, 5]] = 4
+        return output
+
+    lines = found.generations
+    assert [line["ids"] for line in lines] == continued("neuron_clamp", "blocks.1.mlp.act", by_hand, after=1)
+    assert all(line["kl_first"] == 0 and line["ids"] != line["ids_without"] for line in lines)

@@ -1,0 +1,256 @@
+"""task=generate: each prompt continues as it does alone, under the hooks and beside it without them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+import hookrun
+from hookrun.spec.sampling import Sampling
+from hookrun.store.reader import Run
+from hookrun.tasks.loop.next_token import NextTokens, divergences, restricted
+
+Runs = Callable[..., Run]
+
+PROMPTS = ["Paris is in", "Rome", "The town of Lyon is in", "Pisa is in the country of"]
+SHARED = "initializer_range: 0.5, vocab_size: null, bos_token_id: 0, eos_token_id: 0"
+GPT2 = f"{{model_type: gpt2, n_layer: 2, n_embd: 16, n_head: 2, n_positions: 64, {SHARED}}}"
+T5 = (
+    "{model_type: t5, num_layers: 1, d_model: 16, d_kv: 8, d_ff: 16, num_heads: 2, vocab_size: null, "
+    "decoder_start_token_id: 0, eos_token_id: 1}"
+)
+MODELS: dict[str, tuple[str, ...]] = {
+    "decoder": ("model=decoder", "model.args.width=16", "model.args.length=64"),
+    "gpt2": ("model=transformers", f"model.args.config={GPT2}"),
+    "t5": ("model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm"),
+}
+LAYER = {"decoder": "blocks.0", "gpt2": "transformer.h.0", "t5": "decoder.block.0.layer.2"}
+DRAWN = "task.sampling={temperature: 1.5, top_k: 100, top_p: 0.99}"
+
+
+@pytest.fixture
+def generate(run: Runs, tmp_path: Path) -> Runs:
+    """A run that continues the four prompts by six tokens, but for what is overridden."""
+    (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in PROMPTS))
+    data = ("data=prompts", "data.args.file=prompts.jsonl")
+
+    def generate(name: str, *more: str, **options: Any) -> Run:
+        return run(*MODELS[name], *data, "task=generate", "task.max_new_tokens=6", *more, **options)
+
+    return generate
+
+
+def hook(name: str, layer: str, action: str, tokens: str, **keys: Any) -> str:
+    more = "".join(f", {key}: {value}" for key, value in keys.items())
+    return f"+hooks.{name}={{select: {layer}, hook: forward, action: {action}, tokens: {tokens}{more}}}"
+
+
+def ids_of(run: Run) -> list[list[int]]:
+    return [line["ids"] for line in run.generations]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
+    hooks = (
+        hook("steer", LAYER[name], "scale", "{phase: generation, position: {start: 0, every: 2}}", factor=3),
+        hook("last", LAYER[name], "scale", "-1", factor=-2),
+        hook("seen", LAYER[name], "capture", "all"),
+    )
+    alone = generate(name, *hooks, DRAWN, "data.batch_size=1")
+    rows = rows_of(alone)
+    cases = [("data.batch_size=4", "data.args.padding=left")]
+    cases += [("data.batch_size=3", "data.args.length=30", "task.cache=false")] if name == "gpt2" else []
+    for case in cases:
+        found = generate(name, *hooks, DRAWN, *case)
+        assert ids_of(found) == ids_of(alone)
+        assert [line["prompt"] for line in found.generations] == PROMPTS
+        others = rows_of(found)
+        assert rows.keys() == others.keys() and len(rows) >= len(PROMPTS) * 6
+        for key, row in rows.items():
+            torch.testing.assert_close(others[key], row, rtol=1e-4, atol=1e-4)
+    assert ids_of(generate(name, DRAWN)) != ids_of(alone)
+
+
+def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:
+    """Sample and position -> what was captured there, once."""
+    (rows,) = run.captures["seen"].values()
+    keys = list(zip(rows.sample_ids.tolist(), rows.positions.tolist(), strict=True))
+    assert len(keys) == len(set(keys))
+    return dict(zip(keys, rows[:], strict=True))
+
+
+@torch.no_grad()
+def test_greedy_is_what_transformers_and_a_loop_by_hand_give(generate: Runs) -> None:
+    model, data = hookrun.build(overrides=[*MODELS["gpt2"], "data=prompts", "data.args.file=prompts.jsonl",
+                                           "task=generate", "compute.device=cpu"])  # fmt: skip
+    model.eval()
+    model.generation_config.do_sample = True  # nothing of it holds
+    for line in generate("gpt2").generations:
+        ids = torch.tensor([line["prompt_ids"]])
+        out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
+        assert out[0, ids.shape[1] :].tolist() == line["ids"]
+        probabilities = model(ids).logits[0, -1].double().softmax(-1)
+        token, text, probability = line["next"][0]
+        assert (token, text) == (line["ids"][0], data.info.tokenizer.tokens([token])[0])
+        assert probability == pytest.approx(float(probabilities[token]), rel=1e-4)
+        assert [p for _, _, p in line["next"]] == sorted((p for _, _, p in line["next"]), reverse=True)
+
+
+def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any) -> None:
+    hooks = (
+        hook("steer", LAYER["decoder"], "scale", "all", factor=-3),
+        hook("noise", LAYER["decoder"], "noise", "all", std=0.5),
+        hook("seen", LAYER["decoder"], "capture", "all"),
+        hook("counted", "blocks.1", "stats", "-1"),
+    )
+    found = generate("decoder", *hooks, DRAWN, "data.batch_size=3", "task.compare=true")
+    with_hooks = generate("decoder", *hooks, DRAWN, "data.batch_size=3")
+    without = generate("decoder", DRAWN)
+    assert ids_of(found) == ids_of(with_hooks)
+    assert [line["ids_without"] for line in found.generations] == ids_of(without)
+    changed = [one != other for one, other in zip(ids_of(found), ids_of(without), strict=True)]
+    last = found.metrics[-1]
+    assert last["changed"] == sum(changed) / 4 > 0 and last["new_tokens"] == 24
+    assert last["kl_first"] == pytest.approx(sum(line["kl_first"] for line in found.generations) / 4)
+    assert min(line["kl_first"] for line in found.generations) > 0
+    rows, others = (each.captures["seen"]["blocks.0"] for each in (found, with_hooks))
+    assert len(rows) == len(others), "the pass without hooks captures nothing"
+    assert len(found.stats) == 2, "nor does it record or count anything"
+    assert "first new token: the samples that changed most" in capsys.readouterr().out
+    nothing = generate("decoder", hook("same", "blocks.0", "scale", "all", factor=1), "task.compare=true")
+    assert nothing.metrics[-1]["changed"] == nothing.metrics[-1]["kl_first"] == 0
+    assert (
+        "the hooks changed no first new token's probabilities and no continuation" in capsys.readouterr().out
+    )
+
+
+def test_kl_is_from_the_distribution_without_hooks_in_nats() -> None:
+    p, q = torch.tensor([[0.0, 1.0, -torch.inf]]), torch.tensor([[1.0, 0.0, 3.0]])
+    log_p, log_q = p[0, :2].log_softmax(-1), q.log_softmax(-1)[0, :2]
+    assert divergences(p, q) == pytest.approx([float((log_p.exp() * (log_p - log_q)).sum())])
+    assert divergences(p, p) == [0.0] and divergences(q, p) == [float("inf")]
+
+
+def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
+    for name in ("decoder", "gpt2"):
+        plain = ids_of(generate(name, "task.stop=[]"))
+        end = plain[2][2]
+        found = generate(
+            name, f"task.stop=[{end}]", hook("seen", LAYER[name], "capture", "{phase: generation}")
+        )
+        positions = found.captures["seen"][LAYER[name]].sample_ids.tolist()
+        for number, (line, before) in enumerate(zip(found.generations, plain, strict=True)):
+            cut = before.index(end) + 1 if end in before else len(before)
+            assert line["ids"] == before[:cut]
+            assert line["reason"] == ("end" if end in before else "length")
+            assert positions.count(number) == cut - 1, "the last token goes through no layer"
+        assert {line["reason"] for line in found.generations} == {"end", "length"}
+
+
+def test_draws_follow_the_distribution_and_its_restrictions() -> None:
+    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]).repeat(6000, 1)
+    for sampling in (Sampling(), Sampling(temperature=0.5, top_k=3, top_p=0.9)):
+        expected = restricted(logits[:1], sampling)[0].softmax(-1)
+        choosing = NextTokens(sampling, range(6000), stop=(), most=1)
+        counts = torch.bincount(choosing.choose(logits), minlength=5) / 6000
+        assert torch.allclose(counts, expected, atol=0.025)
+        assert not counts[expected == 0].any()
+    torch.manual_seed(0)
+    scores = torch.randn(8, 50) * 3
+    for sampling in (Sampling(temperature=0.7), Sampling(top_k=7), Sampling(top_p=0.6), Sampling(top_p=0.01)):
+        theirs: Any = transformers.LogitsProcessorList()
+        theirs.append(transformers.TemperatureLogitsWarper(sampling.temperature))
+        theirs.append(transformers.TopKLogitsWarper(sampling.top_k or 50))
+        theirs.append(transformers.TopPLogitsWarper(sampling.top_p or 1.0))
+        torch.testing.assert_close(restricted(scores, sampling).softmax(-1), theirs(None, scores).softmax(-1))
+
+
+def test_a_seed_gives_other_draws_and_the_same_seed_the_same(generate: Runs) -> None:
+    weights = "model.weights=" + str(saved_weights())
+    first, again, other = (ids_of(generate("decoder", DRAWN, weights, f"seed={seed}")) for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def saved_weights() -> Path:
+    from safetensors.torch import save_file
+
+    model, _ = hookrun.build(overrides=[*MODELS["decoder"], "data=names", "model.args.vocab_size=256"])
+    save_file(model.state_dict(), "weights.safetensors")
+    return Path("weights.safetensors").absolute()
+
+
+def test_a_model_of_ones_own_without_a_mask_continues_prompts_of_each_length_by_themselves(
+    run: Runs, own_model: Callable[[str], tuple[str, ...]], generate: Runs
+) -> None:
+    own = own_model("""
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.out = nn.Embedding(256, 16), nn.Linear(16, 256)
+
+        def forward(self, input_ids, attention_mask=None):
+            assert attention_mask is None or bool(attention_mask.all()), "padding"
+            places = torch.arange(1, input_ids.shape[1] + 1)[:, None]
+            return {"logits": self.out(self.embed(input_ids).cumsum(1) * places)}
+    """)
+    common = (*own, "data=prompts", "data.args.file=prompts.jsonl", "task=generate", "task.max_new_tokens=4")
+    seen = hook("seen", "embed", "capture", "all")
+    found, alone = run(*common, seen, "data.batch_size=4"), run(*common, seen, "data.batch_size=1")
+    assert ids_of(found) == ids_of(alone) and len({tuple(ids) for ids in ids_of(found)}) > 1
+    assert [line["sample"] for line in found.generations] == [0, 1, 2, 3]
+    ids = found.captures["seen"]["embed"].sample_ids
+    assert [int((ids == number).sum()) for number in range(4)] == [len(each) + 3 for each in PROMPTS]
+
+
+def test_a_model_without_scores_of_tokens_is_told(
+    run: Runs, generate: Runs, own_model: Callable[[str], tuple[str, ...]], capsys: Any
+) -> None:
+    own = own_model("""
+        def forward(self, input_ids, attention_mask):
+            return input_ids.float() * float("nan")
+    """)
+    data = ("data=prompts", "data.args.file=prompts.jsonl", "task=generate")
+    run(*own, *data, code=1)
+    assert "needs scores [batch, length, vocabulary]" in capsys.readouterr().err
+    generate(
+        "decoder", hook("nan", "blocks.0", "scale", "-1", factor="1e38"), "train.limit_batches=1", code=1
+    )
+    assert "no finite score for its new token 0" in capsys.readouterr().err
+
+
+def test_a_check_that_stops_ends_after_its_batch_and_one_that_fails_at_once(generate: Runs) -> None:
+    for policy, code in (("stop", 3), ("error", 3)):
+        check = hook("check", "blocks.0", "check", "all", max=-1e9, policy=policy)
+        stopped = generate("decoder", check, "data.batch_size=2", code=code)
+        assert len(stopped.generations) == (2 if policy == "stop" else 0)
+
+
+def test_what_cannot_be_continued_is_refused_before_the_run(
+    refused: Callable[..., str], tmp_path: Path
+) -> None:
+    names = ("data=names", "task=generate")
+    said = refused("task=generate")
+    assert "the data 'digits' has none" in said and "use data=prompts" in said
+    long = refused("model=decoder", *names)
+    assert "32 new tokens after prompts of up to 15 need 46 positions, and the model has 15" in long
+    assert "such as model.args.length=46" in long
+    wrong = refused(
+        *MODELS["decoder"],
+        *names,
+        "compute.compile=true",
+        "task.stop=[9999]",
+        "task.sampling={temperature: 0}",
+    )
+    assert "greater than or equal to 0.001" in wrong and "compute.compile" in wrong and "not 9999" in wrong
+    fill = "+hooks.zero={select: unembed, hook: apply, action: fill, value: 0}"
+    assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.compare=true")
+    bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"
+    masked = ("model=transformers", f"model.args.config={bert}", "model.args.class=masked_lm")
+    assert "does not predict next tokens" in refused(*masked, *names)
