@@ -78,9 +78,8 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[Heads]:
     for rows in rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest):
         sequence = facts.sequences.get((rows.split, rows.sample))
         pattern = _pattern(rows, sequence) if sequence is not None else None
-        if pattern is None or sequence is None:
-            return []
-        found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook)))
+        if pattern is not None and sequence is not None:
+            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook)))
     return found
 
 
