@@ -20,13 +20,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_
 
 
 def test_two_layers_of_attention_learn_to_repeat_and_the_second_has_induction_heads() -> None:
-    shorter = (
-        "data.args.half=[4,10]",
-        "data.args.vocab_size=16",
-        "train.epochs=4",
-        "train.checkpoint.save=none",
-    )
-    assert main(["experiment=lm/induction", *FAST, *shorter]) == 0
+    assert main(["experiment=lm/induction", *FAST, "train.epochs=4", "train.checkpoint.save=none"]) == 0
     run = hookrun.open_run("outputs/latest")
     values = [line for line in run.metrics if line["split"] == "val"]
     assert values[0]["accuracy"] < 0.6 < 0.95 < values[-1]["accuracy"]
