@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -78,9 +77,8 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[Heads]:
     for rows in rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest):
         sequence = facts.sequences.get((rows.split, rows.sample))
         pattern = _pattern(rows, sequence) if sequence is not None else None
-        if pattern is None or sequence is None:
-            return []
-        found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook)))
+        if pattern is not None and sequence is not None:
+            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook)))
     return found
 
 
@@ -162,33 +160,42 @@ def _table(pattern: Pattern, queries: list[Query], sequence: Sequence, numbers: 
         "strongest",
     )
     keys = sequence.names
-    looks = _looks(sequence.ids)
+    looks = _looks(sequence.ids, pattern.queries)
     rows = list[tuple[str, ...]]()
     for place, values in zip(numbers[:MOST_NUMBERED], pattern.heads, strict=False):
-        means = [
-            _mean(values, [(row, looked(query)) for row, query in enumerate(pattern.queries)])
-            for looked in looks
-        ]
+        means = [each.mean(values) for each in looks]
         rows.append((str(place), *means, strongest(values, queries, keys)))
     return Table("where each head looks: the mean attention of its queries", heads, tuple(rows))
 
 
-def _looks(ids: tuple[int, ...]) -> list[Callable[[int], list[int]]]:
-    """A query -> the keys that it may look at, for each column of the table."""
+class _Look(NamedTuple):
+    """Keys that queries may look at: pairs of a row of the pattern and a key."""
 
-    def after_a_copy(query: int) -> list[int]:
-        """As an induction head does (Elhage et al. 2021, A Mathematical Framework for Transformer Circuits)."""
-        return [key for key in range(1, query) if ids[key - 1] == ids[query]]
+    rows: list[int]
+    keys: list[int]
 
+    def mean(self, values: Array) -> str:
+        """The mean attention that a query gives to its keys together; queries without such a key are left out."""
+        count = len(set(self.rows))
+        return number(round(float(values[self.rows, self.keys].sum()) / count, 3)) if count else "–"
+
+
+def _looks(ids: tuple[int, ...], queries: list[int]) -> list[_Look]:
+    """For each column of the table."""
+    later = [(row, query) for row, query in enumerate(queries) if query]
+    rows = [row for row, _ in later]
+    copies = [(row, key) for row, query in later for key in _after_copies(ids, query)]
     return [
-        lambda query: [0] if query else [],
-        lambda query: [query - 1] if query else [],
-        lambda query: [query] if query else [],
-        after_a_copy,
+        _Look(rows, [0] * len(rows)),
+        _Look(rows, [query - 1 for _, query in later]),
+        _Look(rows, [query for _, query in later]),
+        _Look([row for row, _ in copies], [key for _, key in copies]),
     ]
 
 
-def _mean(values: Array, looked: list[tuple[int, list[int]]]) -> str:
-    """The mean over queries of their attention to some keys; queries that have no such key are left out."""
-    found = [float(values[row, keys].sum()) for row, keys in looked if keys]
-    return number(round(float(np.mean(found)), 3)) if found else "–"
+def _after_copies(ids: tuple[int, ...], query: int) -> list[int]:
+    """What followed the query's token before, at which an induction head looks.
+
+    Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
+    """
+    return [key for key in range(1, query) if ids[key - 1] == ids[query]]

@@ -84,7 +84,8 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
         return found
     found.figures += of_tokens
     found.figures.append(_histogram(values[finite], figures, stream))
-    if not found.heads:
+    is_drawn = found.heads or (of_tokens and (folder.name == PREDICTIONS or values[0].numel() == 1))
+    if not is_drawn:
         found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
     found.figures += _over_steps(sample)
     if is_forward and stream.by == "sample" and not found.heads:

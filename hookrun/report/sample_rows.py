@@ -62,6 +62,7 @@ def rows_of_samples(
     last = max(int(part.epochs.max()) for part in parts)
     pairs = {pair for part in parts for pair in _samples(part, last)}
     named = {pair: (SPLITS[pair[0]] if pair[0] >= 0 else "", pair[1]) for pair in pairs if pair[1] >= 0}
+    most = most if size <= MOST_BYTES else 1
     first = sorted(named, key=lambda pair: (named[pair] not in known, pair))[:most]
     most_rows = max(1, min(most_rows, MOST_BYTES // max(size, 1)))
     return [_of_sample(parts, last, pair, named[pair][0], most_rows) for pair in first]

@@ -47,7 +47,7 @@ def strips_of_capture(folder: Path, stream: Stream, facts: Facts) -> list[Figure
 
 
 def _of_values(rows: SampleRows, facts: Facts) -> Strip:
-    flat = rows.values.flatten(1)
+    flat = rows.values.reshape(len(rows.values), -1)
     values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
     ids = rows.token_ids.tolist()
     names = [facts.texts.get(each) or (f"#{each}" if each >= 0 else "?") for each in ids]
@@ -65,7 +65,7 @@ def strips_of_predictions(folder: Path, stream: Stream, facts: Facts) -> list[Fi
     for rows in rows_of_samples(folder, stream, MOST_SAMPLES, facts.sequences, 1):
         sequence = facts.sequences.get((rows.split, rows.sample))
         if sequence is None or stream.shape[0] != sequence.width or not _fit(sequence, stream.shape[1]):
-            return []
+            continue
         scores = rows.values[0][sequence.before :][: len(sequence.ids)][:MOST_TOKENS]
         if found := _logs(scores, sequence):
             losses.append(_of_targets(rows, sequence, {place: -log for place, log in found.items()}))

@@ -177,7 +177,7 @@ def _indexed(
     is_zero = (values == 0) if log else np.zeros(values.shape, dtype=bool)
     on_scale = np.isfinite(values) & ~is_zero
     with np.errstate(invalid="ignore", divide="ignore"):
-        sheet = np.log10(values.astype(np.float64)) if log else values
+        sheet = np.log10(values.astype(np.float64)) if log else values.astype(np.float64)
     finite = sheet[on_scale]
     ends = (0.5, 99.5) if finite.size >= _MANY else (0, 100)
     low, high = (float(v) for v in np.percentile(finite, ends)) if finite.size else (0.0, 1.0)
