@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import CompileError, HookrunError, Problem, SpecError
 from hookrun.spec import Experiment, Settings
 from hookrun.spec.selector import AnySelector
 from hookrun.spec.tokens import Tokens, TokensClause
@@ -80,8 +80,13 @@ class LensTask(TaskOfOneSplit):
 
     def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
         from hookrun.tasks.loop.lens.running import with_lines
+        from hookrun.tasks.loop.spans import lacking
 
         prepared = super()._prepared(experiment, trust, maker)
+        settings = experiment.settings
+        reach = self.samples_in_reach(settings, prepared.data.sizes)
+        if problems := list(lacking([(self.tokens, "task")], settings, self.split, reach)):
+            raise CompileError(problems)
         return with_lines(prepared, self._said(prepared, self._setup(prepared)))
 
     def _setup(self, prepared: Prepared) -> LensSetup:

@@ -126,6 +126,7 @@ class TaskUnderHooks(Task):
     def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
         from hookrun.tasks.loop import built as checks
         from hookrun.tasks.loop.prepared import check_leftover, check_rows, compiled
+        from hookrun.tasks.loop.spans import check_spans
 
         settings, split = experiment.settings, self.split_seen()
         if experiment.mistakes:
@@ -158,7 +159,11 @@ class TaskUnderHooks(Task):
         )
         plan, sizes = prepared.plan, built.data.sizes
         check_leftover(prepared)
-        check_rows(plan, self.samples_in_reach(settings, sizes), trains=self.trains)
+        reach = self.samples_in_reach(settings, sizes)
+        check_rows(plan, reach, trains=self.trains)
+        met = [hook for hook in experiment.hooks.hooks if self.idle(hook) is None]
+        cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
+        check_spans(met, settings, self.split_seen(), None if cut_short else reach)
         if misfits := self.misfits(plan, settings):
             raise CompileError(misfits)
         plan = replace(plan, samples=self.samples_in_all(settings, sizes))

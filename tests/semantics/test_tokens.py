@@ -408,3 +408,40 @@ def test_no_graph_holds_a_hook_with_tokens_and_heads_go_into_it() -> None:
         model(ids, mask)
     with hookrun.hooked(model, {"edit": {**edit, "heads": [1]}}) as hooks, torch.no_grad():
         torch.testing.assert_close(hooks.compile(backend="eager")(ids, mask), model(ids, mask))
+
+
+class Placed(nn.Module):
+    """Takes the place of each token; its output is the ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(20, 1)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None
+    ) -> Tensor:
+        return self.embed(input_ids)  # type: ignore[no-any-return]
+
+
+def test_position_ids_tell_of_padding_on_the_left_where_the_call_has_no_mask() -> None:
+    def at(clause: Any, positions: list[list[int]], **more: Tensor) -> list[tuple[int, int, int]]:
+        model, ids = Placed(), torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
+        hook = {"select": "embed", "hook": "forward", "action": "capture", "tokens": clause}
+        with hookrun.hooked(model, {"h": hook}) as hooks:
+            model(ids, position_ids=torch.tensor(positions), **more)
+        found = hooks.captures["h"]["embed"]
+        columns = found.sample_ids, found.positions, found.token_ids
+        return list(zip(*(column.tolist() for column in columns), strict=True))  # type: ignore[arg-type]
+
+    whole = [0, 1, 2, 3, 4]
+    for padded in ([0, 0, 0, 1, 2], [1, 1, 0, 1, 2]):  # as our data and as transformers number the padding
+        assert at([0, -1], [padded, whole]) == [(0, 0, 3), (0, 2, 5), (1, 0, 6), (1, 4, 10)]
+        assert len(at("all", [padded, whole])) == 8
+    assert at(0, [whole]) == [(0, 0, 1), (1, 0, 6)]  # one row for all
+    assert at(0, [[2, 3, 4, 5, 6], whole]) == [(0, 0, 1), (1, 0, 6)]  # counted from elsewhere
+    seen = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
+    assert at(0, [[0, 0, 0, 1, 2], whole], attention_mask=seen) == [(0, 0, 2), (1, 0, 6)]  # the mask decides
+    packed = [[0, 1, 2, 0, 1], whole]
+    assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)] and len(at("all", packed)) == 10
+    with pytest.raises(HookError, match="position_ids of the call begin again within a row"):
+        at(-1, packed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,23 @@ def test_beside_another_mistake_nothing_false_is_said_of_the_tokenizer(refused: 
         said = refused(*DECODER, "data=names", mistake, right)
         assert "tokenizer" not in said and said.startswith("1 "), said
     assert "did you mean 'Mary'" in refused(*NAMES, "train.epoch=2", capture("{text: Mery}"))
+
+
+def test_a_sample_without_the_span_is_named_before_the_run(
+    refused: Refused, run: Callable[..., Run], tmp_path: Path
+) -> None:
+    prompts = [{"prompt": "Rome is", "spans": {"town": "Rome"}}, {"prompt": "Oslo"}, {"prompt": "Paris"}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    data = (*DECODER, "data=prompts", "data.args.file=p.jsonl", "data.batch_size=1")
+    said = refused(*data, capture("{span: town}"))
+    assert "hooks.c.tokens.span: sample 1 (p.jsonl:2) of the split 'val' has no span 'town'" in said
+    assert "missing: skip" in said
+    lens = ("task=lens", *(each for each in data if each != "task=predict"))
+    assert "task.tokens.span: sample 1 (p.jsonl:2)" in refused(*lens, "task.tokens={span: town}")
+    for right in ("{span: town, missing: skip}", "{position: 0, exclude: {span: town}}"):
+        run(*data, capture(right))
+    run(*data, capture("{span: town}"), "train.limit_batches=1")  # which meets the first sample alone
+    run(*data, capture("{span: town}")[:-1] + ", when: {step: 0}}")
 
 
 def test_a_span_that_the_data_does_not_have_is_refused_before_the_run(refused: Refused) -> None:

@@ -37,6 +37,7 @@ class Told:
     mask: [B, S] bool on the CPU, real tokens and not padding, S >= T with what a cache holds; None: not said
     past: how many columns a cache holds; None: not said
     real: the tensors hold values; False in a shape check
+    packed: a row holds several sequences, as position ids that begin again at 0 say
     """
 
     rows: int
@@ -45,6 +46,7 @@ class Told:
     mask: Tensor | None = None
     past: int | None = None
     real: bool = True
+    packed: bool = False
 
     @classmethod
     def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None) -> Told:
@@ -90,7 +92,10 @@ class CallReader:
         mask = as_mask(raw, rows, None if past is None else past + columns) if raw is not None else None
         if past is None and mask is not None and mask.shape[1] > columns:
             past = mask.shape[1] - columns
-        return Told(rows, columns, None if ids is None else on_cpu(ids), mask, past)
+        packed = False
+        if raw is None and not past:
+            mask, packed = _by_positions(given.get(POSITIONS), rows, columns)
+        return Told(rows, columns, None if ids is None else on_cpu(ids), mask, past, packed=packed)
 
 
 class LabelsReader:
@@ -143,6 +148,24 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
     mask: Tensor = (raw != 0).to("cpu")
     mask = mask if width is None or mask.shape[1] <= width else mask[:, :width]
     return mask if mask.shape[0] == rows else mask.expand(rows, -1)
+
+
+def _by_positions(raw: Any, rows: int, columns: int) -> tuple[Tensor | None, bool]:
+    """The mask that position ids [B, T] stand for where a call has no other, and whether rows hold several sequences.
+
+    A sequence begins at the last 0 of its row. Before it stands padding on the left, all of it at position 0 or all
+    at 1; anything else are sequences of their own.
+    """
+    if not isinstance(raw, Tensor) or raw.dim() != 2 or raw.shape[1] != columns or not holds_data(raw):
+        return None, False
+    positions = on_cpu(raw).expand(rows, -1)
+    at = torch.arange(columns)
+    start = torch.where(positions == 0, at, 0).amax(1, keepdim=True)
+    before = at < start
+    first = positions[:, :1]
+    if not bool((before & ((positions != first) | (positions > 1))).any()):
+        return (~before if bool(before.any()) else None), False
+    return None, True
 
 
 def _past(given: Mapping[str, Any]) -> int | None:

@@ -225,6 +225,11 @@ class _Columns:
 
     def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
         found = torch.ones_like(self._real)
+        if self._of.packed and (clause.span is not None or _counts(clause)):
+            raise ValueError(
+                "tokens: the position_ids of the call begin again within a row, which then holds several sequences: "
+                "positions and spans are of one; give each its own row, or name tokens by id or text"
+            )
         if clause.position is not None:
             hits = [self._of_place(place) for place in clause.position.places]
             if strict and self._of.first and self._phase != "generation":
@@ -310,6 +315,11 @@ class _Columns:
             self._lacks(lacks, f"span {name!r}")
         counted = self._of.positions
         return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
+
+
+def _counts(clause: TokenSet) -> bool:
+    """Whether it names positions by number; `all` does not."""
+    return clause.position is not None and any(True for _ in clause.position.numbers)
 
 
 def _named(place: TokenRange) -> list[int]:

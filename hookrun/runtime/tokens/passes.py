@@ -27,6 +27,7 @@ class Pass:
     ended:     [B] bool: sequences whose end-of-text token came, None: none
     decodes:   of a decoder that has an encoder, whose tokens the spans of the samples are about
     encoder:   of a decoder's pass, that of its encoder
+    packed:    rows hold several sequences, among which positions cannot be counted
     chosen:    what clauses chose of it so far; see `choice`
     """
 
@@ -42,6 +43,11 @@ class Pass:
         "ids",
         "new_from",
         "number",
+<<<<<<< HEAD
+=======
+        "packed",
+        "positions",
+>>>>>>> lens
         "prompt",
         "real",
         "rows",
@@ -71,7 +77,7 @@ class Pass:
         self.new_from, self.number = new_from, number
         self.session, self.spans, self.told = session, spans, by_hand
         self.goes_on = session is not None
-        self.has_data = told.real
+        self.has_data, self.packed = told.real, told.packed
         self.ended, self.decodes = ended, decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
             self._end(session.eos)
