@@ -1,0 +1,222 @@
+"""Metrics of each token and each sample: the same numbers as in plain PyTorch, whatever the padding and the batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+import hookrun
+from hookrun.data.samples import IGNORED
+from hookrun.errors import HookrunError
+from hookrun.spec.metric import MetricKeys
+from hookrun.store.reader import Run
+from hookrun.tasks.loop.average import Average
+from hookrun.tasks.loop.metrics import load_metrics
+from hookrun.tasks.loop.score_metrics import kl, probability, rank
+from hookrun.tasks.loop.scored import ScorePart
+
+Runs = Callable[..., Run]
+DECODER = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
+NAMES = (*DECODER, "data=names", "data.args.val_size=7", "data.args.train_size=8", "data.batch_size=3")
+NOISE = "+hooks.noise={select: blocks.0, hook: forward, action: noise, std: 2}"
+ALL = "loss,accuracy,perplexity,probability,rank,logit_difference,kl"
+
+
+def lines(run: Run, of: str) -> list[dict[str, Any]]:
+    return [line for line in run.metrics if line.get("of") == of]
+
+
+def by_hand(*overrides: str) -> Iterator[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor, int]]:
+    """Sample, log-probabilities, logits, answer and wrong answer at the last token, from the model as it is built."""
+    model, data = hookrun.build(overrides=[*NAMES, *overrides, "compute.device=cpu"])
+    model.eval()
+    for batch in data.loader("val"):
+        with torch.no_grad():
+            logits = model(**batch.inputs)
+        last = (batch.target != IGNORED).nonzero()
+        for row, (sample, place) in enumerate(last.tolist()):
+            scores = logits[sample, place]
+            yield (
+                int(batch.ids[row]),
+                scores.log_softmax(0),
+                scores,
+                batch.target[sample, place],
+                batch.wrong[row],
+            )
+
+
+@pytest.mark.parametrize("padding", ["right", "left"])
+def test_they_equal_plain_pytorch(run: Runs, padding: str) -> None:
+    side = f"data.args.padding={padding}"
+    metrics = f"task.metrics=[{ALL},{{name: loss, by: sample}},{{name: rank, by: sample}}]"
+    found = run("task=evaluate", *NAMES, side, metrics)
+    expected = list(by_hand(side))
+    losses = torch.tensor([-float(logs[answer]) for _, logs, _, answer, _ in expected])
+    ranks = [1 + int((scores > scores[answer]).sum()) for _, _, scores, answer, _ in expected]
+    whole = found.metrics[-1]
+    assert whole["of"] == "epoch" and whole["kl"] == 0
+    assert whole["loss"] == pytest.approx(float(losses.mean()), rel=1e-5)
+    assert whole["perplexity"] == pytest.approx(math.exp(losses.mean()), rel=1e-5)
+    assert whole["probability"] == pytest.approx(float((-losses).exp().mean()), rel=1e-5)
+    assert whole["rank"] == sum(ranks) / 7
+    differences = [float(scores[answer] - scores[wrong]) for _, _, scores, answer, wrong in expected]
+    assert whole["logit_difference"] == pytest.approx(sum(differences) / 7, rel=1e-4)
+    samples = lines(found, "sample")
+    assert [line["sample"] for line in samples] == list(range(7)) and samples[0]["split"] == "val"
+    assert [line["rank"] for line in samples] == ranks
+    assert [line["loss"] for line in samples] == pytest.approx(losses.tolist(), rel=1e-5)
+
+
+def test_positions_count_from_the_first_real_token_on_either_side(run: Runs) -> None:
+    data = (*DECODER, "data=repeated_tokens", "data.args.val_size=6", "data.args.half=[3,8]")
+    metrics = "task.metrics=[loss,{name: loss, by: position},{name: perplexity, by: position}]"
+    sides = [run("task=evaluate", *data, metrics, f"data.args.padding={side}") for side in ("right", "left")]
+    right, left = (lines(each, "position") for each in sides)
+    assert [line["position"] for line in right] == sorted({line["position"] for line in right})
+    assert [(each["position"], each["tokens"]) for each in right] == [
+        (each["position"], each["tokens"]) for each in left
+    ]
+    assert [line["loss"] for line in right] == pytest.approx([line["loss"] for line in left], rel=1e-4)
+    total = sum(line["tokens"] for line in right)
+    mean = sum(line["loss"] * line["tokens"] for line in right) / total
+    assert sides[0].metrics[-1]["loss"] == pytest.approx(mean, rel=1e-6)
+    assert right[0]["perplexity"] == pytest.approx(math.exp(right[0]["loss"]), rel=1e-5)
+    expected = right[len(right) // 2]
+    at = f"task.tokens={{position: {expected['position']}, missing: skip}}"
+    assert lines(run("task=evaluate", *data, metrics, at), "position") == [expected]
+    unlisted = run("task=evaluate", *data, "task.metrics=[rank]", at)
+    assert unlisted.metrics[-1]["loss"] == pytest.approx(expected["loss"], rel=1e-6)
+
+
+def test_kl_compares_with_the_model_without_hooks_or_with_a_run(run: Runs) -> None:
+    clean = run("task=predict", *NAMES)
+    own = run("task=evaluate", *NAMES, NOISE, "task.metrics=[kl, {name: kl, by: sample}]")
+    against = f"task.metrics=[{{name: kl, against: {{run: '{clean.path}'}}}}]"
+    other = run("task=evaluate", *NAMES, NOISE, against)
+    assert (
+        own.metrics[-1]["kl"] == pytest.approx(other.metrics[-1]["kl"], rel=1e-6)
+        and own.metrics[-1]["kl"] > 0.001
+    )
+    noisy = run("task=predict", *NAMES, NOISE)
+    for sample, logs, _, _, _ in by_hand():
+        (place,) = (clean.predictions[sample].log_softmax(1) - logs).abs().sum(1).argsort()[:1].tolist()
+        theirs = noisy.predictions[sample][place].log_softmax(0)
+        expected = F.kl_div(theirs, logs, log_target=True, reduction="sum")
+        assert lines(own, "sample")[sample]["kl"] == pytest.approx(float(expected), rel=1e-3)
+    (used,) = other.plan["runs"]
+    assert used["where"] == "task.metrics.0.against.run" and used["manifest"] == clean.status["manifest"]
+
+
+def test_comparing_changes_nothing_of_a_training(run: Runs) -> None:
+    model = ("model=cnn", "train.epochs=1", "train.limit_batches=3", "data.batch_size=8")
+    noise = "+hooks.noise={select: relu1, hook: forward, action: noise, std: 1, when: {probability: 0.5}}"
+    plain, compared = (
+        run(*model, noise, f"task.metrics={metrics}")
+        for metrics in ("[loss]", "[loss,{name: kl, by: sample}]")
+    )
+    weights = [load_file(each.path / "checkpoints/last.safetensors") for each in (plain, compared)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    train = [line for line in compared.metrics if line["split"] == "train"]
+    assert any(line["kl"] > 0 for line in train if line.get("of") == "epoch")
+    assert sorted(line["sample"] for line in train if line.get("of") == "sample") == sorted(
+        {line["sample"] for line in train if line.get("of") == "sample"}
+    )
+    assert sum(line.get("of") == "sample" for line in train) == 24
+    assert compared.hooks["sites"][0]["fired"] == plain.hooks["sites"][0]["fired"]
+
+
+def test_images_have_them_by_sample(run: Runs) -> None:
+    metrics = (
+        "task.metrics=[probability,rank,kl,perplexity,{name: loss, by: sample},{name: accuracy, by: sample}]"
+    )
+    found = run("task=evaluate", "train.limit_batches=1", "data.batch_size=5", metrics, "objective=val/rank")
+    whole, samples = found.metrics[-1], lines(found, "sample")
+    assert whole["perplexity"] == pytest.approx(math.exp(whole["loss"]), rel=1e-5) and whole["kl"] == 0
+    assert sum(line["loss"] for line in samples) / 5 == pytest.approx(whole["loss"], rel=1e-5)
+    assert sum(line["accuracy"] for line in samples) / 5 == pytest.approx(whole["accuracy"])
+    assert found.status["objective"]["direction"] == "minimize"
+    assert found.status["objective"]["value"] == whole["rank"]
+
+
+def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[..., str], run: Runs) -> None:
+    digits = ("task=evaluate", "train.limit_batches=1")
+    said = refused(*digits, "task.metrics=[{name: loss, by: position},logit_difference]", "task.tokens=-1")
+    assert "task.metrics.0.by" in said and "have no positions" in said and "use by: sample" in said
+    assert "a right and a wrong answer" in said and "task.tokens" in said
+    said = refused("task=evaluate", *NAMES, "task.metrics=[los,{name: rank, against: {run: x}},rank,rank]")
+    assert "did you mean 'loss'" in said and "`against` is a key of 'kl'" in said
+    assert "two metrics have the name 'rank'" in said
+    for clause, says in (
+        ("{span: subjekt}", "did you mean 'subject'"),
+        ("{phase: generation}", "generates nothing"),
+        ("{query: 0}", "padding left out"),
+    ):
+        assert says in refused("task=evaluate", *NAMES, "task.metrics=[rank]", f"task.tokens={clause}")
+    small = run("task=predict", *NAMES, "train.limit_batches=1")
+    for place, says in ((str(small.path), "has no row of sample 3"), ("nowhere", "nowhere")):
+        metric = f"task.metrics=[{{name: kl, against: {{run: '{place}'}}}}]"
+        assert says in refused("task=evaluate", *NAMES, metric)
+    run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=0", code=1)
+    run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=40", code=1)
+
+
+def test_numbers_that_are_not_finite_are_not_hidden() -> None:
+    scores = torch.tensor([[math.nan, 1.0, 2.0], [0.0, 1.0, 2.0], [-math.inf, 0.0, 0.0]])
+    part = ScorePart(scores, torch.tensor([1, 1, 0]), others=scores.flip(0))
+    ranks = rank(part)
+    assert ranks[0].isnan() and ranks[1:].tolist() == [2, 3]
+    assert probability(part)[0].isnan() and probability(part)[2] == 0
+    same = ScorePart(scores[2:], torch.tensor([1]), others=scores[2:])
+    assert kl(same).tolist() == [0]
+    assert kl(ScorePart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
+
+
+def test_a_pass_that_goes_on_in_its_middle_has_the_same_numbers() -> None:
+    torch.manual_seed(0)
+    metrics = load_metrics(
+        [
+            "rank",
+            "perplexity",
+            MetricKeys(name="rank", by="sample"),
+            MetricKeys(name="perplexity", by="sample"),
+        ]
+    )
+    batches = [(torch.randn(4, 9), torch.randint(9, (4,)), torch.arange(4) + 4 * n) for n in range(5)]
+
+    def add(average: Average, some: list[Any]) -> Average:
+        for scores, target, ids in some:
+            average.add(F.cross_entropy(scores, target), scores, target, ids=ids, split="val")
+        return average
+
+    whole, first, second = (Average(metrics) for _ in range(3))
+    add(whole, batches)
+    second.load_state_dict(add(first, batches[:2]).state_dict())
+    add(second, batches[2:])
+    assert second.read() == whole.read() and list(second.lines()) == list(whole.lines())
+    joined = Average(metrics)
+    joined.include(add(Average(metrics), batches[:1]))
+    joined.include(add(Average(metrics), batches[1:]))
+    assert joined.read() == pytest.approx(whole.read()) and list(joined.lines()) == list(whole.lines())
+    with pytest.raises(HookrunError, match="'rank' needs scores"):
+        whole.add(None, torch.randn(4, 9, 2), torch.zeros(4, 2), ids=torch.arange(4))
+
+
+def test_weights_of_another_run(run: Runs, refused: Callable[..., str]) -> None:
+    trained = run(*NAMES, "train.epochs=1", "train.checkpoint.save=last", "seed=3")
+    weights = f"model.weights={{run: '{trained.path}'}}"
+    found = run("task=evaluate", *NAMES, weights)
+    assert (
+        found.metrics[-1]["loss"] == [line for line in trained.metrics if line["split"] == "val"][-1]["loss"]
+    )
+    (used,) = found.plan["runs"]
+    assert used["where"] == "model.weights.run" and used["manifest"] == trained.status["manifest"]
+    said = refused("task=evaluate", *NAMES, f"model.weights={{run: '{trained.path}', checkpoint: best}}")
+    assert "model.weights.checkpoint" in said and "it has last" in said
+    assert "model.weights.run" in refused("task=evaluate", *NAMES, "model.weights={run: nowhere}")
