@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ README = Path(__file__).parents[2] / "README.md"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table, and write it where asked. 1 where hookrun gave other values than hand-written hooks."""
-    args = parsed(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    args = parsed(given)
     settings = Settings(args.rounds, args.seconds, peers=args.subject in ("peers", "all"))
     found, about, wrong = list[Result](), machine(), 0
     print(f"{about['machine']}, load {about['load']}")
@@ -36,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         found.append(result)
         print(f"\n{shown(result)}", flush=True)
-    command = f"scripts/bench {args.subject}"
+    command = shlex.join(["scripts/bench", *_without_files(given)])
     if args.json:
         args.json.write_text(as_json(command, about, found), encoding="utf-8")
         print(f"\nwritten to {args.json}")
@@ -44,6 +46,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_readme(args.readme, readme_table(command, about, found))
         print(f"\nwritten into {args.readme}")
     return wrong
+
+
+def _without_files(argv: Sequence[str]) -> list[str]:
+    """The arguments without those that say where the table goes, which are of one machine."""
+    kept, of_file = list[str](), False
+    for word in argv:
+        if of_file and not word.startswith("-"):
+            of_file = False
+            continue
+        of_file = word in ("--json", "--readme")
+        if not of_file and not word.startswith(("--json=", "--readme=")):
+            kept.append(word)
+    return kept
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -81,11 +81,15 @@ class Result:
 
 @dataclass
 class Ways:
-    """The ways of doing one work, the base first. A peer that fails is missing; hookrun that fails is an error."""
+    """The ways of doing one work, the base first. A peer that fails is missing; hookrun that fails is an error.
+
+    lasting: the names of outputs that peers have to give rightly, where others are overwritten in place; None: all
+    """
 
     runs: dict[str, Run] = field(default_factory=dict)
     outputs: dict[str, Outputs] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    lasting: frozenset[str] | None = None
     stack: ExitStack = field(default_factory=ExitStack)
 
     def add(self, name: str, run: Run, outputs: Outputs | None = None) -> None:
@@ -118,8 +122,10 @@ class Ways:
             return ()
         first, *others = self.outputs
         wanted = self.outputs[first]()
+        lasting = {name: wanted[name] for name in wanted if self.lasting is None or name in self.lasting}
         for name in others:
-            if (fault := difference(wanted, self.outputs[name]())) is None:
+            fault = difference(wanted if name == OURS else lasting, self.outputs[name]())
+            if fault is None:
                 continue
             if name == OURS:
                 raise OtherOutputs(f"{name} against {first}: {fault}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks import by_hand, peers
 from benchmarks.measure import OURS, Outputs, Result, Run, Settings, Ways, interleaved, judged, measured
-from benchmarks.models import Subject, gpt2, leaves, mlp, resnet18
+from benchmarks.models import Subject, gpt2, leaves, mlp, resnet18, running
 from benchmarks.threads import threads
 
 
@@ -32,11 +32,14 @@ def capture_ways(subject: Subject, settings: Settings) -> Ways:
     """All leaves that run, by hand twice, by hookrun and by peers."""
     ways = Ways()
     bare = subject.make()
-    names = [name for name, _ in leaves(bare) if ".attn_dropout" not in name]
+    names = running(subject)
     ways.add("bare", lambda: bare(subject.x))
-    ways.add("by hand", *by_hand.captures(subject.make(), names, subject.x, clone=False))
-    ways.add("by hand, cloned", *by_hand.captures(subject.make(), names, subject.x, clone=True))
-    ways.outputs = {"by hand, cloned": ways.outputs["by hand, cloned"]}  # references are overwritten in place
+    run, references = by_hand.captures(subject.make(), names, subject.x, clone=False)
+    ways.add("by hand", run)
+    run, clones = by_hand.captures(subject.make(), names, subject.x, clone=True)
+    ways.add("by hand, cloned", run, clones)
+    kept = references()  # some of them are overwritten in place, and those of peers are too
+    ways.lasting = frozenset(name for name, value in clones().items() if value.equal(kept[name]))
     ways.add(OURS, *captures_by_hookrun(ways, subject, names))
     once = [name for name in names if name not in subject.repeated]
     peers.add_captures(ways, subject, once, wanted=settings.peers)
@@ -205,12 +208,13 @@ def compiled(name: str, hook: dict[str, Any]) -> Callable[[Settings], Result]:
         bare, eager, ours = subject.make(), subject.make(), subject.make()
         ways = Ways()
         hooked(ways, eager, **hook)
-        hooked(ways, ours, **hook)
+        hooks = hooked(ways, ours, **hook)
         work = f"compiled mlp of width 512, {name}"
         try:
             with threads(2, grad=False):
                 torch._dynamo.reset()
-                fast_bare, fast = (torch.compile(each, fullgraph=True) for each in (bare, ours))
+                fast = hooks.compile(fullgraph=True)  # it forgets what was compiled before: first
+                fast_bare = torch.compile(bare, fullgraph=True)
                 x = subject.x
                 ways.add("compiled, bare", lambda: fast_bare(x))
                 ways.outputs["eager"] = lambda: {"output": eager(x)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import by_hand
 from benchmarks.measure import OURS, Result, Settings, Ways, measured
-from benchmarks.models import Subject, gpt2, leaves, mlp, resnet18
+from benchmarks.models import Subject, gpt2, mlp, resnet18, running
 from benchmarks.threads import threads
 from benchmarks.works.hooks import hooked
 
@@ -18,7 +18,7 @@ def stats_ways(subject: Subject) -> Ways:
     """mean, std, min, max and norm of the output of every leaf that runs once."""
     ways, x = Ways(), subject.x
     bare, hand, ours = subject.make(), subject.make(), subject.make()
-    names = [name for name, _ in leaves(bare) if name not in subject.repeated]
+    names = [name for name in running(subject) if name not in subject.repeated]
     hooks = hooked(ways, ours, select=names, action="stats", of=list(KEYS))
 
     def run() -> None:

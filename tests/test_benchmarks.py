@@ -1,0 +1,78 @@
+"""scripts/bench measures, compares what was done and writes its table; no test depends on how long anything takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks.__main__ import main
+from benchmarks.measure import OURS, OtherOutputs, Settings, Ways, judged, measured
+from benchmarks.table import BEGIN, END, readme_table, written
+
+README = Path(__file__).parents[1] / "README.md"
+MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
+
+
+def test_a_subject_is_measured_printed_and_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, readme = tmp_path / "bench.json", tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    arguments = ["--rounds", "1", "--seconds", "0", "--json", str(out), "--readme", str(readme)]
+    assert main(["selectors", *arguments]) == 0
+    assert "100 selectors against 5,002 modules" in capsys.readouterr().out
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["timings"][1]["name"] == OURS
+    assert row["reached"] == (row["ratio"] <= row["target"])
+    text = readme.read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "`scripts/bench selectors --rounds 1 --seconds 0`" in text and "100 selectors" in text
+
+
+def test_captures_of_the_small_network_equal_those_of_hand_written_hooks(tmp_path: Path) -> None:
+    out = tmp_path / "bench.json"
+    arguments = ["--row", "capture_mlp", "--row", "clamp_mlp", "--rounds", "1", "--seconds", "0"]
+    assert main(["hooks", *arguments, "--json", str(out)]) == 0
+    capture, clamp = json.loads(out.read_text())["rows"]
+    assert capture["compared"] == ["by hand, cloned", OURS]
+    assert clamp["compared"] == ["by hand", OURS]
+
+
+def test_a_ratio_is_the_median_of_the_rounds_own_ratios() -> None:
+    result = judged("work", {"bare": [1.0, 2.0, 4.0], OURS: [1.5, 2.0, 8.0]}, target=1.5)
+    assert [each.ratio for each in result.timings] == [1.0, 1.5]
+    assert result.reached is True
+    assert judged("work", {"bare": [1.0], OURS: [1.6]}, target=1.5).reached is False
+
+
+def test_other_outputs_are_an_error_of_ours_and_leave_a_peer_out() -> None:
+    def ways(**values: float) -> Ways:
+        found = Ways()
+        for name, value in values.items():
+            found.add(name, lambda: None, lambda value=value: {"y": torch.tensor(value)})
+        return found
+
+    with pytest.raises(OtherOutputs, match="hookrun against hand: y"):
+        measured("work", ways(hand=1.0, hookrun=2.0), Settings(1, 0), target=None)
+    result = measured("work", ways(hand=1.0, peer=2.0, hookrun=1.0), Settings(1, 0), target=None)
+    assert result.compared == ("hand", OURS)
+    assert "other values than hand" in result.missing["peer"]
+
+
+def test_a_peer_that_is_not_there_or_does_not_work_is_named_as_missing() -> None:
+    ways = Ways()
+    ways.peer("gone", "no_such_package", lambda: pytest.fail("never made"))
+    ways.peer("broken", "json", lambda: 1 / 0)
+    assert ways.missing == {"gone": "not installed", "broken": "ZeroDivisionError: division by zero"}
+
+
+def test_the_readme_has_a_place_for_the_table() -> None:
+    result = judged("a work", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
+    table = readme_table("scripts/bench all", MACHINE, [result])
+    assert "| a work | bare | 1.25 | other 3.00 | **1.50** | ≤ 1.4 |" in table
+    assert "torch 2.15.0." in table and "zarr" not in table
+    assert table in written(README.read_text(encoding="utf-8"), table)
+    with pytest.raises(ValueError, match="benchmark"):
+        written("# a readme", table)
