@@ -43,11 +43,7 @@ class Pass:
         "ids",
         "new_from",
         "number",
-<<<<<<< HEAD
-=======
         "packed",
-        "positions",
->>>>>>> lens
         "prompt",
         "real",
         "rows",
