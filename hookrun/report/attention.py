@@ -15,7 +15,7 @@ from hookrun.report.draw.charts import Figure, Table
 from hookrun.report.draw.pictures import Array
 from hookrun.report.draw.text import counted, number
 from hookrun.report.facts import Facts
-from hookrun.report.sample_rows import SampleRows, rows_of_samples
+from hookrun.report.sample_rows import RowsOfSample, rows_of_samples
 from hookrun.report.sampling import Stream
 from hookrun.report.sequences import Sequence
 
@@ -27,12 +27,12 @@ MOST_HEADS = 16
 """Of one pattern; more are in the numbers."""
 
 MOST_NUMBERED = 256
-"""Heads in the numbers."""
+"""HeadPictures in the numbers."""
 
 _NEAR_ONE = 0.02
 
 
-class Pattern(NamedTuple):
+class HeadPatterns(NamedTuple):
     """The attention of one sample, without padding.
 
     heads:   [H, queries, keys]
@@ -44,7 +44,7 @@ class Pattern(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadPictures:
     """The heads of one sample at one module.
 
     title, says: which sample, and what stands where
@@ -58,7 +58,7 @@ class Heads:
     table: Table
 
 
-def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[Heads]:
+def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPictures]:
     """The patterns of the first samples whose tokens are known; none where the capture holds something else.
 
     A pattern is known by what it is: sizes of heads, queries and keys that fit the sample's tokens, and for each query
@@ -71,7 +71,7 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[Heads]:
     widths = {each.width for each in facts.sequences.values()}
     if stream.shape[-1] not in widths:
         return []
-    found = list[Heads]()
+    found = list[HeadPictures]()
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
     longest = max(widths) if len(stream.shape) == 2 else 1
     for rows in rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest):
@@ -82,7 +82,7 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[Heads]:
     return found
 
 
-def _pattern(rows: SampleRows, sequence: Sequence) -> Pattern | None:
+def _pattern(rows: RowsOfSample, sequence: Sequence) -> HeadPatterns | None:
     """None where the rows are no pattern of the sequence."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
@@ -98,7 +98,7 @@ def _pattern(rows: SampleRows, sequence: Sequence) -> Pattern | None:
         if len(values) != 1 or heads.shape[-2:] != (sequence.width, sequence.width):
             return None
         heads, queries = heads[:, real, real], list(range(count))
-    return Pattern(heads.numpy(), queries) if _is_attention(heads) else None
+    return HeadPatterns(heads.numpy(), queries) if _is_attention(heads) else None
 
 
 def _is_attention(heads: Tensor) -> bool:
@@ -109,7 +109,7 @@ def _is_attention(heads: Tensor) -> bool:
     return is_shared and bool(((heads >= 0) & (heads <= 1 + _NEAR_ONE)).all())
 
 
-def _drawn(rows: SampleRows, pattern: Pattern, sequence: Sequence, picked: list[int]) -> Heads:
+def _drawn(rows: RowsOfSample, pattern: HeadPatterns, sequence: Sequence, picked: list[int]) -> HeadPictures:
     keys = sequence.names
     queries = [Query(keys[place], place) for place in pattern.queries]
     count = len(pattern.heads)
@@ -128,7 +128,7 @@ def _drawn(rows: SampleRows, pattern: Pattern, sequence: Sequence, picked: list[
     figures = [figure for figure, _ in pictures]
     moment = f"epoch {rows.epoch}, " if rows.epoch else ""
     says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
-    return Heads(rows.name, says, figures, pictures[0][1], _table(pattern, queries, sequence, numbers))
+    return HeadPictures(rows.name, says, figures, pictures[0][1], _table(pattern, queries, sequence, numbers))
 
 
 def _of_one_head(number: int, values: Array, queries: list[Query], keys: list[str]) -> tuple[Figure, Markup]:
@@ -138,7 +138,7 @@ def _of_one_head(number: int, values: Array, queries: list[Query], keys: list[st
 
 
 def _of_one_query(
-    pattern: Pattern, query: Query, keys: list[str], numbers: list[int]
+    pattern: HeadPatterns, query: Query, keys: list[str], numbers: list[int]
 ) -> tuple[Figure, Markup]:
     """All heads in one picture."""
     values = pattern.heads[:MOST_NUMBERED, 0]
@@ -150,7 +150,7 @@ def _of_one_query(
     )
 
 
-def _table(pattern: Pattern, queries: list[Query], sequence: Sequence, numbers: list[int]) -> Table:
+def _table(pattern: HeadPatterns, queries: list[Query], sequence: Sequence, numbers: list[int]) -> Table:
     heads = (
         "head",
         "first token",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hookrun.data.info import SPLITS
 from hookrun.errors import HookrunError
-from hookrun.report.attention import Heads, attention_of
+from hookrun.report.attention import HeadPictures, attention_of
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, bars, histogram, lines
 from hookrun.report.draw.pictures import heat, mosaic
@@ -47,7 +47,7 @@ class CaptureView:
     """
 
     stream: Stream
-    heads: list[Heads] = field(default_factory=list)
+    heads: list[HeadPictures] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     units: list[Units] = field(default_factory=list)
     problem: str = ""

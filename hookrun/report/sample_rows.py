@@ -16,7 +16,7 @@ from hookrun.store.shard import row_bytes
 
 
 @dataclass(frozen=True)
-class SampleRows:
+class RowsOfSample:
     """What was captured of one sample at one step: all of it in a single row, or a row for each token.
 
     split:     ``""`` where it is not known
@@ -46,7 +46,7 @@ class SampleRows:
 
 def rows_of_samples(
     folder: Path, stream: Stream, most: int, known: Container[tuple[str, int]], most_rows: int
-) -> list[SampleRows]:
+) -> list[RowsOfSample]:
     """The rows of the first samples in the last epoch, as the latest step recorded them; none for whole firings.
 
     most:      samples, those in `known` before others
@@ -77,7 +77,7 @@ def _samples(part: StoredCapture, epoch: int) -> list[tuple[int, int]]:
 
 def _of_sample(
     parts: list[StoredCapture], epoch: int, pair: tuple[int, int], split: str, most: int
-) -> SampleRows:
+) -> RowsOfSample:
     places = [_places(part, epoch, pair) for part in parts]
     step = max(int(part.steps[here].max()) for part, here in zip(parts, places, strict=True) if len(here))
     call = min(
@@ -96,7 +96,7 @@ def _of_sample(
             tables.append(torch.stack([column[here] for column in columns]))
     table, rows = torch.cat(tables, dim=1), torch.cat(values)
     order = table[0].argsort(stable=True)
-    return SampleRows(split, pair[1], epoch, step, rows[order], *table[:, order])
+    return RowsOfSample(split, pair[1], epoch, step, rows[order], *table[:, order])
 
 
 def _places(part: StoredCapture, epoch: int, pair: tuple[int, int]) -> Tensor:

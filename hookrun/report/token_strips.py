@@ -11,7 +11,7 @@ from hookrun.report.draw.charts import Figure
 from hookrun.report.draw.strips import Strip, strips
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.sample_rows import SampleRows, rows_of_samples
+from hookrun.report.sample_rows import RowsOfSample, rows_of_samples
 from hookrun.report.sampling import Stream
 from hookrun.report.sequences import Sequence
 
@@ -46,7 +46,7 @@ def strips_of_capture(folder: Path, stream: Stream, facts: Facts) -> list[Figure
     ]
 
 
-def _of_values(rows: SampleRows, facts: Facts) -> Strip:
+def _of_values(rows: RowsOfSample, facts: Facts) -> Strip:
     flat = rows.values.reshape(len(rows.values), -1)
     values = flat[:, 0] if flat.shape[1] == 1 else torch.linalg.vector_norm(flat, dim=1)
     ids = rows.token_ids.tolist()
@@ -111,7 +111,7 @@ def _logs(scores: torch.Tensor, sequence: Sequence) -> dict[int, float]:
     return dict(zip(places, logs[torch.arange(len(places)), targets].tolist(), strict=True))
 
 
-def _of_targets(rows: SampleRows, sequence: Sequence, values: dict[int, float]) -> Strip:
+def _of_targets(rows: RowsOfSample, sequence: Sequence, values: dict[int, float]) -> Strip:
     shown = min(len(sequence.ids), MOST_TOKENS)
     targets = [sequence.name(each) if each is not None else number(None) for each in sequence.targets[:shown]]
     return Strip(
