@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write it where asked. 1 where hookrun gave other values than hand-written hooks."""
+    """Print the table, and write it where asked. 1 where a row failed or values differed."""
     given = sys.argv[1:] if argv is None else list(argv)
     args = parsed(given)
     settings = Settings(args.rounds, args.seconds, peers=args.subject in ("peers", "all"))
@@ -34,6 +35,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 result = work.measure(settings)
         except OtherOutputs as error:
             print(f"\n{work.name}: {error}", file=sys.stderr)
+            wrong = 1
+            continue
+        except Exception:  # the other rows are worth having; the exit code tells
+            print(f"\n{work.name}:", file=sys.stderr)
+            traceback.print_exc()
             wrong = 1
             continue
         found.append(result)

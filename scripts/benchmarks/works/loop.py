@@ -57,8 +57,10 @@ def _rows(data: Any, split: str) -> tuple[Any, Any]:
     """All of a split in memory: inputs [N, 1, 8, 8] and labels [N]."""
     import torch
 
-    batches = [batch for batch in data[split]]
-    return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+    samples = list(data[split])
+    return torch.stack([sample[0] for sample in samples]), torch.tensor(
+        [int(sample[1]) for sample in samples]
+    )
 
 
 def seconds_of(run: Callable[[], object]) -> float:
