@@ -67,3 +67,12 @@ def test_bytes_become_floats_in_zero_to_one() -> None:
     image = torch.tensor([0, 51, 255], dtype=torch.uint8)
     assert torch.equal(unit_float(image), torch.tensor([0, 0.2, 1]))
     assert image.tolist() == [0, 51, 255]
+
+
+def test_a_batch_in_one_go_is_the_batch_of_its_rows() -> None:
+    indices = [2, 0, 2]
+    inputs, targets = ROWS.batch(indices)
+    rows = [ROWS[index] for index in indices]
+    assert torch.equal(inputs, torch.stack([x for x, _ in rows]))  # type: ignore[arg-type]
+    assert torch.equal(targets, torch.stack([y for _, y in rows]))
+    assert Transformed(ROWS, [double]).batch(indices) is None  # one by one, as a step takes one sample

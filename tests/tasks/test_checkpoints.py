@@ -9,6 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from hookrun.tasks.loop import resuming
+
 QUICK = ("train.epochs=1", "train.limit_batches=4")
 SGD = ("train.optimizer.name=SGD", "train.optimizer.lr=0.1", "train.shuffle=false", "train.epochs=1")
 
@@ -88,3 +90,38 @@ def test_no_epoch_at_all_saves_the_model_as_it_was_built(run) -> None:
     found = run("train.epochs=0")
     assert found.metrics == []
     assert equal(weights(found), weights(run("train.epochs=0")))
+
+
+def test_the_states_of_short_epochs_are_put_off_but_for_the_first_two(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epochs = ("train.epochs=6", "train.limit_batches=1")
+    numbers = list[list[int]]()
+    for share, most in ((1e-9, 60.0), (1e-9, 0.0)):  # as if saving took very long; and without waiting
+        saved, write = list[int](), resuming.write_state
+        monkeypatch.setattr(resuming, "_SHARE", share)
+        monkeypatch.setattr(resuming, "_MOST_PUT_OFF", most)
+
+        def counted(
+            run: Any, about: Any, *args: Any, saved: Any = saved, write: Any = write, **options: Any
+        ) -> Any:
+            saved.append(about["at"]["step"])
+            return write(run, about, *args, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(resuming, "write_state", counted)
+            run(*epochs)
+        numbers.append(saved)
+    assert numbers == [[1, 2], [1, 2, 3, 4, 5, 6]]
+
+
+def test_a_state_of_steps_is_never_put_off(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resuming, "_SHARE", 1e-9)
+    found = run(
+        "train.epochs=1",
+        "train.limit_batches=5",
+        "train.checkpoint.every.steps=1",
+        "train.checkpoint.keep=9",
+        "train.checkpoint.keep_done=true",
+    )
+    assert len(list((found.path / "checkpoints").glob("state_*"))) == 5
