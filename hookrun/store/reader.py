@@ -35,9 +35,9 @@ from hookrun.store.format import (
 )
 from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import is_there
+from hookrun.store.lens_lines import LENS_LINE
 from hookrun.store.read_records import read_record, read_records
 from hookrun.store.records import (
-    LENS_LINE,
     METRICS_LINE,
     STATS_LINE,
     EnvRecord,

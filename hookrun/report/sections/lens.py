@@ -16,7 +16,7 @@ from hookrun.report.facts import Facts
 from hookrun.report.lines import beginning, is_number
 from hookrun.report.section import ReportSection
 from hookrun.store.format import LENS
-from hookrun.store.records import LENS_LINE
+from hookrun.store.lens_lines import LENS_LINE
 
 MOST_SAMPLES = 8
 MOST_PARTS = 200

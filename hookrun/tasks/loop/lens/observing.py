@@ -25,7 +25,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 @dataclass(eq=False)
-class Call:
+class ObservedCall:
     """One call of a module inside a block; N x D rows at the positions.
 
     before, after: what it returned, before and after hooks
@@ -74,8 +74,8 @@ class BlockSeen:
     path: str
     entered_before: Tensor
     entered: Tensor
-    added: list[list[Call]] = field(default_factory=list)
-    joints: list[Call] = field(default_factory=list)
+    added: list[list[ObservedCall]] = field(default_factory=list)
+    joints: list[ObservedCall] = field(default_factory=list)
     left_before: Tensor | None = None
     left: Tensor | None = None
     heads: HeadsSeen | None = None
@@ -93,7 +93,7 @@ class Seen:
 
     blocks: list[BlockSeen] = field(default_factory=list)
     embedded: dict[str, Tensor] = field(default_factory=dict)
-    norm: Call | None = None
+    norm: ObservedCall | None = None
     norm_entered_before: Tensor | None = None
     unembed_entered_before: Tensor | None = None
     unembed_entered: Tensor | None = None
@@ -115,7 +115,7 @@ class Observer:
         self._shape = (0, 0)
         self._known = dict[int, tuple[Tensor, int, Tensor]]()
         self._open: BlockSeen | None = None
-        self._calls = list[Call]()
+        self._calls = list[ObservedCall]()
         self.seen = Seen()
 
     def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
@@ -281,7 +281,7 @@ class Observer:
 
     def _begin_call(self, path: str, module: nn.Module, args: Any) -> None:
         if self._open is not None:
-            self._calls.append(Call(path, module, list(tensors(args))))
+            self._calls.append(ObservedCall(path, module, list(tensors(args))))
 
     def _entered_call(self, args: Any) -> None:
         if self._open is not None and self._calls and (found := self._picked(args)) is not None:
@@ -336,7 +336,7 @@ class Observer:
 
     def _enter_norm(self, norm: nn.Module, args: Any) -> None:
         if len(self.seen.blocks) == len(self._places.blocks):
-            self.seen.norm = Call(self._places.final_norm, norm)
+            self.seen.norm = ObservedCall(self._places.final_norm, norm)
             self.seen.norm_entered_before = self._stream(args, self._places.final_norm)
 
     def _entered_norm(self, args: Any) -> None:
@@ -356,7 +356,7 @@ class Observer:
             setattr(self.seen, when, self._tensor(value))
 
 
-def _chains(calls: Sequence[Call], shape: torch.Size) -> list[list[Call]]:
+def _chains(calls: Sequence[ObservedCall], shape: torch.Size) -> list[list[ObservedCall]]:
     """The calls whose results go to no other call, each with those before it whose result it was given."""
     made = [call for call in calls if call.output is not None and call.after is not None]
     last = [
@@ -375,7 +375,7 @@ def _chains(calls: Sequence[Call], shape: torch.Size) -> list[list[Call]]:
     return chains
 
 
-def _given_by(call: Call, calls: Sequence[Call]) -> Call | None:
+def _given_by(call: ObservedCall, calls: Sequence[ObservedCall]) -> ObservedCall | None:
     """The call whose result this one was given."""
     return next(
         (each for each in calls if each is not call and any(_same(each.output, one) for one in call.inputs)),

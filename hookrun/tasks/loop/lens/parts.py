@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, step, wide
-from hookrun.tasks.loop.lens.observing import BlockSeen, Call, Seen
+from hookrun.tasks.loop.lens.observing import BlockSeen, ObservedCall, Seen
 from hookrun.tasks.loop.lens.places import HeadsPlace, Places
 
 EMBED = "embed"
@@ -28,7 +28,7 @@ _SLACK = 32
 
 
 @dataclass(frozen=True)
-class Part:
+class StreamPart:
     """Something that the scores are made of.
 
     name:  the module that adds it, or after which the stream is read
@@ -45,16 +45,16 @@ class Part:
     after: bool = False
 
 
-def residual(model: nn.Module, places: Places, seen: Seen) -> Iterator[Part]:
+def residual(model: nn.Module, places: Places, seen: Seen) -> Iterator[StreamPart]:
     """The residual stream after the embedding and after each block."""
-    yield Part(EMBED, None, None, seen.blocks[0].entered)
+    yield StreamPart(EMBED, None, None, seen.blocks[0].entered)
     for layer, block in enumerate(seen.blocks):
         name = block.joints[-1].path if block.joints else block.path
         assert block.left is not None
-        yield Part(name, layer, None, block.left)
+        yield StreamPart(name, layer, None, block.left)
 
 
-def contributions(model: nn.Module, places: Places, seen: Seen, *, by_head: bool) -> Iterator[Part]:
+def contributions(model: nn.Module, places: Places, seen: Seen, *, by_head: bool) -> Iterator[StreamPart]:
     """What the embedding, each attention or each of its heads, each MLP and the hooks add to the stream.
 
     Their sum is what enters the final norm. Raises HookrunError for a block in which they add up to something else.
@@ -72,7 +72,7 @@ def contributions(model: nn.Module, places: Places, seen: Seen, *, by_head: bool
     yield from _end(places, seen, stream)
 
 
-def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[Part]:
+def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[StreamPart]:
     """What hooks change of the stream before the final norm, and behind it."""
     norm, entered = seen.norm, seen.norm_entered_before
     assert norm is not None and norm.entered is not None and entered is not None
@@ -82,7 +82,7 @@ def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[Part]:
         f"{places.final_norm}: what enters it is not what the last block returned", [stream], entered
     )
     if (edit := wide(norm.entered) - wide(entered)).any():
-        yield Part(f"{places.final_norm} {HOOKS}", None, None, edit)
+        yield StreamPart(f"{places.final_norm} {HOOKS}", None, None, edit)
     between = f"{places.unembed}: what enters it is not what {places.final_norm} returned"
     if norm.after.shape != seen.unembed_entered_before.shape:
         raise HookrunError(
@@ -90,21 +90,23 @@ def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[Part]:
         )
     _require_sum(between, [wide(norm.after)], seen.unembed_entered_before)
     if (edit := wide(seen.unembed_entered) - wide(norm.before)).any():
-        yield Part(f"{places.unembed} {HOOKS}", None, None, edit, after=True)
+        yield StreamPart(f"{places.unembed} {HOOKS}", None, None, edit, after=True)
 
 
-def _embedding(seen: Seen) -> Iterator[Part]:
+def _embedding(seen: Seen) -> Iterator[StreamPart]:
     """Each embedding, where they add up to what enters the first block; else that as a whole."""
     whole, each = seen.blocks[0].entered_before, list(seen.embedded.items())
     rows = [wide(rows) for _, rows in each]
     if each and all(one.shape == whole.shape for one in rows) and _misfit(rows, whole) is None:
         for (path, _), one in zip(each, rows, strict=True):
-            yield Part(path, None, None, one)
+            yield StreamPart(path, None, None, one)
     else:
-        yield Part(EMBED, None, None, wide(whole))
+        yield StreamPart(EMBED, None, None, wide(whole))
 
 
-def _of_block(model: nn.Module, block: BlockSeen, layer: int, heads: HeadsPlace | None) -> Iterator[Part]:
+def _of_block(
+    model: nn.Module, block: BlockSeen, layer: int, heads: HeadsPlace | None
+) -> Iterator[StreamPart]:
     module = model.get_submodule(block.path)
     factor = float(getattr(module, "residual_multiplier", 1.0))  # of Granite
     attention = _attention(block, heads)
@@ -116,7 +118,7 @@ def _of_block(model: nn.Module, block: BlockSeen, layer: int, heads: HeadsPlace 
         if heads is not None and chain is attention:
             yield from _heads(model, block, layer, chain, heads, factor)
         else:
-            yield Part(_core(chain).path, layer, None, rows)
+            yield StreamPart(_core(chain).path, layer, None, rows)
     changes = [wide(block.entered) - wide(block.entered_before)]
     changes += [
         wide(joint.after) - wide(joint.before)
@@ -130,10 +132,10 @@ def _of_block(model: nn.Module, block: BlockSeen, layer: int, heads: HeadsPlace 
     changes.append(wide(block.left) - wide(block.left_before))
     change = reduce(torch.add, changes)
     if change.any():
-        yield Part(f"{block.path} {HOOKS}", layer, None, change)
+        yield StreamPart(f"{block.path} {HOOKS}", layer, None, change)
 
 
-def _core(chain: Sequence[Call]) -> Call:
+def _core(chain: Sequence[ObservedCall]) -> ObservedCall:
     """The call that the chain is called after: the last one with a matrix of parameters; norms have none."""
     matrices = (call for call in reversed(chain) if any(each.dim() > 1 for each in call.module.parameters()))
     return next(matrices, chain[-1])
@@ -142,7 +144,7 @@ def _core(chain: Sequence[Call]) -> Call:
 # ---- heads -----------------------------------------------------------------------------------------------------
 
 
-def _attention(block: BlockSeen, heads: HeadsPlace | None) -> list[Call] | None:
+def _attention(block: BlockSeen, heads: HeadsPlace | None) -> list[ObservedCall] | None:
     """The chain that the projection of the heads is a part of."""
     if heads is None:
         return None
@@ -152,13 +154,18 @@ def _attention(block: BlockSeen, heads: HeadsPlace | None) -> list[Call] | None:
     raise HookrunError(f"task.heads: {heads.summed} is not in what {block.path} adds to the residual stream")
 
 
-def _holds(call: Call, path: str) -> bool:
+def _holds(call: ObservedCall, path: str) -> bool:
     return path == call.path or path.startswith(f"{call.path}.")
 
 
 def _heads(
-    model: nn.Module, block: BlockSeen, layer: int, chain: list[Call], place: HeadsPlace, factor: float
-) -> Iterator[Part]:
+    model: nn.Module,
+    block: BlockSeen,
+    layer: int,
+    chain: list[ObservedCall],
+    place: HeadsPlace,
+    factor: float,
+) -> Iterator[StreamPart]:
     """Each head, the bias of the projection with those of norms behind it, and what hooks change on the way."""
     seen = block.heads
     if seen is None or seen.read is None or seen.before is None or seen.after is None:
@@ -186,14 +193,14 @@ def _heads(
         what = f"{path}: its heads do not add up to what it adds to the residual stream"
         _require_sum(what, rows, after, of_products=True)
     for head, one in enumerate(each.unbind(1)):
-        yield Part(path, layer, head, one * factor)
+        yield StreamPart(path, layer, head, one * factor)
     if constant.any():
-        yield Part(place.bias or f"{path} {BIAS}", layer, None, constant * factor)
+        yield StreamPart(place.bias or f"{path} {BIAS}", layer, None, constant * factor)
     if edited:
-        yield Part(f"{path} {HOOKS}", layer, None, (wide(after) - reduce(torch.add, rows)) * factor)
+        yield StreamPart(f"{path} {HOOKS}", layer, None, (wide(after) - reduce(torch.add, rows)) * factor)
 
 
-def _linear(call: Call) -> FrozenNorm | None:
+def _linear(call: ObservedCall) -> FrozenNorm | None:
     """A norm behind the attention, as in Gemma 2; None for a module that changes nothing in evaluation."""
     assert call.entered is not None and call.before is not None
     if torch.equal(call.entered, call.before):

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
 from hookrun.tasks.loop.lens.observing import Seen
-from hookrun.tasks.loop.lens.parts import BIAS, Part, contributions, residual
+from hookrun.tasks.loop.lens.parts import BIAS, StreamPart, contributions, residual
 from hookrun.tasks.loop.lens.places import Places
 
 AT_ONCE = 2**24
@@ -111,7 +111,7 @@ class Lens:
         self._check_total(
             seen, asked, columns, total, (magnitude + constant[columns].abs()) * abs(self._factor)
         )
-        part = Part(BIAS, None, None, torch.zeros(len(columns), 0, device=columns.device))
+        part = StreamPart(BIAS, None, None, torch.zeros(len(columns), 0, device=columns.device))
         yield self._read(part, lambda rows, at: (constant * self._factor).expand(len(rows), -1), asked)
 
     def _linear(self, rows: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class Lens:
 
     def _read(
         self,
-        part: Part,
+        part: StreamPart,
         score: Callable[[Tensor, slice], Tensor],
         asked: Asked,
         output: Tensor | None = None,
