@@ -19,7 +19,12 @@ from hookrun.tasks.base import metric_tokens_of
 from hookrun.tasks.loop import scored as rows_of
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch
+<<<<<<< HEAD
 from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
+=======
+from hookrun.tasks.loop.metric_problems import TOKENS
+from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE, precise
+>>>>>>> metrics
 from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.loop.predicted import Predicted
 from hookrun.tasks.loop.prepared import Prepared
@@ -96,8 +101,8 @@ class Measuring:
         scored = self._scored(output, sequences, batch, others)
         weight = int((batch.target != IGNORED).sum())
         if loss is not None and self._rule is not None and self._prepared.loss.name in NEXT_TOKEN_LOSSES:
-            scored, weight = scored, len(scored.with_targets)
-            loss = self._loss(output, sequences.target, scored)
+            weight = len(scored.with_targets)
+            loss = self._loss(scored)
         average.add(
             loss,
             output,
@@ -109,12 +114,14 @@ class Measuring:
             split=batch.split,
         )
 
-    def _loss(self, output: Any, target: Tensor, scored: Scored) -> Tensor:
-        """The loss at the chosen tokens alone."""
-        kept = torch.zeros(target.numel(), dtype=torch.bool, device=target.device)
-        kept[scored.with_targets.rows.to(target.device)] = True
+    def _loss(self, scored: Scored) -> Tensor:
+        """The mean loss of the chosen tokens alone, in float32 or better; 0 where there are none."""
+        total, chosen = torch.zeros((), device=scored.scores.device), scored.with_targets
         with torch.no_grad():
-            return self._prepared.loss(output, target.masked_fill(~kept.view_as(target), IGNORED))
+            for part in chosen.parts():
+                mean = self._prepared.loss(part.scores[None], part.targets[None])
+                total = total + precise(mean) * len(part.targets)
+        return total / max(len(chosen), 1)
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
