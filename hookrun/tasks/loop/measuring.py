@@ -19,12 +19,7 @@ from hookrun.tasks.base import metric_tokens_of
 from hookrun.tasks.loop import scored as rows_of
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch
-<<<<<<< HEAD
-from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE
-=======
-from hookrun.tasks.loop.metric_problems import TOKENS
 from hookrun.tasks.loop.metrics import DEFAULT, KL, LOGIT_DIFFERENCE, WHERE, precise
->>>>>>> metrics
 from hookrun.tasks.loop.own_losses import NEXT_TOKEN_LOSSES
 from hookrun.tasks.loop.predicted import Predicted
 from hookrun.tasks.loop.prepared import Prepared
