@@ -90,7 +90,7 @@ def write_lines(
     text: Callable[[int], str | None],
 ) -> None:
     """The lines of a batch: sample by sample, of each the parts, of each part the positions."""
-    columns = [_Columns.of(part) for part in parts]
+    columns = [_PartColumns.of(part) for part in parts]
     numbers, positions, tokens = (each.tolist() for each in (rows.numbers, rows.positions, rows.token_ids))
     answers, wrongs = asked.answer.tolist(), asked.wrong.tolist()
     for start, end in _runs(rows.samples.tolist()):
@@ -119,7 +119,7 @@ def write_lines(
 
 
 @dataclass(frozen=True)
-class _Columns:
+class _PartColumns:
     """The tensors of a part as Python's numbers."""
 
     top: list[list[int]]
@@ -129,7 +129,7 @@ class _Columns:
     kl: list[float] | None
 
     @classmethod
-    def of(cls, part: PartRead) -> _Columns:
+    def of(cls, part: PartRead) -> _PartColumns:
         kl = None if part.kl is None else part.kl.tolist()
         logits = part.answer_logit.tolist(), part.wrong_logit.tolist()
         return cls(part.top.tolist(), part.probabilities.tolist(), *logits, kl)
