@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.actions.base import Action, Keeper, Packed
+from hookrun.actions.base import Action
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.own_code import OwnCodeError, only_without_data
-from hookrun.actions.rows import TokenRows
-from hookrun.actions.stats import Measured
-from hookrun.containers import children, describe, rebuild, reshaped, tensors
-from hookrun.errors import CompileError, HookError, HookrunError, Problem, SpecError, listed, reason
+from hookrun.containers import describe, rebuild, tensors
+from hookrun.errors import CompileError, HookError, Problem, SpecError, listed, reason
 from hookrun.hook_types import SAVED_TENSORS
 from hookrun.plan.model_tree import ModelNames, unhookable
 from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
@@ -26,13 +24,12 @@ from hookrun.plan.table import text
 from hookrun.run_values import UsedBy, with_origins
 from hookrun.runtime.install import Installation
 from hookrun.runtime.plain_optimizers import without_compiler
-from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import held
 from hookrun.spec import Spec, WrongHooks
 from hookrun.spec.hook import HookSelection, HookSpec
 from hookrun.tensor_copies import differentiable
 from hookrun.trial_copies import Example as Example
 from hookrun.trial_copies import TrialCopy, fake_copy, quick_copy
+from hookrun.trial_findings import Findings
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
@@ -196,84 +193,6 @@ def _run_bare(copied: TrialCopy, training: bool) -> None:
     copied.model.train(training)
     with copied.inside():
         copied.model(*copied.args, **copied.kwargs)
-
-
-class Findings:
-    """The sink of a fake run: what fails in each hook, and what each capture would hold.
-
-    problems: (hook, path, what) of every hook that failed
-    captured: (hook, path) -> the fake tensors of its first capture
-    without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
-    """
-
-    wants_calls = False
-    has_values = False
-    stop: str | None = None
-
-    def __init__(self) -> None:
-        self.problems = list[tuple[str, str, str]]()
-        self.captured = dict[tuple[str, str], list[Tensor]]()
-        self.without = dict[tuple[str, str], str]()
-
-    def keeper(self, site: PlacedHook) -> Keeper:
-        """Remember the tensors of the first firing."""
-
-        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
-            seen = [tensor.detach() for tensor in held(value)]
-            self.captured.setdefault((site.hook_name, site.path), seen)
-
-        return keep
-
-    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Nothing is recorded: the values are not real."""
-
-    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Statistics are computed at once: what fails there is a problem."""
-        return False
-
-    def settle(self) -> None:
-        """Nothing is pending."""
-
-    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op; its failure becomes a problem, and its value passes unchanged."""
-
-        def guarded(value: Any) -> Any:
-            try:
-                new = op(value)
-            except HookrunError as error:
-                own = error.__cause__
-                if isinstance(own, OwnCodeError) and (why := only_without_data(own)) is not None:
-                    self.without[site.hook_name, site.path] = why
-                    return value
-                self.fail(site, str(error).removeprefix(f"{site.where}: "))
-                return value
-            if (changed := _changed_form(value, new)) is not None:
-                self.fail(site, changed)
-                return value
-            return new
-
-        return guarded
-
-    def fail(self, site: PlacedHook, what: str) -> None:
-        """A hook failed at a site; each different failure once."""
-        if (found := (site.hook_name, site.path, what)) not in self.problems:
-            self.problems.append(found)
-
-
-def _changed_form(old: Any, new: Any) -> str | None:
-    """How an edit broke the promise to keep type, shape, dtype and device, or None."""
-    if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
-        return None
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        return reshaped(old, new)
-    if type(old) is not type(new):
-        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
-    before, after = children(old), children(new)
-    if [key for key, _ in before] != [key for key, _ in after]:
-        return f"the action changes the members of the {type(old).__name__}"
-    pairs = zip(before, after, strict=True)
-    return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
 
 
 def _hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -> ResolvedPlan:

@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("run_values",),
     ("plan",),
     ("runtime",),
+    ("trial_findings",),
     ("proving",),
     ("tasks",),
     ("report",),

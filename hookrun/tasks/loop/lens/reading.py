@@ -27,7 +27,7 @@ _CAP = "final_logit_softcapping"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ScoredPositions:
     """Of N positions.
 
     rows:   sequence and column of each, on the model's device
@@ -76,7 +76,7 @@ class Lens:
     frozen: bool
     top: int
 
-    def read(self, seen: Seen, output: Tensor, asked: Asked) -> Iterator[PartRead]:
+    def read(self, seen: Seen, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
         """Each part, in the order of the model. Raises HookrunError where they do not add up."""
         self._check_scores(seen, asked)
         if self.parts == "residual":
@@ -92,7 +92,7 @@ class Lens:
 
     # ---- contributions, which sum ------------------------------------------------------------------------------
 
-    def _summing(self, seen: Seen, asked: Asked) -> Iterator[PartRead]:
+    def _summing(self, seen: Seen, asked: ScoredPositions) -> Iterator[PartRead]:
         linear = self._frozen_norm(seen)
         columns = _columns(seen, asked)
         total, magnitude = (
@@ -132,7 +132,7 @@ class Lens:
         return frozen(self.places.final_norm, norm.module, norm.entered, norm.before)
 
     def _check_total(
-        self, seen: Seen, asked: Asked, columns: Tensor, total: Tensor, magnitude: Tensor
+        self, seen: Seen, asked: ScoredPositions, columns: Tensor, total: Tensor, magnitude: Tensor
     ) -> None:
         assert seen.scores is not None and seen.blocks[-1].left is not None
         expected = wide(_at(seen.scores, asked.rows, columns)) * self._factor
@@ -170,7 +170,7 @@ class Lens:
         self,
         part: StreamPart,
         score: Callable[[Tensor, slice], Tensor],
-        asked: Asked,
+        asked: ScoredPositions,
         output: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> PartRead:
@@ -245,7 +245,7 @@ class Lens:
     def _capped(self, scores: Tensor) -> Tensor:
         return scores if self._cap is None else torch.tanh(scores / self._cap) * self._cap
 
-    def _check_scores(self, seen: Seen, asked: Asked) -> None:
+    def _check_scores(self, seen: Seen, asked: ScoredPositions) -> None:
         """What the model returns is what the lens makes of its unembedding's scores, at the first positions."""
         scores, logits = seen.scores_after, seen.logits
         assert scores is not None and logits is not None
@@ -259,7 +259,7 @@ class Lens:
             )
 
 
-def _columns(seen: Seen, asked: Asked) -> Tensor:
+def _columns(seen: Seen, asked: ScoredPositions) -> Tensor:
     """[N, 3]: the tokens at which sums are checked: the answer, the wrong one, the most likely one."""
     assert seen.scores is not None
     size = max(1, AT_ONCE // seen.scores.shape[-1])

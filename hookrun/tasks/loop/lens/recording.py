@@ -11,14 +11,14 @@ from torch import Tensor
 from hookrun.actions.rows import TokenRows
 from hookrun.data.samples import IGNORED
 from hookrun.store.run_dir import RunDir
-from hookrun.tasks.loop.lens.reading import Asked, PartRead
+from hookrun.tasks.loop.lens.reading import PartRead, ScoredPositions
 
 Key = tuple[str, int | None, int | None]
 """Name, layer and head of a part."""
 
 
 @dataclass
-class PartSums:
+class LensSums:
     """Sums over positions; answers: those with a right token; pairs: those with a right and a wrong one."""
 
     positions: int = 0
@@ -29,7 +29,7 @@ class PartSums:
     answer_logit: float = 0.0
     logit_difference: float = 0.0
 
-    def means(self, of: PartSums, *, compared: bool) -> dict[str, float]:
+    def means(self, of: LensSums, *, compared: bool) -> dict[str, float]:
         """The means of what is known; `kl` and `accuracy` where the part was compared with the output.
 
         of: the counts of the whole pass: a part that some batches lack adds nothing in those
@@ -50,18 +50,18 @@ class PartMeans:
     """The means of every part over a pass; it goes on in the middle of one."""
 
     def __init__(self) -> None:
-        self.sums = dict[Key, PartSums]()
+        self.sums = dict[Key, LensSums]()
 
     @property
-    def whole(self) -> PartSums:
+    def whole(self) -> LensSums:
         """The counts of the whole pass: every batch has an embedding."""
-        return max(self.sums.values(), key=lambda each: each.positions, default=PartSums())
+        return max(self.sums.values(), key=lambda each: each.positions, default=LensSums())
 
-    def add(self, part: PartRead, asked: Asked) -> None:
+    def add(self, part: PartRead, asked: ScoredPositions) -> None:
         """One batch of a part. A part that some batches lack, such as what hooks change, adds nothing in those."""
         has_answer = asked.answer.cpu() != IGNORED
         has_pair = has_answer & (asked.wrong.cpu() != IGNORED)
-        sums = self.sums.setdefault((part.name, part.layer, part.head), PartSums())
+        sums = self.sums.setdefault((part.name, part.layer, part.head), LensSums())
         sums.positions += len(has_answer)
         sums.answers += int(has_answer.sum())
         sums.pairs += int(has_pair.sum())
@@ -77,7 +77,7 @@ class PartMeans:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self.sums = {(name, layer, head): PartSums(**sums) for name, layer, head, sums in state["sums"]}
+        self.sums = {(name, layer, head): LensSums(**sums) for name, layer, head, sums in state["sums"]}
 
 
 def write_lines(
@@ -85,7 +85,7 @@ def write_lines(
     split: str,
     kind: str,
     rows: TokenRows,
-    asked: Asked,
+    asked: ScoredPositions,
     parts: Sequence[PartRead],
     text: Callable[[int], str | None],
 ) -> None:

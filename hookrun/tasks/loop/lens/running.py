@@ -19,7 +19,7 @@ from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.lens.observing import Observer
 from hookrun.tasks.loop.lens.places import Places
-from hookrun.tasks.loop.lens.reading import Asked, Lens
+from hookrun.tasks.loop.lens.reading import Lens, ScoredPositions
 from hookrun.tasks.loop.lens.recording import PartMeans, answers_of, write_lines
 from hookrun.tasks.loop.losses import main_tensor
 from hookrun.tasks.loop.prepared import Prepared
@@ -94,7 +94,7 @@ def _read_batch(
     seen = observer.end()
     wrong = batch.wrong if batch.data.of_tokens else None
     target = batch.target if batch.data.of_tokens else torch.empty(0)
-    asked = Asked(rows, *answers_of(target, wrong, rows))
+    asked = ScoredPositions(rows, *answers_of(target, wrong, rows))
     with running.autocast():
         parts = list(lens.read(seen, output, asked))
     for part in parts:

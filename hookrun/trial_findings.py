@@ -1,0 +1,95 @@
+"""What a trial run of a hooked copy finds: the hooks that fail, and the shapes of what others capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from hookrun.actions.base import Keeper, Packed
+from hookrun.actions.own_code import OwnCodeError, only_without_data
+from hookrun.actions.rows import TokenRows
+from hookrun.actions.stats import Measured
+from hookrun.containers import children, reshaped
+from hookrun.errors import HookrunError
+from hookrun.runtime.site import PlacedHook
+from hookrun.snapshot import held
+
+
+class Findings:
+    """The sink of a fake run: what fails in each hook, and what each capture would hold.
+
+    problems: (hook, path, what) of every hook that failed
+    captured: (hook, path) -> the fake tensors of its first capture
+    without:  (hook, path) -> why the user's own function cannot run without data; its value passed unchanged
+    """
+
+    wants_calls = False
+    has_values = False
+    stop: str | None = None
+
+    def __init__(self) -> None:
+        self.problems = list[tuple[str, str, str]]()
+        self.captured = dict[tuple[str, str], list[Tensor]]()
+        self.without = dict[tuple[str, str], str]()
+
+    def keeper(self, site: PlacedHook) -> Keeper:
+        """Remember the tensors of the first firing."""
+
+        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
+            seen = [tensor.detach() for tensor in held(value)]
+            self.captured.setdefault((site.hook_name, site.path), seen)
+
+        return keep
+
+    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
+        """Nothing is recorded: the values are not real."""
+
+    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
+        """Statistics are computed at once: what fails there is a problem."""
+        return False
+
+    def settle(self) -> None:
+        """Nothing is pending."""
+
+    def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The op; its failure becomes a problem, and its value passes unchanged."""
+
+        def guarded(value: Any) -> Any:
+            try:
+                new = op(value)
+            except HookrunError as error:
+                own = error.__cause__
+                if isinstance(own, OwnCodeError) and (why := only_without_data(own)) is not None:
+                    self.without[site.hook_name, site.path] = why
+                    return value
+                self.fail(site, str(error).removeprefix(f"{site.where}: "))
+                return value
+            if (changed := _changed_form(value, new)) is not None:
+                self.fail(site, changed)
+                return value
+            return new
+
+        return guarded
+
+    def fail(self, site: PlacedHook, what: str) -> None:
+        """A hook failed at a site; each different failure once."""
+        if (found := (site.hook_name, site.path, what)) not in self.problems:
+            self.problems.append(found)
+
+
+def _changed_form(old: Any, new: Any) -> str | None:
+    """How an edit broke the promise to keep type, shape, dtype and device, or None."""
+    if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
+        return None
+    if isinstance(old, Tensor) and isinstance(new, Tensor):
+        return reshaped(old, new)
+    if type(old) is not type(new):
+        return f"the action changes the type from {type(old).__name__} to {type(new).__name__}"
+    before, after = children(old), children(new)
+    if [key for key, _ in before] != [key for key, _ in after]:
+        return f"the action changes the members of the {type(old).__name__}"
+    pairs = zip(before, after, strict=True)
+    return next((text for (_, a), (_, b) in pairs if (text := _changed_form(a, b)) is not None), None)
