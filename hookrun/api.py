@@ -143,17 +143,23 @@ def build(
     overrides:  also ``+trust=[mypkg]``, for a model or data of your own, beside HOOKRUN_TRUST in the environment
     config_dir: a folder of your own that is searched first
 
-    The model carries no hooks: `load_spec` with the same arguments gives them. Raises SpecError.
+    The model carries no hooks: `load_spec` with the same arguments gives them. Raises SpecError, also where its weights
+    are those of a run that it needs and that has not been made.
     """
-    from hookrun.cli.compose import compose_dict
+    from hookrun.cli.compose import compose_dict, existing_folder
+    from hookrun.cli.needs import with_made_needs
     from hookrun.cli.overrides import take_trust
     from hookrun.tasks.loop.parts import parts
     from hookrun.trust import of_environment
 
     typed, others = take_trust(overrides)
     chosen = [] if experiment is None else [f"experiment={experiment}"]
+    trust = typed | of_environment()
     composed = parse_experiment(compose_dict([*chosen, *others], config_dir))
-    return parts(composed, typed | of_environment())
+    if composed.settings.needs:
+        folder = None if config_dir is None else existing_folder("config_dir", config_dir)
+        composed = with_made_needs(composed, [*chosen, *others], folder, trust)
+    return parts(composed, trust)
 
 
 def open_run(path: str | Path) -> Run:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,7 +25,7 @@ from hookrun.cli import hydra_section
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import plain_run
 from hookrun.cli.errors import explained
-from hookrun.cli.hydra import options, parse_override
+from hookrun.cli.hydra import conf_dir, opened, options, parse_override
 from hookrun.cli.jobs import SingleRun, release_memory
 from hookrun.cli.known_runs import KnownRuns
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
@@ -224,6 +224,22 @@ class NeededRuns:
         how = "runs first" if found is None else "used again"
         name = needed.where.replace("needs.", "").replace(", ", " for ")
         return f"needs: {name} = {needed.need} → {place} ({how})"
+
+
+def with_made_needs(
+    experiment: Experiment, overrides: Sequence[str], config_dir: Path | None, trust: frozenset[str]
+) -> Experiment:
+    """The experiment with the runs of its needs that have been made; None for each of the others. Runs nothing.
+
+    overrides:  what it was composed with
+    config_dir: the folder of the user's own that was searched first
+
+    Raises SpecError.
+    """
+    with opened(conf_dir(), *([] if config_dir is None else [config_dir])) as app:
+        needs = NeededRuns(Composition(app, "config", list(overrides)), trust)
+        needs.find(experiment)
+    return needs.known().of(experiment)
 
 
 def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:

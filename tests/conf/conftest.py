@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,23 @@ SMALL = ("compute.threads=1", "compute.device=cpu", "strict=true")
 def _no_pages(request: pytest.FixtureRequest) -> None:
     if "pages" not in request.fixturenames:
         request.getfixturevalue("no_pages")
+
+
+@pytest.fixture(scope="session")
+def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """outputs/needs with the run of lm/names_model."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        few = ("task.max_new_tokens=1", "train.limit_batches=1", "data.batch_size=1")
+        assert main(["experiment=lm/neuron_clamp", "compute.threads=1", "compute.device=cpu", *few]) == 0
+    return folder / "outputs/needs"
+
+
+@pytest.fixture
+def names_model(_trained: Path, tmp_path: Path) -> None:
+    """The model that several experiments need has been trained in the folder of the test."""
+    shutil.copytree(_trained, tmp_path / "outputs/needs")
 
 
 @pytest.fixture

@@ -40,7 +40,10 @@ EXPERIMENTS = sorted(
 
 @pytest.mark.usefixtures("pages")
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_it_runs_and_every_hook_fires(name: str, capsys) -> None:
+def test_it_runs_and_every_hook_fires(name: str, capsys, request: pytest.FixtureRequest) -> None:
+    if name.startswith("lm/"):
+        request.getfixturevalue("names_model")
+        capsys.readouterr()
     assert main([f"experiment={name}", *SMALL, "-r", "strict=true"]) == 0
     printed = capsys.readouterr()
     assert "WARNING" not in printed.out

@@ -17,7 +17,9 @@ SMALL = ["compute.threads=1", "compute.device=cpu", "task.max_new_tokens=5", "da
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None) -> None:
+def _in_a_folder_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pages: None, names_model: None
+) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -50,7 +52,7 @@ def continued(name: str, module: str, hook: Any, *, after: int = 0) -> list[list
 def test_steering_adds_the_difference_of_the_two_means(tmp_path: Path) -> None:
     found = run("steer", "hooks.steer.value.factor=20")
     rows = {}
-    for path in (tmp_path / "outputs" / "needs").glob("*/*/status.json"):
+    for path in (tmp_path / "outputs" / "needs").glob("*/*/captures"):
         seen = hookrun.open_run(path.parent).captures["seen"]["blocks.0.resid_post"]
         rows[len(seen)] = seen[:].double().mean(0)
     last, everything = (rows[count] for count in sorted(rows))

@@ -12,7 +12,7 @@ from hookrun.cli import main
 SMALL = ("compute.threads=1", "compute.device=cpu")
 JOBS = ("vars.layer=1", "vars.head=0,3")
 
-pytestmark = pytest.mark.usefixtures("no_pages")
+pytestmark = pytest.mark.usefixtures("no_pages", "names_model")
 
 
 def jobs(*words: str) -> dict[tuple[str, ...], dict[str, float]]:
@@ -51,3 +51,24 @@ def test_heads_and_positions_of_one_trained_model(tmp_path: Path, monkeypatch: p
     )
     runs = list(Path("outputs/needs").glob("*/*/status.json"))
     assert len(runs) == 2, "the model is trained once for all jobs of all sweeps, and so is the clean run"
+
+
+def test_what_the_model_would_predict_after_each_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def lens(*more: str) -> dict[str, dict[str, float]]:
+        few = ("train.limit_batches=1", "data.batch_size=16", "task.tokens=-1")
+        assert main(["experiment=lm/logit_lens", *SMALL, *few, *more]) == 0
+        lines = hookrun.open_run("outputs/latest").metrics
+        return {str(number): line for number, line in enumerate(lines) if "module" in line}
+
+    stream = list(lens().values())
+    assert [line["module"] for line in stream] == ["embed", "blocks.0.resid_post", "blocks.1.resid_post"]
+    assert stream[0]["kl"] > stream[1]["kl"] > 1 > stream[2]["kl"] == pytest.approx(0, abs=1e-6)
+    assert stream[2]["accuracy"] > 0.9 > 0.5 > stream[0]["accuracy"]
+    parts = lens("task.parts=heads").values()
+    assert len(parts) == 2 + 2 * (4 + 1 + 1) + 1, "embeddings; heads, their bias and MLP in each layer; bias"
+    total = sum(line["logit_difference"] for line in parts)
+    assert total == pytest.approx(stream[2]["logit_difference"], abs=1e-4)

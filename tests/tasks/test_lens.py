@@ -349,17 +349,3 @@ def test_a_strangers_lines_are_read_within_bounds(run: Runs) -> None:
     assert "<script>alert(1)" not in text and "5 lines hold no such record" in text
     with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
         hookrun.open_run(found.path).lens  # noqa: B018
-
-
-def test_the_experiment_logit_lens(run: Runs) -> None:
-    few = ("experiment=lm/logit_lens", "train.limit_batches=1", "data.batch_size=16", "task.tokens=-1")
-    lens = {line["module"]: line for line in run(*few).metrics if "module" in line}
-    assert list(lens) == ["embed", "blocks.0.resid_post", "blocks.1.resid_post"]
-    assert lens["embed"]["kl"] > lens["blocks.0.resid_post"]["kl"] > lens["blocks.1.resid_post"]["kl"]
-    assert lens["blocks.1.resid_post"]["kl"] == pytest.approx(0, abs=1e-6)
-    output = lens["blocks.1.resid_post"]["logit_difference"]
-    heads = [line for line in run(*few, "task.parts=heads").metrics if "module" in line]
-    assert len(heads) == 2 + 2 * (4 + 1) + 1, (
-        "two embeddings, four heads and an MLP in each layer, the biases"
-    )
-    assert sum(line["logit_difference"] for line in heads) == pytest.approx(output, abs=1e-5)

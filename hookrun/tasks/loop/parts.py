@@ -9,6 +9,7 @@ from torch import nn
 from hookrun.errors import HookrunWarning, Problem, SpecError, listed
 from hookrun.run_values import with_found_weights
 from hookrun.spec import Experiment
+from hookrun.spec.experiment import RunWeights
 from hookrun.tasks.base import task_of
 from hookrun.tasks.loop.built import build
 from hookrun.tasks.loop.splits import ExperimentData
@@ -23,6 +24,10 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
 
     Raises SpecError with every mistake; also where the weights hold parameters that only hooks would add.
     """
+    named = experiment.settings.model.weights
+    if isinstance(named, RunWeights) and experiment.runs.get(named.run, "") is None:
+        what = f"it needs the run of {experiment.settings.needs[named.run]}, which has not been made"
+        raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
     experiment = with_found_weights(experiment)
     settings, task = experiment.settings, task_of(experiment)
     split = task.split_seen() if isinstance(task, TaskUnderHooks) else "train"
