@@ -81,4 +81,5 @@ def test_the_neurons_are_held_while_generating_and_no_others() -> None:
 
     lines = found.generations
     assert [line["ids"] for line in lines] == continued("neuron_clamp", "blocks.1.mlp.act", by_hand, after=1)
-    assert all(line["kl_first"] == 0 and line["ids"] != line["ids_without"] for line in lines)
+    assert all(line["kl_first"] == 0 for line in lines)
+    assert any(line["ids"] != line["ids_without"] for line in lines)
