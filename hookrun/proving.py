@@ -175,9 +175,11 @@ def _proven_quickly(
     """
     own_code = any(hook.spec.action.own_code or _given_function(hook) for hook in plan.hooks)
     saves = any(hook.spec.hook_type is SAVED_TENSORS for hook in plan.hooks)
-    if own_code or (copied := quick_copy(model, example, may_compute=not saves)) is None:
+    if own_code:
         return None
     try:
+        if (copied := quick_copy(model, example, may_compute=not saves)) is None:
+            return None
         _run_bare(copied, training)
         found = _hooked(plan, copied, backward)
     except Exception:  # the run of fake tensors, which follows, says what is wrong

@@ -10,7 +10,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from enum import Enum
+from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -125,7 +128,42 @@ def _is_known(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):  # it has another way for some devices
         return False
     own = vars(module)
-    return "forward" not in own and not any(own.get(name) for name in own if name.endswith("_hooks"))
+    return (
+        "forward" not in own
+        and not any(own.get(name) for name in own if name.endswith("_hooks"))
+        and all(_is_setting(value) for name, value in own.items() if name not in _OF_EVERY_MODULE)
+    )
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Its parameters, buffers, modules, hooks and mode."""
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether it is the like of a size, a mode or a name, of which a copy costs nothing and always succeeds."""
+    if isinstance(value, tuple | list | set | frozenset):
+        return all(map(_is_setting, value))
+    if isinstance(value, dict):
+        return all(_is_setting(each) for item in value.items() for each in item)
+    if isinstance(value, partial):
+        return _is_setting((value.args, value.keywords))
+    if is_dataclass(value) and not isinstance(value, type):
+        return _is_setting(vars(value))
+    return value is None or isinstance(value, _SETTINGS)
+
+
+_SETTINGS = (
+    bool,
+    int,
+    float,
+    str,
+    type,
+    Enum,
+    FunctionType,
+    BuiltinFunctionType,
+    torch.dtype,
+    torch.device,
+)
 
 
 def _is_ordinary(tensor: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -112,3 +113,21 @@ def test_a_function_of_the_users_own_meets_fake_tensors_only() -> None:
         example=((torch.zeros(1, 2),), {}),
     )
     assert seen and all(type(x).__name__ == "FakeTensor" for x in seen)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_what_else_a_module_holds_is_neither_copied_with_data_nor_an_error() -> None:
+    example = ((torch.zeros(1, 2),), {})
+    hook = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
+
+    def holding(value: Any) -> nn.Module:
+        model = nn.Sequential(nn.Linear(2, 2))
+        model[0].kept = value
+        return model
+
+    for value in (torch.ones(2, requires_grad=True) * 2, {"cache": [torch.ones(2)]}, (nn.Linear(1, 1),)):
+        model = holding(value)
+        assert device_of(model, example) is None
+        assert hookrun.compile(hook, model, example=example).unchecked is None
+    assert "cannot pickle" in str(hookrun.compile(hook, holding(threading.Lock()), example=example).unchecked)
+    assert device_of(holding((1, "two", None, {"three": torch.float32})), example) == "cpu"

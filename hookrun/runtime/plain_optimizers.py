@@ -6,6 +6,7 @@ start, and here nothing compiles an optimizer.
 
 from __future__ import annotations
 
+import copyreg
 import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -18,6 +19,7 @@ import torch
 def without_compiler(cls: type) -> type:
     """The same class of optimizer, whose methods do not import torch's compiler; everything else is the same.
 
+    What is pickled or copied is of torch's own class, so that whoever reads it needs nothing but torch.
     Where torch has written a method in another way than this knows, it stays as it is.
     """
     plain = dict[str, Any]()
@@ -27,7 +29,15 @@ def without_compiler(cls: type) -> type:
                 plain[name] = layer.__wrapped__
             elif layer.__code__.co_name == "_use_grad":
                 plain[name] = _with_its_grad_mode(layer.__wrapped__)
-    return type(cls.__name__, (cls,), {**plain, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    plain |= {"__reduce_ex__": _reduced_as(cls), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls,), plain)
+
+
+def _reduced_as(cls: type) -> Callable[[Any, Any], tuple[Any, ...]]:
+    def reduced(self: Any, protocol: Any) -> tuple[Any, ...]:
+        return copyreg._reconstructor, (cls, object, None), self.__getstate__()  # type: ignore[attr-defined]
+
+    return reduced
 
 
 def _layers(method: Any) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
 from hookrun.actions.tensors import holds_data
+from hookrun.runtime.under_way import computes, computing
 
 LARGEST = 1 << 13
 """Elements; below torch's grain of parallel work, so that a row's result does not depend on how many rows there are."""
@@ -66,7 +67,7 @@ class SmallTensors:
 
     def measure(self) -> None:
         """Complete every record that waits for its statistics."""
-        with self._lock:
+        with self._lock, computing():
             for buffer in self._buffers.values():
                 buffer.measure()
 
@@ -76,9 +77,9 @@ _known_keys = set[int]()
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether its elements lie in memory of this process, and a copy of them says all that there is to say."""
+    """Whether its elements lie in memory of this process, can be copied now, and a copy says all there is to say."""
     kind = type(x)
-    if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0:
+    if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0 or not computes():
         return False
     keys = torch._C._dispatch_keys(x).raw_repr()
     if keys in _known_keys:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import torch
@@ -53,3 +55,15 @@ def test_a_differentiable_step_keeps_its_graph() -> None:
     optimizer.step()
     weight.sum().backward()
     assert start.grad is not None and start.grad.tolist() == [1, 1]
+
+
+def test_it_is_pickled_and_copied_as_torchs_own_class() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    optimizer = without_compiler(SGD)([weight], lr=0.5, momentum=0.9)
+    weight.sum().backward()
+    optimizer.step()
+    for protocol in (0, pickle.HIGHEST_PROTOCOL):
+        again = pickle.loads(pickle.dumps(optimizer, protocol))
+        assert type(again) is SGD and again.param_groups[0]["lr"] == 0.5
+        assert again.state_dict()["state"][0]["momentum_buffer"].tolist() == [1, 1]
+    assert type(copy.deepcopy(optimizer)) is SGD

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hookrun
 from hookrun.actions import stats
@@ -124,6 +127,74 @@ def test_what_is_no_plain_tensor_is_measured_at_once() -> None:
         model(torch.ones(2, dtype=torch.complex64))
         model(torch.ones(5))
     assert [record["sum"] for record in hooks.records] == [[2, 2, 2], 2, 5]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
+def test_traces_and_transforms_leave_the_buffers_alone() -> None:
+    class OfConstant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Identity()
+            self.constant = nn.Buffer(torch.arange(4.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) + self.inner(self.constant)
+
+    spec = {"s": {"select": "inner", "hook": "forward_pre", "action": "stats", "of": ["mean", "std"]}}
+    model, x = OfConstant(), torch.ones(4)
+    with hookrun.hooked(model, spec) as hooks:
+        model(x)
+        graphs = [make_fx(lambda x: model(x), pre_dispatch=early)(x * 2) for early in (False, True)]
+        graphs.append(torch.jit.trace(model, (x * 2,), check_trace=False))
+        torch.func.grad(lambda x: model(x).sum())(x * 2)
+        torch.vmap(model)(torch.ones(2, 4) * 2)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            model(torch.ones(4))
+        model(x * 3)
+        for graph in graphs:
+            graph(x * 99)
+        means = [record["mean"] for record in hooks.records]
+    of_grad_and_vmap = [2, 1.5, [2, 2], 1.5]
+    assert means == [1, 1.5, *[2, 1.5] * 3, *of_grad_and_vmap, 3, 1.5]
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
+def test_records_can_be_read_while_a_trace_or_a_transform_is_under_way() -> None:
+    spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": ["mean", "std"]}}
+    x = torch.tensor([1.0, 3.0])
+    with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
+
+        def reading(x: Tensor) -> Tensor:
+            assert hooks.records[-1]["mean"] == 2
+            return x.sum()
+
+        graphs = list[Any]()
+        for under in (
+            lambda: torch.vmap(reading)(torch.ones(2, 2)),
+            lambda: torch.func.grad(reading)(x),
+            lambda: graphs.append(make_fx(reading)(x)),
+            lambda: graphs.append(torch.jit.trace(reading, (x,), check_trace=False)),
+        ):
+            model(x)
+            under()
+        model(x)
+        assert [graph(x).item() for graph in graphs] == [4, 4]
+        with FakeTensorMode():
+            assert [record["std"] for record in hooks.records] == [pytest.approx(2**0.5)] * 5
+
+
+def test_a_forked_process_and_a_later_reader_have_what_waits() -> None:
+    spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
+    with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
+        model(torch.ones(3))
+        if not (child := os.fork()):
+            model(torch.ones(3) * 2)
+            os._exit([record["sum"] for record in hooks.records] != [3, 6])
+        assert os.waitpid(child, 0)[1] == 0
+        model(torch.ones(3, dtype=torch.int64))
+        model(torch.ones(3) * 3)
+    model(torch.ones(3) * 4)
+    assert [record["sum"] for record in hooks.records] == [3, 9]
 
 
 def test_threads_share_the_buffers() -> None:

@@ -115,6 +115,7 @@ def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
     return (
         type(output) is Tensor
         and output.grad_fn is not None
+        and not output._is_view()  # a write in place would leave out the hooks registered on it
         and len(module._forward_hooks) == 1  # this one
         and not _global_forward_hooks
         and not output._backward_hooks

@@ -257,6 +257,16 @@ def test_output_grad_of_a_module_that_returns_its_input_is_of_that_use_alone(mod
     assert torch.equal(x.grad, torch.full((2,), 8.0))
 
 
+@pytest.mark.parametrize("layer", [nn.MaxPool1d(2), nn.AvgPool1d(2), nn.Flatten(), nn.InstanceNorm1d(2)])
+def test_output_grad_of_a_layer_that_returns_a_view_holds_behind_a_write_in_place(layer: nn.Module) -> None:
+    model = nn.Sequential(nn.Conv1d(1, 2, 3), layer, nn.ReLU(inplace=True))
+    spec = {"z": {"select": "1", "hook": "output_grad", "action": "scale", "factor": 0.0}}
+    with hookrun.hooked(model, spec):
+        model(torch.randn(4, 1, 8)).square().sum().backward()
+    weight = model[0].weight
+    assert isinstance(weight, Tensor) and weight.grad is not None and not weight.grad.any()
+
+
 def test_a_gradient_hook_on_a_module_without_gradients_is_an_error_that_names_it() -> None:
     model = net()
     model.a.requires_grad_(False)
