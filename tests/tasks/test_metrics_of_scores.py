@@ -176,6 +176,14 @@ def test_numbers_that_are_not_finite_are_not_hidden() -> None:
     same = ScorePart(scores[2:], torch.tensor([1]), others=scores[2:])
     assert kl(same).tolist() == [0]
     assert kl(ScorePart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
+    assert kl(ScorePart(scores[:1], torch.tensor([1]), others=scores[:1])).isnan()
+
+
+def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(200, 1000) * 5
+    near = kl(ScorePart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
+    assert (near >= 0).all() and near.max() < 1e-6
 
 
 def test_a_pass_that_goes_on_in_its_middle_has_the_same_numbers() -> None:
