@@ -162,11 +162,6 @@ def test_what_is_wrong_inside_the_weights_of_a_run_is_told_there_and_blames_noth
         ({"run": 3}, "model.weights.run", "found 3"),
         (3, "model.weights", "found 3"),
     ):
-        config = {
-            "model": {"name": "mlp", "weights": weights},
-            "data": {"name": "digits"},
-            "task": "evaluate",
-        }
-        error = tasks.refusal(config)
+        error = tasks.refusal(config(model={"name": "mlp", "weights": weights}))
         (problem,) = [each for each in error.errors if "is missing" not in each.what]
         assert problem.where == where and says in str(problem), error

@@ -163,6 +163,14 @@ def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[...
     for place, says in ((str(small.path), "has no row of sample 3"), ("nowhere", "nowhere")):
         metric = f"task.metrics=[{{name: kl, against: {{run: '{place}'}}}}]"
         assert says in refused("task=evaluate", *NAMES, metric)
+    metric = f"task.metrics=[{{name: kl, against: {{run: '{small.path}'}}}}]"
+    stored = small.path / ".hydra" / "config.yaml"
+    assert stored.is_file()
+    text = stored.read_text()
+    stored.write_text(text.replace("val_size: 7", "val_size: 7\n    special_tokens: false"))
+    assert "data.args.special_tokens is False there and None here" in refused("task=evaluate", *NAMES, metric)
+    stored.unlink()
+    assert "keeps no configuration" in refused("task=evaluate", *NAMES, metric)
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=0", code=1)
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=40", code=1)
 
