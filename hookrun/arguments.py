@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -36,7 +36,8 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
     model: of the section at the key path `where`
     """
     by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
-    for detail in error.errors(include_url=False):
+    for each in error.errors(include_url=False):
+        detail: ErrorDetails = {**each, "loc": _without_kinds(each["loc"], model)}
         by_key.setdefault(_key(detail, model), []).append(detail)
     return [_problem(details, key, where, model) for key, details in by_key.items()]
 
@@ -148,6 +149,29 @@ def unknown_key(where: str, key: object, keys: Collection[str]) -> Problem:
 def join(*parts: str) -> str:
     """A key path; empty parts are left out."""
     return ".".join(part for part in parts if part)
+
+
+def _without_kinds(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[int | str, ...]:
+    """The location without the kinds that pydantic puts in where it knows which member of a union is meant."""
+    annotation: Any = model
+    keys = list[int | str]()
+    for part in location:
+        if (kind := _kinds(annotation).get(part)) is not None:
+            annotation = kind
+        else:
+            keys.append(part)
+            annotation = _under(annotation, part)
+    return tuple(keys)
+
+
+def _kinds(annotation: Any) -> dict[Any, Any]:
+    """Kind -> member, of a union whose members pydantic tells apart."""
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return {each.tag: inner[0] for each in inner[1:] if isinstance(each, Tag)} or _kinds(inner[0])
+    if origin in (Union, UnionType):
+        return {kind: member for each in inner for kind, member in _kinds(each).items()}
+    return {}
 
 
 def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:

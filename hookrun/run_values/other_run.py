@@ -141,7 +141,7 @@ def with_origins(problems: list[Problem], spec: Spec, runs: FoundRuns) -> list[P
     origins = {
         hook.where: origin
         for hook in spec.hooks
-        if (origin := "; ".join(_origin(name, runs) for name in _runs(hook)))
+        if (origin := "; ".join(filter(None, (_origin(name, runs) for name in _runs(hook)))))
     }
     return [
         replace(each, hint="; ".join(filter(None, [each.hint, origins.get(_hook_of(each.where), "")])))

@@ -13,6 +13,7 @@ from hookrun.actions.own_code import on_tensor
 from hookrun.actions.tensors import check_broadcast, holds_data
 from hookrun.actions.values import OutsideValue
 from hookrun.errors import HookError
+from hookrun.plan.plan import PlannedHook
 from hookrun.run_values import NotYetRun, Rows, Source
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.firing_state import FiringState
@@ -23,6 +24,7 @@ from hookrun.runtime.rng import Draws
 class OutsideValues:
     """Makes of a value a function of the tensor at hand: the value in its dtype and on its device.
 
+    hook:     whose values they are
     where:    the hook and its module, for messages
     part:     the part of a tensor that the action acts on; None: all of it
     draws:    of the hook, for rows of other samples
@@ -31,7 +33,7 @@ class OutsideValues:
 
     def __init__(
         self,
-        hook: str,
+        hook: PlannedHook,
         where: str,
         part: TensorPart | None,
         firing: FiringState,
@@ -39,7 +41,9 @@ class OutsideValues:
         draws: Draws,
         has_data: bool,
     ) -> None:
-        self._hook, self._where = hook, where
+        tokens = hook.spec.keys.tokens
+        self._token_dim = None if tokens is None or tokens.on_pattern else tokens.dim or 1
+        self._hook, self._where = hook.spec.name, where
         self._part, self._firing = part, firing
         self._clock, self._draws, self._has_data = clock, draws, has_data
 
@@ -53,13 +57,25 @@ class OutsideValues:
         if part is None or not isinstance(given, OutsideValue) or given.at is None:
             return constant
 
+        by_sample = value is not None and not isinstance(value, Tensor | GivenFunction | NotYetRun)
+
         def constant_part(like: Tensor) -> Tensor:
             whole = like if self._firing.whole is None else self._firing.whole
             value = constant(whole)
+            if by_sample:
+                value = self._with_token_dim(value, whole)
             check_broadcast(value, whole)
             return part.of(value.expand(whole.shape))
 
         return constant_part
+
+    def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
+        """Rows that were captured at one token each are for whichever tokens of their sample are chosen."""
+        dim = self._token_dim
+        if dim is None or rows.dim() != whole.dim() - 1 or dim >= whole.dim():
+            return rows
+        of_one_token = (*whole.shape[:dim], *whole.shape[dim + 1 :])
+        return rows.unsqueeze(dim) if rows.shape == of_one_token else rows
 
     def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
         """Made once for each dtype and device; or rows by sample."""

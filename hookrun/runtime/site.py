@@ -121,7 +121,7 @@ class PlacedHook:
         self.tokenizer = hook.tokenizer
         self._draws = Draws(self.seed)
         self._outside = OutsideValues(
-            self.hook_name, self.where, self.part, self.firing_state, clock, self._draws, sink.has_values
+            hook, self.where, self.part, self.firing_state, clock, self._draws, sink.has_values
         )
 
     @property

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic import Tag as Kind
 
 from hookrun.spec.needs import Needs
 from hookrun.spec.objective import Objective
@@ -58,6 +66,16 @@ class RunWeights(Section):
     checkpoint: Literal["last", "best", "ema"] = "last"
 
 
+def _kind_of_weights(raw: Any) -> str:
+    return "a run" if isinstance(raw, Mapping | RunWeights) else "a name"
+
+
+Weights = Annotated[
+    Annotated[str, Kind("a name")] | Annotated[RunWeights, Kind("a run")], Discriminator(_kind_of_weights)
+]
+"""A path or a name, or a mapping: a mistake in one of them says nothing of the other."""
+
+
 class Model(Section):
     """Which network: a name of the closed registry, its arguments, and where its weights come from.
 
@@ -66,7 +84,7 @@ class Model(Section):
 
     name: str
     args: dict[str, Any] = {}
-    weights: str | RunWeights | None = None
+    weights: Weights | None = None
     factory: str | None = None
 
     @property

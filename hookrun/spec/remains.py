@@ -31,15 +31,17 @@ def validated(
         except ValidationError as error:
             problems = problems or problems_of(error, where, model)
             locations = [detail["loc"] for detail in error.errors(include_url=False)]
-        removed = [_removed(left, location) for location in locations]
+        found = [each for each in (_held(left, location) for location in locations) if each is not None]
+        for holder, key in found:
+            holder.pop(key, None)  # a value may have several mistakes
         new = {key: value for key, value in (stand_ins or {}).items() if key not in left}
         left |= new
-        if not any(removed) and not new:
+        if not found and not new:
             return None, problems
 
 
-def _removed(section: dict[str, Any], location: Iterable[int | str]) -> bool:
-    """Take the wrong value out of the innermost mapping that holds it; False where nothing of it is there."""
+def _held(section: dict[str, Any], location: Iterable[int | str]) -> tuple[dict[str, Any], Any] | None:
+    """The innermost mapping that holds the wrong value, and its key there; None where nothing of it is there."""
     holder: dict[str, Any] | None = None
     node: Any = section
     wrong: Any = None
@@ -47,10 +49,7 @@ def _removed(section: dict[str, Any], location: Iterable[int | str]) -> bool:
         if not isinstance(node, dict) or part not in node:
             break
         holder, wrong, node = node, part, node[part]
-    if holder is None:
-        return False
-    del holder[wrong]
-    return True
+    return None if holder is None else (holder, wrong)
 
 
 def beyond(found: Iterable[Problem], known: Iterable[Problem]) -> list[Problem]:

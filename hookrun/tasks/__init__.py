@@ -20,6 +20,7 @@ from hookrun.discovery import discovered
 from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import RunWeights
+from hookrun.spec.needs import PREVIOUS
 from hookrun.spec.remains import beyond, in_file_order
 from hookrun.tasks.base import Ready, Task, task_of
 from hookrun.tasks.goals import check_objective, goal_of, required_goal
@@ -153,13 +154,20 @@ def refusal(
     notes: tuple[str, ...] = ()
     if experiment is not None:
         try:
-            prepare(replace(experiment, mistakes=tuple(problems)), trust=trust)
+            runs = {**_still_to_be_made(config), **experiment.runs}
+            prepare(replace(experiment, mistakes=tuple(problems), runs=runs), trust=trust)
         except Refusal as more:
             problems += beyond(more.errors, problems)
             notes = more.notes
         except HookrunError:  # what it names cannot be read: told once the configuration is right
             pass
     return SpecError(in_file_order(problems, config), notes)
+
+
+def _still_to_be_made(config: Mapping[str, Any]) -> dict[str, None]:
+    """The names of the runs that are made or looked for once the configuration is right; wrong needs are named too."""
+    needs = config.get("needs")
+    return dict.fromkeys([PREVIOUS, *(map(str, needs) if isinstance(needs, Mapping) else ())])
 
 
 @contextmanager

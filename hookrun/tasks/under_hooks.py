@@ -178,11 +178,10 @@ class TaskUnderHooks(Task):
             return []
         reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.split_met()
         seen = [met] if met is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
-        classes = info.vocab_size if info.tokenizer is not None else info.num_classes
         return compared_problems(
             experiment,
             {split: reach if split == met and not self.trains else None for split in seen},
-            classes,
+            info,
         )
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:

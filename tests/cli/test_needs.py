@@ -328,3 +328,19 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
         done.append("second")
     thread.join()
     assert done == ["first", "second"]
+
+
+def test_a_mistake_elsewhere_does_not_make_the_needs_missing(call: Call, cwd: Path) -> None:
+    weights = "+model.weights={run: clean}"
+    against = "task.metrics=[{name: kl, against: {run: clean}}]"
+    for typed in (
+        ("hooks.patch.indx=1",),
+        ("hooks.patch.action=replce", weights),
+        ("hooks.patch.action=replce", "task=evaluate", against),
+        ("hooks.patch.action=replce", "hooks.patch.value.run=previous"),
+        ("+needs.clean.overides=[]",),
+    ):
+        code, said = call("experiment=patch", *typed)
+        assert code == 2 and "1 configuration error\n" in said, said
+    code, said = call("experiment=patch", "hooks.patch.indx=1", weights, "hooks.corrupt.select=nope")
+    assert "2 configuration errors" in said and "'nope' matches no module" in said

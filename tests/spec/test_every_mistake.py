@@ -153,3 +153,15 @@ def test_no_refusal_can_be_made_without_a_mistake() -> None:
     for kind in (hookrun.SpecError, hookrun.CompileError):
         with pytest.raises(ValueError, match="at least one problem"):
             kind([])
+
+
+def test_what_is_wrong_inside_the_weights_of_a_run_is_told_there_and_blames_nothing_else() -> None:
+    for weights, where, says in (
+        ({"runs": "x"}, "model.weights.runs", "did you mean 'run'?"),
+        ({"run": "x", "checkpoint": "bset"}, "model.weights.checkpoint", "did you mean 'best'?"),
+        ({"run": 3}, "model.weights.run", "found 3"),
+        (3, "model.weights", "found 3"),
+    ):
+        error = tasks.refusal(config(model={"name": "mlp", "weights": weights}))
+        (problem,) = [each for each in error.errors if "is missing" not in each.what]
+        assert problem.where == where and says in str(problem), error

@@ -163,6 +163,14 @@ def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[...
     for place, says in ((str(small.path), "has no row of sample 3"), ("nowhere", "nowhere")):
         metric = f"task.metrics=[{{name: kl, against: {{run: '{place}'}}}}]"
         assert says in refused("task=evaluate", *NAMES, metric)
+    metric = f"task.metrics=[{{name: kl, against: {{run: '{small.path}'}}}}]"
+    stored = small.path / ".hydra" / "config.yaml"
+    assert stored.is_file()
+    text = stored.read_text()
+    stored.write_text(text.replace("val_size: 7", "val_size: 7\n    special_tokens: false"))
+    assert "data.args.special_tokens is False there and None here" in refused("task=evaluate", *NAMES, metric)
+    stored.unlink()
+    assert "keeps no configuration" in refused("task=evaluate", *NAMES, metric)
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=0", code=1)
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=40", code=1)
 
@@ -176,6 +184,14 @@ def test_numbers_that_are_not_finite_are_not_hidden() -> None:
     same = ScorePart(scores[2:], torch.tensor([1]), others=scores[2:])
     assert kl(same).tolist() == [0]
     assert kl(ScorePart(scores[2:], torch.tensor([1]), others=scores[1:2])).isinf()
+    assert kl(ScorePart(scores[:1], torch.tensor([1]), others=scores[:1])).isnan()
+
+
+def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(200, 1000) * 5
+    near = kl(ScorePart(scores, torch.zeros(200).long(), others=scores + 1e-5 * torch.randn(200, 1000)))
+    assert (near >= 0).all() and near.max() < 1e-6
 
 
 def test_a_pass_that_goes_on_in_its_middle_has_the_same_numbers() -> None:

@@ -273,3 +273,19 @@ def test_what_is_wrong_with_a_value_is_said(refused: Any, clean: Run, tmp_path: 
         "module: fc, minus: {at: same}": "`at` belongs beside `minus`",
     }.items():
         assert said in refused(*BASE, patch(clean, keys, "select: fc")), keys
+
+
+def test_rows_captured_at_one_token_are_put_at_the_token_of_their_sample(run: Any) -> None:
+    model = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
+    sizes = (
+        "data.args.val_size=15",
+        "data.batch_size=15",
+    )  # as many samples as tokens, which could be mixed up
+    place = "select: blocks.0.attn.z, hook: forward, tokens: -1"
+    base = (*model, "data=names", *sizes)
+    clean = run("task=predict", *base, f"+hooks.seen={{{place}, action: capture}}")
+    value = f"value: {{run: '{clean.path}', capture: seen, sample: SAMPLE, at: same}}, heads: [1]"
+    hook = f"+hooks.put={{{place}, action: replace, {value}}}"
+    task = ("task=evaluate", *base, "task.metrics=[kl]")
+    assert run(*task, hook.replace("SAMPLE", "same")).metrics[-1]["kl"] < 1e-9
+    assert run(*task, hook.replace("SAMPLE", "resample")).metrics[-1]["kl"] > 1e-9

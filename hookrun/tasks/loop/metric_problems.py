@@ -30,6 +30,9 @@ from hookrun.tasks.loop.predicted import Predicted
 
 TOKENS = "task.tokens"
 
+_SAME = ("padding", "length", "seed", "val_fraction", "file", "tokenizer", "special_tokens")
+"""Arguments of data that say which sample has a number, and which of its tokens stands at a place."""
+
 _OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
 
 
@@ -46,14 +49,14 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> li
 
 
 def compared_problems(
-    experiment: Experiment, splits: Mapping[Split, int | None], classes: int | None
+    experiment: Experiment, splits: Mapping[Split, int | None], info: DataInfo
 ) -> list[Problem]:
     """What is wrong with the runs that metrics compare with; those that are still to be made are not looked at.
 
-    splits:  of which the task sees samples -> how many, None: not known
-    classes: of the model's scores; None: not known
+    splits: of which the task sees samples -> how many, None: not known
+    info:   the data of this run
     """
-    problems, runs = list[Problem](), FoundRuns(experiment.runs)
+    problems, runs, shape = list[Problem](), FoundRuns(experiment.runs), _of_a_sample(experiment, info)
     for place, keys in enumerate(metrics_of(task_of(experiment)) or ()):
         if keys.against is None:
             continue
@@ -65,9 +68,14 @@ def compared_problems(
             problems += _other_data(where, run, experiment.settings)
             for split, count in splits.items():
                 rows = predicted.rows(split)
+                classes = shape[-1]
                 if classes is not None and rows.shape[-1:] != (classes,):
                     what = f"its scores are of {rows.shape[-1]} classes or tokens, these of {classes}"
                     problems.append(Problem(where, what, "compare models of the same data"))
+                elif not _fits(rows.shape, shape):
+                    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+                    what = f"its scores of a sample have shape {list(rows.shape)}, these [{sizes}]"
+                    problems.append(Problem(where, what, "compare runs whose samples are of one length"))
                 elif count is not None and len(missing := rows.missing(torch.arange(count))):
                     hint = "predict them there as well, or limit this run: train.limit_batches"
                     problems.append(Problem(where, rows.lacks(missing), hint))
@@ -76,10 +84,27 @@ def compared_problems(
     return problems
 
 
+def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ...]:
+    """The shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known."""
+    if info.tokenizer is None:
+        return (info.num_classes,)
+    varies = experiment.settings.data.args.get("padding") == "none"
+    length = None if varies or info.target is None else info.target.shape[0]
+    return length, info.vocab_size
+
+
+def _fits(there: tuple[int, ...], here: tuple[int | None, ...]) -> bool:
+    return len(there) == len(here) and all(
+        size in (None, other) for size, other in zip(here, there, strict=True)
+    )
+
+
 def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
     """Samples are matched by their number, and tokens by their place: both have to mean the same in the other run."""
     data = run.config.get("data")
     if not isinstance(data, dict) or not data:
+        what = f"the run {run.path} keeps no configuration, so whether its samples are these is not known"
+        yield Problem(where, what, "run it again without hydra.output_subdir=null")
         return
     if data.get("name") != settings.data.name:
         what = (
@@ -88,7 +113,7 @@ def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
         yield Problem(where, what, "compare with a run on the same data")
         return
     theirs, ours = data.get("args") or {}, settings.data.args
-    for key in ("padding", "length", "seed", "val_fraction", "file"):
+    for key in _SAME:
         if isinstance(theirs, dict) and theirs.get(key) != ours.get(key):
             what = f"data.args.{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
             yield Problem(where, what, "give both runs the same")

@@ -47,7 +47,9 @@ def kl(part: ScorePart) -> Tensor:
     ours, theirs = part.log_probabilities, part.log_others
     terms = theirs.exp() * (theirs - ours)
     # What is impossible in P adds nothing, whatever Q says of it.
-    return torch.where(theirs == -torch.inf, 0.0, terms).sum(1)
+    terms = torch.where(theirs == -torch.inf, 0.0, terms)
+    dtype = terms.dtype if terms.device.type == "mps" else torch.float64  # which mps does not have
+    return terms.sum(1, dtype=dtype).clamp(min=0)  # rounding may leave less than zero; NaN stays NaN
 
 
 def is_right(part: ScorePart) -> Tensor:
