@@ -11,6 +11,7 @@ from hookrun.report.draw.axes import axis_of
 from hookrun.report.draw.charts import Series, bars, lines
 from hookrun.report.facts import read_facts
 from hookrun.report.sections.lens import MOST_CELLS, SECTION
+from hookrun.report.sections.parts_of_passes import SECTION as PARTS
 
 
 def test_places_and_sizes_in_the_files_are_bounded(tmp_path: Path) -> None:
@@ -35,6 +36,19 @@ def test_places_and_sizes_in_the_files_are_bounded(tmp_path: Path) -> None:
     (table,) = found.tables
     assert len(table.rows) == 200 and len(table.columns) == MOST_CELLS // 200
     assert any("the first 30 positions" in note for note in found.notes)
+
+
+def test_only_whole_numbers_from_0_are_positions_and_samples(tmp_path: Path) -> None:
+    (tmp_path / "status.json").write_text(json.dumps({"status": "completed"}))
+    found = []
+    for of in ("position", "sample"):
+        values = (0, 1, True, -1, 2**60)
+        found += [{"split": "val", "of": of, of: value, "loss": 1.0} for value in values]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in found))
+    parts = PARTS.build(read_facts(tmp_path))
+    (table,) = parts.tables
+    assert {sample for sample, *_ in table.rows} <= {0, 1, 2**60} and len(table.rows) in (2, 3)
+    assert len(parts.figures) == 1
 
 
 def test_an_axis_holds_numbers_of_any_size() -> None:

@@ -14,7 +14,7 @@ from hookrun.report.draw.palettes import LEVELS, palette
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import number, one_line, shortened
 from hookrun.report.facts import Facts
-from hookrun.report.lines import beginning, is_number
+from hookrun.report.lines import beginning, is_number, is_place
 from hookrun.report.section import ReportSection
 from hookrun.store.format import LENS
 from hookrun.store.lens_lines import LENS_LINE
@@ -91,12 +91,8 @@ def _is_mean(line: Line) -> bool:
         "kind" in line
         and "layer" in line
         and isinstance(line.get("module"), str)
-        and all(line.get(key) is None or _is_place(line[key]) for key in ("layer", "head"))
+        and all(line.get(key) is None or is_place(line[key]) for key in ("layer", "head"))
     )
-
-
-def _is_place(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------
