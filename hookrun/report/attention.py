@@ -78,7 +78,8 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPicture
         sequence = facts.sequences.get((rows.split, rows.sample))
         pattern = _pattern(rows, sequence) if sequence is not None else None
         if pattern is not None and sequence is not None:
-            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook)))
+            moment = f"epoch {rows.epoch + 1}, " if facts.task == "train" else ""
+            found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook), moment))
     return found
 
 
@@ -109,7 +110,10 @@ def _is_attention(heads: Tensor) -> bool:
     return is_shared and bool(((heads >= 0) & (heads <= 1 + _NEAR_ONE)).all())
 
 
-def _drawn(rows: RowsOfSample, pattern: HeadPatterns, sequence: Sequence, picked: list[int]) -> HeadPictures:
+def _drawn(
+    rows: RowsOfSample, pattern: HeadPatterns, sequence: Sequence, picked: list[int], moment: str
+) -> HeadPictures:
+    """moment: when it was captured, as the console counts epochs, from 1."""
     keys = sequence.names
     queries = [Query(keys[place], place) for place in pattern.queries]
     count = len(pattern.heads)
@@ -126,7 +130,6 @@ def _drawn(rows: RowsOfSample, pattern: HeadPatterns, sequence: Sequence, picked
         if count > len(pictures):
             shows += f"; the first {len(pictures)} heads are drawn"
     figures = [figure for figure, _ in pictures]
-    moment = f"epoch {rows.epoch}, " if rows.epoch else ""
     says = f"{moment}{counted(count, 'head')}, {counted(len(keys), 'token')}: {shows}"
     return HeadPictures(rows.name, says, figures, pictures[0][1], _table(pattern, queries, sequence, numbers))
 

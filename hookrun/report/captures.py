@@ -150,7 +150,7 @@ def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
         part, number = int(sample.splits[row]), int(sample.samples[row])
         known = called.get((SPLITS[part], number), "") if part >= 0 else ""
         position = f" at {sample.positions[row]}" if sample.positions[row] >= 0 else ""
-        epoch = f", epoch {sample.epochs[row]}" if by_epoch else ""
+        epoch = f", epoch {int(sample.epochs[row]) + 1}" if by_epoch else ""
         return f"sample {number}{position}{split}{epoch}" + (f" · {known}" if known else "")
 
     return [name(row) for row in rows]

@@ -159,6 +159,11 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def is_place(value: Any) -> bool:
+    """Whether a value of a record is a number of a layer, head, position or sample: whole, from 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def numbers(record: Mapping[str, Any], without: Collection[str]) -> dict[str, float]:
     """The numbers of a record, those under the keys in `without` left out."""
     return {name: value for name, value in record.items() if name not in without and is_number(value)}

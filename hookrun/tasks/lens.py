@@ -140,10 +140,10 @@ class LensTask(TaskOfOneSplit):
         for line in lines:
             running.run_dir.log_metrics(split=self.split, **line)
         found: dict[str, Any] = {"positions": means.whole.positions}
-        if self.parts == "residual":  # the last layer's are the model's own
-            found |= {name: lines[-1][name] for name in ("accuracy", "logit_difference") if name in lines[-1]}
-        elif self.frozen and "logit_difference" in lines[0]:
-            found["logit_difference"] = sum(line["logit_difference"] for line in lines)
+        own = means.own.means(means.own, compared=True)
+        names = ("accuracy", "logit_difference") if self.parts == "residual" else ("logit_difference",)
+        if self.parts == "residual" or self.frozen:
+            found |= {name: own[name] for name in names if name in own}
         running.conclude(self.split, found)
 
 

@@ -68,6 +68,13 @@ def answers(run: Run, part: str) -> dict[tuple[int, int], dict[str, Any]]:
     return {(line["sample"], line["position"]): line for line in run.lens if line["part"] == part}
 
 
+def concluded(run: Run) -> float:
+    """The logit difference of the whole pass."""
+    (line,) = (line for line in run.metrics if "module" not in line)
+    value: float = line["logit_difference"]
+    return value
+
+
 def samples(*overrides: str) -> list[tuple[dict[str, Tensor], Tensor]]:
     _, data = hookrun.build(overrides=list(overrides))
     return [data["val"][number] for number in range(6)]
@@ -214,6 +221,26 @@ def test_what_hooks_change_is_a_part_of_its_own(run: Runs, tmp_path: Path) -> No
             assert "blocks.0.attn (hooks)" in names
             off = [line for line in found.lens if line["part"] == "blocks.1.attn" and line.get("head") == 1]
             assert off and all(line["answer_logit"] == 0 for line in off)
+
+
+def test_hooks_at_and_behind_the_unembedding_are_in_what_is_concluded(run: Runs, tmp_path: Path) -> None:
+    _, weights = drawn(tmp_path / "w.safetensors", *DECODER)
+    common = (*LENS, weights, "task.tokens=-1", "task.top=1", "train.limit_batches=1")
+    turned = "+hooks.z={select: unembed, hook: forward, action: scale, factor: -1.0}"
+    doubled = "+hooks.y={select: unembed, hook: forward_pre, action: scale, factor: 2.0}"
+    whole = "+hooks.x={select: '', hook: forward, action: scale, factor: 3.0}"
+    normed = "+hooks.w={select: ln_final, hook: forward, action: scale, factor: 2.0}"
+    plain = run(*common)
+    usual = answers(plain, "blocks.1.resid_post")
+    for parts in ("residual", "layers"):
+        found = run(*common, whole, turned, doubled, normed, f"task.parts={parts}")
+        assert concluded(found) == pytest.approx(-12 * concluded(plain), rel=1e-3), parts
+    expected = {place: -12 * line["answer_logit"] for place, line in usual.items()}
+    assert sums(found, "answer_logit") == pytest.approx(expected, abs=1e-3)
+    for part in ("unembed (hooks)", "(root) (hooks)"):
+        assert len(answers(found, part)) == len(usual)
+    keys = [(line["sample"], line["part"], line["position"]) for line in found.lens]
+    assert len(keys) == len(set(keys))
 
 
 def test_a_prompt_says_the_same_whichever_side_is_padded(run: Runs, tmp_path: Path) -> None:

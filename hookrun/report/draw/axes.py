@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
+_LARGEST = 1e280
+"""Values further from zero, and those of a logarithmic axis that are closer to it than 1 / this, are drawn here: what
+an axis computes with them stays finite."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,7 @@ class Axis:
     whole: bool = False
 
     def __call__(self, value: float) -> float:
+        value = _held(value, self.log)
         low, high, at = (
             map(math.log10, (self.low, self.high, value)) if self.log else (self.low, self.high, value)
         )
@@ -47,17 +51,18 @@ def axis_of(
     values: Iterable[float], start: float, end: float, *, log: bool = False, from_zero: bool = False
 ) -> Axis:
     """An axis that holds every finite value, with some room; a logarithmic one every positive value."""
-    found = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
+    found = [_held(value, log) for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not found:
         return Axis(1.0 if log else 0.0, 10.0 if log else 1.0, start, end, log)
     low, high = min(found), max(found)
     if log:
-        room = max((high / low) ** 0.04, 1.05)
+        room = max((high / low) ** 0.04 if high / low < math.inf else _LARGEST**0.08, 1.05)
         return Axis(low / room, high * room, start, end, log)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high - low <= 1e-12 * max(abs(high), abs(low)):  # all the same
-        half = abs(high) * 0.5 or 0.5
+    largest = max(abs(high), abs(low))
+    if high - low <= max(1e-12 * largest, 1 / _LARGEST):  # all the same
+        half = largest * 0.5 if largest > 1 / _LARGEST else 0.5
         low, high = low - half, high + half
     room = (high - low) * 0.04
     return Axis(
@@ -66,6 +71,11 @@ def axis_of(
         start,
         end,
     )
+
+
+def _held(value: float, log: bool) -> float:
+    """The value, or the bound that it is beyond."""
+    return min(max(value, 1 / _LARGEST if log else -_LARGEST), _LARGEST)
 
 
 def spans_magnitudes(values: Iterable[float], ratio: float = 50.0) -> bool:

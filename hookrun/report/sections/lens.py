@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from hookrun.report.draw.palettes import LEVELS, palette
 from hookrun.report.draw.pictures import heat
 from hookrun.report.draw.text import number, one_line, shortened
 from hookrun.report.facts import Facts
-from hookrun.report.lines import beginning, is_number
+from hookrun.report.lines import beginning, is_number, is_place
 from hookrun.report.section import ReportSection
 from hookrun.store.format import LENS
 from hookrun.store.lens_lines import LENS_LINE
@@ -21,6 +22,8 @@ from hookrun.store.lens_lines import LENS_LINE
 MOST_SAMPLES = 8
 MOST_PARTS = 200
 MOST_POSITIONS = 96
+MOST_CELLS = 6_000
+"""Of all tables together."""
 _BYTES = 16 * 2**20
 _CHARACTERS = 24
 _LIGHT = 0.55
@@ -63,9 +66,7 @@ class LensResult:
 
 def _lens(facts: Facts) -> LensResult | None:
     found = beginning(facts.path / LENS, LENS_LINE, most_bytes=_BYTES)
-    means = [
-        line for line in facts.metrics.records if "module" in line and "kind" in line and "layer" in line
-    ]
+    means = [line for line in facts.metrics.records if _is_mean(line)]
     if not found.records and not means:
         return None
     kind = str((found.records or means)[0]["kind"])
@@ -74,25 +75,48 @@ def _lens(facts: Facts) -> LensResult | None:
         by_sample.setdefault((line["split"], line["sample"]), []).append(line)
     if found.is_sample and len(by_sample) > 1:
         by_sample.popitem()  # it may lack its last lines
-    shown = list(by_sample.items())[:MOST_SAMPLES]
-    tables = [_table(f"{split} sample {sample}", lines) for (split, sample), lines in shown]
-    notes = [*found.notes]
-    if found.is_sample or len(by_sample) > len(shown):
-        notes.append(f"the first {len(shown)} samples are shown; {LENS} holds all of them")
+    tables, notes = _tables(by_sample), [*found.notes]
+    if found.is_sample or len(by_sample) > len(tables):
+        notes.append(f"the first {len(tables)} samples are shown; {LENS} holds all of them")
+    longest = max((len({line["position"] for line in lines}) for lines in by_sample.values()), default=0)
+    most = max((len(table.columns) for table in tables), default=longest)
+    if most < longest:
+        notes.append(f"of each sample at most the first {most} positions are shown")
     return LensResult(kind, [table for table in tables if table.rows], _figures(kind, means), notes)
+
+
+def _is_mean(line: Line) -> bool:
+    """Whether a line of metrics.jsonl is of a part: its layer and its head are numbers of that, or there are none."""
+    return (
+        "kind" in line
+        and "layer" in line
+        and isinstance(line.get("module"), str)
+        and all(line.get(key) is None or is_place(line[key]) for key in ("layer", "head"))
+    )
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------
 
 
-def _table(title: str, lines: list[Line]) -> LensTable:
-    names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
-    heads = {line["position"]: _text(line["token"], line["text"]) for line in lines}
-    positions = sorted(heads)[:MOST_POSITIONS]
-    cells = {(_name(line), line["position"]): _cell(line) for line in lines if line["top"]}
-    rows = [(name, [cells.get((name, position)) for position in positions]) for name in reversed(names)]
-    there = [(name, row) for name, row in rows if any(row)]
-    return LensTable(title, [f"{position} {heads[position]}" for position in positions], there)
+def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[LensTable]:
+    """The first samples, as many as fit a page; the first one always, with as many positions as fit."""
+    found, left = list[LensTable](), MOST_CELLS
+    for (split, sample), lines in list(by_sample.items())[:MOST_SAMPLES]:
+        names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
+        heads = {line["position"]: _text(line["token"], line["text"]) for line in lines}
+        positions = sorted(heads)[: min(MOST_POSITIONS, MOST_CELLS // len(names))]
+        if found and len(names) * len(positions) > left:
+            break
+        left -= len(names) * len(positions)
+        cells = {(_name(line), line["position"]): line for line in lines if line["top"]}
+        rows = [
+            (name, [_cell(cells[name, at]) if (name, at) in cells else None for at in positions])
+            for name in reversed(names)
+        ]
+        there = [(name, row) for name, row in rows if any(row)]
+        columns = [f"{position} {heads[position]}" for position in positions]
+        found.append(LensTable(f"{split} sample {sample}", columns, there))
+    return found
 
 
 def _name(line: Line) -> str:
@@ -132,7 +156,7 @@ def _style(probability: float) -> str:
 
 def _figures(kind: str, means: list[Line]) -> list[Figure]:
     """Of the stream the distance to the output and the metrics by layer; of contributions what each part adds."""
-    means = [line for line in means if isinstance(line["module"], str)][: MOST_PARTS * 20]
+    means = means[: MOST_PARTS * 20]
     measures = (
         ("kl", "accuracy", "logit_difference") if kind == "residual" else ("logit_difference", "answer_logit")
     )
@@ -142,11 +166,12 @@ def _figures(kind: str, means: list[Line]) -> list[Figure]:
     found = list[Figure]()
     for name in known:
         lines = [line for line in means if is_number(line.get(name))]
-        by_head = [line for line in lines if line.get("head") is not None]
+        by_head = [line for line in lines if line.get("head") is not None and line["head"] < MOST_PARTS]
         others = [line for line in lines if line.get("head") is None]
         if by_head:
             found.append(_by_head(name, by_head))
-        found.append(_bars(kind, name, others))
+        if others:
+            found.append(_bars(kind, name, others))
     return found
 
 
@@ -167,14 +192,12 @@ def _bars(kind: str, name: str, lines: list[Line]) -> Figure:
 
 def _by_head(name: str, lines: list[Line]) -> Figure:
     rows = list(dict.fromkeys(line["module"] for line in lines))[:MOST_PARTS]
-    count = min(
-        max((line["head"] for line in lines if isinstance(line["head"], int)), default=0) + 1, MOST_PARTS
-    )
+    count = max(line["head"] for line in lines) + 1
     values = np.full((len(rows), count), np.nan, dtype=np.float32)
     place = {row: n for n, row in enumerate(rows)}
     for line in lines:
         row, head = place.get(line["module"]), line["head"]
-        if row is not None and isinstance(head, int) and 0 <= head < count:
+        if row is not None:
             values[row, head] = np.clip(line[name], -1e30, 1e30)
     columns = [str(head) for head in range(count)]
     names = [shortened(row) for row in rows]

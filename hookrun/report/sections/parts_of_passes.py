@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.text import number
 from hookrun.report.facts import Facts
-from hookrun.report.lines import numbers
+from hookrun.report.lines import is_place, numbers
 from hookrun.report.section import ReportSection
 from hookrun.spec.objective import direction_of
 from hookrun.store.scores import ABOUT, Line
@@ -43,10 +43,10 @@ def _parts(facts: Facts) -> PartsOfPasses | None:
 
 
 def _latest(facts: Facts, of: str) -> dict[str, list[Line]]:
-    """Split -> the lines of its last pass; each says its position or sample as a whole number."""
+    """Split -> the lines of its last pass; each says its position or sample as a whole number from 0."""
     found = defaultdict[str, dict[tuple[object, object], list[Line]]](dict)
     for line in facts.metrics.records:
-        if line.get("of") == of and isinstance(line.get(of), int):
+        if line.get("of") == of and is_place(line.get(of)):
             found[str(line.get("split", ""))].setdefault((line.get("epoch"), line.get("step")), []).append(
                 line
             )

@@ -14,11 +14,14 @@ from torch.nn import functional as F
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
 from hookrun.tasks.loop.lens.observing import Seen
-from hookrun.tasks.loop.lens.parts import BIAS, StreamPart, contributions, residual
+from hookrun.tasks.loop.lens.parts import BIAS, HOOKS, StreamPart, contributions, residual
 from hookrun.tasks.loop.lens.places import Places
 
 AT_ONCE = 2**24
 """Scores that are computed at once: positions times tokens of the vocabulary."""
+
+WHOLE_MODEL = f"(root) {HOOKS}"
+"""What hooks on the model itself change of the scores that it returns."""
 
 _SLACK = 32
 _FACTORS = {"logit_scale": 1.0, "logits_scaling": -1.0, "lm_head_multiplier": 1.0}
@@ -88,11 +91,19 @@ class Lens:
             for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
                 yield self._read(part, score, asked)
         else:
-            yield from self._summing(seen, asked)
+            yield from self._summing(seen, output, asked)
+
+    def read_output(self, output: Tensor, asked: ScoredPositions) -> PartRead:
+        """What the model itself predicts, after every hook."""
+        rows = torch.zeros(len(asked.answer), 0)
+        return self._read(
+            StreamPart("", None, None, rows), lambda rows, at: _at(output, asked.rows, at=at), asked
+        )
 
     # ---- contributions, which sum ------------------------------------------------------------------------------
 
-    def _summing(self, seen: Seen, asked: ScoredPositions) -> Iterator[PartRead]:
+    def _summing(self, seen: Seen, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
+        assert seen.scores is not None and seen.scores_after is not None and seen.logits is not None
         linear = self._frozen_norm(seen)
         columns = _columns(seen, asked)
         total, magnitude = (
@@ -100,19 +111,60 @@ class Lens:
             for _ in "ab"
         )
         weights = wide(self._weight[columns])
+        entering: StreamPart | None = None  # what hooks change of what the unembedding is given
         for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
             rows = part.rows if part.after else linear(part.rows)
             made = torch.einsum("nd,nkd->nk", rows, weights)
             total += made
             magnitude += torch.einsum("nd,nkd->nk", rows.abs(), weights.abs())
-            yield self._read(part, lambda rows, at: self._linear(rows), asked, rows=rows)
+            if part.after:
+                entering = part
+            else:
+                yield self._read(part, lambda rows, at: self._linear(rows), asked, rows=rows)
         constant = self._constant(linear)
         total = (total + constant[columns]) * self._factor
         self._check_total(
             seen, asked, columns, total, (magnitude + constant[columns].abs()) * abs(self._factor)
         )
-        part = StreamPart(BIAS, None, None, torch.zeros(len(columns), 0, device=columns.device))
+        yield from self._at_unembedding(entering, (seen.scores, seen.scores_after), asked)
+        none = torch.zeros(len(columns), 0, device=columns.device)
+        part = StreamPart(BIAS, None, None, none)
         yield self._read(part, lambda rows, at: (constant * self._factor).expand(len(rows), -1), asked)
+        if self._differ(seen.logits, output, asked):
+            if self._cap is not None:
+                raise HookrunError(
+                    "a hook changes what the model returns, after its soft cap on the scores: contributions add up "
+                    f"only before that; hook {self.places.unembed} instead, or use task.parts=residual"
+                )
+            change = _change((seen.logits, output), asked)
+            yield self._read(StreamPart(WHOLE_MODEL, None, None, none), lambda rows, at: change(at), asked)
+
+    def _at_unembedding(
+        self, entering: StreamPart | None, scores: tuple[Tensor, Tensor], asked: ScoredPositions
+    ) -> Iterator[PartRead]:
+        """What hooks change of the input and of the scores of the unembedding, together.
+
+        scores: before and after hooks
+        """
+        change = _change(scores, asked) if self._differ(*scores, asked) else None
+        if entering is None and change is None:
+            return
+        name = f"{self.places.unembed} {HOOKS}"
+        rows = torch.zeros(len(asked.answer), 0) if entering is None else entering.rows
+
+        def score(rows: Tensor, at: slice) -> Tensor:
+            made = 0.0 if entering is None else self._linear(rows)
+            added = 0.0 if change is None else change(at) * self._factor
+            return torch.as_tensor(made + added)
+
+        yield self._read(StreamPart(name, None, None, rows), score, asked)
+
+    def _differ(self, before: Tensor, after: Tensor, asked: ScoredPositions) -> bool:
+        """Whether hooks changed scores [batch, length, vocabulary] at the positions."""
+        if before is after:
+            return False
+        change, size = _change((before, after), asked), self._at_once
+        return any(bool(change(slice(n, n + size)).any()) for n in range(0, len(asked.answer), size))
 
     def _linear(self, rows: Tensor) -> Tensor:
         return rows @ wide(self._weight).T.to(rows.dtype) * self._factor
@@ -179,7 +231,7 @@ class Lens:
         output: what the model returned, to which each distribution is compared; None: it is not compared
         """
         rows = part.rows if rows is None else rows
-        size = max(1, AT_ONCE // len(self._weight))
+        size = self._at_once
         found = list[tuple[Tensor, ...]]()
         for start in range(0, len(rows), size):
             at = slice(start, start + size)
@@ -225,6 +277,11 @@ class Lens:
         return weight
 
     @cached_property
+    def _at_once(self) -> int:
+        """Positions whose scores are computed at once."""
+        return max(1, AT_ONCE // len(self._weight))
+
+    @cached_property
     def _factor(self) -> float:
         """What the model multiplies the scores of its unembedding with."""
         config = text_config(self.model)
@@ -249,7 +306,7 @@ class Lens:
         """What the model returns is what the lens makes of its unembedding's scores, at the first positions."""
         scores, logits = seen.scores_after, seen.logits
         assert scores is not None and logits is not None
-        at = slice(0, max(1, AT_ONCE // len(self._weight)))
+        at = slice(0, self._at_once)
         made = wide(self._finished(_at(scores, asked.rows, at=at)))
         expected = wide(_at(logits, asked.rows, at=at)) if logits.shape == scores.shape else None
         if expected is None or bool(((made - expected).abs() > rounding(logits.dtype, expected)).any()):
@@ -268,6 +325,12 @@ def _columns(seen: Seen, asked: ScoredPositions) -> Tensor:
         for start in range(0, len(asked.answer), size)
     ]
     return torch.stack([asked.answer.clamp_min(0), asked.wrong.clamp_min(0), torch.cat(best)], dim=1)
+
+
+def _change(scores: tuple[Tensor, Tensor], asked: ScoredPositions) -> Callable[[slice], Tensor]:
+    """From a slice of the positions to what hooks changed there of the scores, given before and after them."""
+    before, after = scores
+    return lambda at: wide(_at(after, asked.rows, at=at)) - wide(_at(before, asked.rows, at=at))
 
 
 def _at(

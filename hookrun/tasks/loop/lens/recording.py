@@ -47,10 +47,11 @@ class LensSums:
 
 
 class PartMeans:
-    """The means of every part over a pass; it goes on in the middle of one."""
+    """The means of every part over a pass, and of the model's own output; it goes on in the middle of one."""
 
     def __init__(self) -> None:
         self.sums = dict[Key, LensSums]()
+        self.own = LensSums()
 
     @property
     def whole(self) -> LensSums:
@@ -59,9 +60,15 @@ class PartMeans:
 
     def add(self, part: PartRead, asked: ScoredPositions) -> None:
         """One batch of a part. A part that some batches lack, such as what hooks change, adds nothing in those."""
+        self._add(self.sums.setdefault((part.name, part.layer, part.head), LensSums()), part, asked)
+
+    def add_output(self, output: PartRead, asked: ScoredPositions) -> None:
+        """One batch of what the model itself predicts."""
+        self._add(self.own, output, asked)
+
+    def _add(self, sums: LensSums, part: PartRead, asked: ScoredPositions) -> None:
         has_answer = asked.answer.cpu() != IGNORED
         has_pair = has_answer & (asked.wrong.cpu() != IGNORED)
-        sums = self.sums.setdefault((part.name, part.layer, part.head), LensSums())
         sums.positions += len(has_answer)
         sums.answers += int(has_answer.sum())
         sums.pairs += int(has_pair.sum())
@@ -73,11 +80,13 @@ class PartMeans:
 
     def state_dict(self) -> dict[str, Any]:
         """The sums so far."""
-        return {"sums": [[*key, vars(each)] for key, each in self.sums.items()]}
+        sums = [[*key, vars(each)] for key, each in self.sums.items()]
+        return {"sums": sums, "own": vars(self.own)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.sums = {(name, layer, head): LensSums(**sums) for name, layer, head, sums in state["sums"]}
+        self.own = LensSums(**state["own"])
 
 
 def write_lines(

@@ -97,6 +97,7 @@ def _read_batch(
     asked = ScoredPositions(rows, *answers_of(target, wrong, rows))
     with running.autocast():
         parts = list(lens.read(seen, output, asked))
+        means.add_output(lens.read_output(output, asked), asked)
     for part in parts:
         means.add(part, asked)
     write_lines(running.run_dir, batch.split, lens.parts, picked.rows, asked, parts, text)
