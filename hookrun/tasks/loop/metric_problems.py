@@ -69,8 +69,8 @@ def compared_problems(
             for split, count in splits.items():
                 rows = predicted.rows(split)
                 classes = shape[-1]
-                if classes is not None and rows.shape[-1:] != (classes,):
-                    what = f"its scores are of {rows.shape[-1]} classes or tokens, these of {classes}"
+                if classes is not None and rows.shape and rows.shape[-1] < classes:
+                    what = f"its scores are of {rows.shape[-1]} classes or tokens, and the data has {classes}"
                     problems.append(Problem(where, what, "compare models of the same data"))
                 elif not _fits(rows.shape, shape):
                     sizes = ", ".join("?" if size is None else str(size) for size in shape)
@@ -85,7 +85,10 @@ def compared_problems(
 
 
 def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ...]:
-    """The shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known."""
+    """The least shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known.
+
+    A model may have more classes or tokens than its data: pretrained weights, a vocabulary that is filled up.
+    """
     if info.tokenizer is None:
         return (info.num_classes,)
     varies = experiment.settings.data.args.get("padding") == "none"
@@ -94,8 +97,9 @@ def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ..
 
 
 def _fits(there: tuple[int, ...], here: tuple[int | None, ...]) -> bool:
+    """Whether there are as many sizes, and all but the last are these."""
     return len(there) == len(here) and all(
-        size in (None, other) for size, other in zip(here, there, strict=True)
+        size in (None, other) for size, other in zip(here[:-1], there[:-1], strict=True)
     )
 
 
