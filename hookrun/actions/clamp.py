@@ -11,7 +11,7 @@ from pydantic import AfterValidator, model_validator
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import check_order
 from hookrun.actions.tensors import check_broadcast, nearest_finite
-from hookrun.actions.values import OutsideValue, Value
+from hookrun.actions.values import Value
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -97,8 +97,8 @@ def _numbers(bound: Any) -> Iterator[float]:
 
 
 def _check_orders(low: Any, high: Any) -> None:
-    """ValueError where a lower bound is greater than the upper one of the same element; values from outside pass."""
-    if any(bound is None or isinstance(bound, OutsideValue) for bound in (low, high)):
+    """ValueError where a lower bound is greater than the upper one of the same element; only numbers are compared."""
+    if not all(isinstance(bound, float | tuple) for bound in (low, high)):
         return
     depths = [_depth(bound) for bound in (low, high)]
     if max(depths) == 0:

@@ -189,8 +189,8 @@ class Ema(Section):
 class Every(Section):
     """How often a resumable state is saved, whichever is due first; all of them null: only where a signal comes.
 
-    epochs: from the third state on, one is put off while saving would take more than a hundredth of the run's time,
-            for a minute at most
+    epochs: once saving has taken two seconds in all, a state is put off while it would take more than a hundredth of
+            the run's time, for a minute at most
     """
 
     epochs: int | None = Count

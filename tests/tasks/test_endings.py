@@ -30,7 +30,7 @@ def test_a_run_that_fails_says_so_and_leaves_no_hooks(
 
     def failing(self: CNN, x: torch.Tensor) -> torch.Tensor:
         models.append(self)
-        calls.append(isinstance(x, torch.Tensor) and type(x) is torch.Tensor)
+        calls.append(len(x) == 64)  # a batch, and not the example of the proof
         if sum(calls) == 3:
             raise RuntimeError("the third batch is bad")
         return forward(self, x)

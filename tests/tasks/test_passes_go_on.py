@@ -60,7 +60,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
     def killed(*argv: str, after: int, later: int) -> bool:
         passed, real = [0], Resuming.point
 
-        def point(self: Any, due: bool = False) -> None:
+        def point(self: Any, due: bool = False, **options: bool) -> None:
             passed[0] += 1
             real(self, passed[0] == after)
             if passed[0] == after + later:

@@ -34,8 +34,9 @@ from hookrun.version import __version__
 _MOST_LINES = 20
 """Differences that are shown."""
 
-_SHARE, _MOST_PUT_OFF = 0.01, 60.0
-"""States of epochs may take this share of a run's time; one is put off for at most so many seconds."""
+_FREELY, _SHARE, _MOST_PUT_OFF = 2.0, 0.01, 60.0
+"""States of epochs may take so many seconds in all, and after that this share of a run's time; one is put off for at
+most so many seconds."""
 
 _FREE = {"tags", "objective", "needs"}
 """Sections of the settings that may change between a run and its resumption: nothing is computed from them."""
@@ -54,7 +55,7 @@ class Resuming:
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
-        self._written, self._cost, self._put_off = 0, 0.0, False
+        self._written, self._cost, self._spent, self._put_off = 0, 0.0, 0.0, False
         saved = run_dir.resumed
         self._waiting = dict[str, Any]()
         self._generators: Mapping[str, Any] | None = None
@@ -95,8 +96,7 @@ class Resuming:
     def point(self, due: bool = False, *, may_wait: bool = False) -> None:
         """The run could go on from here: save a state where one is due, or where a signal ends the run.
 
-        may_wait: one that is due is put off until what the last one cost is a small share of the time since then. Not
-                  before there are as many states as are kept at least
+        may_wait: one that is due may be put off until what the last one cost is a small share of the time since then
 
         Raises the Interrupted of the signal.
         """
@@ -110,7 +110,8 @@ class Resuming:
             raise signal
 
     def _waited(self) -> bool:
-        return self._written < LEAST_KEPT or self.seconds >= min(self._cost / _SHARE, _MOST_PUT_OFF)
+        is_free = self._written < LEAST_KEPT or self._spent < _FREELY
+        return is_free or self.seconds >= min(self._cost / _SHARE, _MOST_PUT_OFF)
 
     @property
     def seconds(self) -> float:
@@ -138,6 +139,7 @@ class Resuming:
             ) from error
         self._saved = time.monotonic()
         self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
+        self._spent += self._cost
 
     @cached_property
     def _about(self) -> dict[str, Any]:
