@@ -84,7 +84,7 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPicture
 
 
 def _pattern(rows: RowsOfSample, sequence: Sequence) -> HeadPatterns | None:
-    """None where the rows are no pattern of the sequence."""
+    """None where the rows are not a pattern of the sequence."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
     if not len(values) or (rows.keys >= 0).any():

@@ -136,7 +136,7 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
         hint = "use data=names, or data=prompts with the fields `answer` and `wrong`"
         yield Problem(where, what, hint)
     if keys.by == "position" and not of_tokens:
-        what = f"the samples of {data} are no sequences of tokens, and have no positions"
+        what = f"the samples of {data} are not sequences of tokens, and have no positions"
         yield Problem(f"{where}.by", what, "use by: sample")
     elif keys.by == "position" and (name not in METRICS or METRICS[name].of_rows is None) and name != LOSS:
         what = f"{name!r} is computed of a whole batch, not of each token"
@@ -157,7 +157,7 @@ def _of_loss(where: str, loss: str, *, of_tokens: bool) -> Iterator[Problem]:
 
 def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:
     if info.tokenizer is None:
-        what = f"the samples of the data {info.name!r} are no sequences of tokens"
+        what = f"the samples of the data {info.name!r} are not sequences of tokens"
         yield Problem(TOKENS, what, "leave it out")
         return
     if tokens.on_pattern or tokens.dim is not None or tokens.padding:

@@ -59,7 +59,7 @@ class Scored:
     rows:      [N] which of them
     samples:   [N] the place of each row's sample in the batch
     targets:   [N]; IGNORED where nothing is to be predicted
-    positions: [N] counted from each sample's first real token; None: samples are no sequences of tokens
+    positions: [N] counted from each sample's first real token; None: samples are not sequences of tokens
     answers, wrong, others: see `ScorePart`; `others` [R, classes] has every row
     """
 

@@ -33,7 +33,7 @@ class StreamPart:
 
     name:  the module that adds it, or after which the stream is read
     layer: from 0; None: before or after all of them
-    head:  of an attention; None: it is no single head
+    head:  of an attention; None: it is not of a single head
     rows:  [N, D] in float32 or float64; of the stream in the model's dtype
     after: it is added behind the final norm
     """

@@ -49,7 +49,7 @@ class PartRead:
 
     top, probabilities:         [N, k], the tokens with the highest scores
     answer_logit, wrong_logit:  [N]
-    kl:                         [N], KL(output || part) in nats; None: the part is no distribution by itself
+    kl:                         [N], KL(output || part) in nats; None: the part is not a distribution by itself
     right:                      [N] bool, whether the first token is the answer
     """
 
