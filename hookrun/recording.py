@@ -236,11 +236,11 @@ class Recording(Installation):
         run_dir = self._run_dir
         try:
             if error is not None:
-                for last in (self.sink.settle, self._write_hooks, run_dir.close):
+                for last in (self.sink.settle, run_dir.flush, self._write_hooks, run_dir.close):
                     told(last)
                 told(partial(set_failed, run_dir, error))
                 return
-            with ending(run_dir.close), ending(self._write_hooks), ending(self.sink.settle):
+            with ending(run_dir.close), ending(self.sink.settle, run_dir.flush, self._write_hooks):
                 pass
             run_dir.write_manifest()
             run_dir.set_status("stopped" if self.sink.stop else "done", self.sink.stop or "")

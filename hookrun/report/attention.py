@@ -74,11 +74,13 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPicture
     found = list[HeadPictures]()
     share = max(1, MOST_PICTURES // max(len(facts.captured), 1) // MOST_HEADS)
     longest = max(widths) if len(stream.shape) == 2 else 1
-    for rows in rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest):
+    samples = list(rows_of_samples(folder, stream, min(MOST_SAMPLES, share), facts.sequences, longest))
+    has_epochs = any(rows.epoch for rows in samples)
+    for rows in samples:
         sequence = facts.sequences.get((rows.split, rows.sample))
         pattern = _pattern(rows, sequence) if sequence is not None else None
         if pattern is not None and sequence is not None:
-            moment = f"epoch {rows.epoch + 1}, " if facts.task == "train" else ""
+            moment = f"epoch {rows.epoch + 1}, " if has_epochs else ""
             found.append(_drawn(rows, pattern, sequence, facts.picked_heads(stream.hook), moment))
     return found
 

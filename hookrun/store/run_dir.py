@@ -270,6 +270,12 @@ class RunDir:
                 if name in self.__dict__:  # a writer that nobody asked for would import torch
                     stack.callback(getattr(self, name).close)
 
+    def flush(self) -> None:
+        """Wait until the captures and predictions so far are on the disk."""
+        for name in (CAPTURES, PREDICTIONS):
+            if name in self.__dict__:
+                getattr(self, name).flush()
+
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self._require_same_place()
         write_json(self.path / name, value)
