@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -112,6 +112,22 @@ def no_pages(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
     for module in (jobs, sweep):
         monkeypatch.setattr(module, "make_page", lambda folder: None)
+
+
+@pytest.fixture(scope="session")
+def by_torch() -> Callable[[Any], dict[str, float]]:
+    """Every statistic of a tensor, computed by torch in float64."""
+
+    def by_torch(x: Any) -> dict[str, float]:
+        x = x.detach().double()
+        found = {
+            name: getattr(x, name)().item() for name in ("mean", "std", "var", "min", "max", "norm", "sum")
+        }
+        of_absolute = {"abs_mean": x.abs().mean().item(), "abs_max": x.abs().max().item()}
+        counts = {"nans": x.isnan().sum().item(), "infs": x.isinf().sum().item()}
+        return {**found, **of_absolute, **counts, "zeros": (x == 0).double().mean().item()}
+
+    return by_torch
 
 
 @pytest.fixture

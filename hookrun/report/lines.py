@@ -58,15 +58,7 @@ def sampled(
             for line in _lines(file, counts):
                 if share < 1 and draw.random() > share and not always(line):
                     continue
-                try:
-                    record = decode(line)
-                except ValueError:
-                    counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
-                    continue
-                if _is_record(record, keys, line_of):
-                    found.records.append(record)
-                else:
-                    counts["strange"] += 1
+                _take(found, counts, line, keys, line_of)
     except FileNotFoundError:
         return found
     except OSError as error:
@@ -94,15 +86,7 @@ def beginning(
                 ):
                     found.is_sample = True
                     break
-                try:
-                    record = decode(line)
-                except ValueError:
-                    counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
-                    continue
-                if _is_record(record, {}, line_of):
-                    found.records.append(record)
-                else:
-                    counts["strange"] += 1
+                _take(found, counts, line, {}, line_of)
     except FileNotFoundError:
         return found
     except OSError as error:
@@ -119,6 +103,25 @@ def is_kept(line: bytes) -> bool:
     if b'"of": "sample"' in line or b'"of": "position"' in line:
         return False
     return b'"split": "train"' not in line or b'"of": "epoch"' in line
+
+
+def _take(
+    found: SampledLines,
+    counts: Counter[str],
+    line: bytes,
+    keys: Mapping[str, type],
+    line_of: TypeAdapter[Any],
+) -> None:
+    """Append the record of a line, or count what it is instead."""
+    try:
+        record = decode(line)
+    except ValueError:
+        counts["broken"] += line.endswith(b"\n")  # an unfinished last line is still being written
+        return
+    if _is_record(record, keys, line_of):
+        found.records.append(record)
+    else:
+        counts["strange"] += 1
 
 
 def _lines(file: BinaryIO, counts: Counter[str]) -> Iterator[bytes]:

@@ -44,6 +44,7 @@ class Running:
 
     scaler:   of the gradients; it does nothing but under `compute.precision: fp16`
     resuming: the states that the run can go on from
+    _others:  the output of the batch under way without the hooks, where a metric compares with it
     """
 
     prepared: Prepared
@@ -53,9 +54,7 @@ class Running:
     screen: Screen
     scaler: GradScaler
     resuming: Resuming
-    _others: Any = (
-        None  # the output of the batch under way without the hooks, where a metric compares with it
-    )
+    _others: Any = None
 
     @property
     def settings(self) -> Settings:
