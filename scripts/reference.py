@@ -1,9 +1,10 @@
-"""The reference tables of README.md, from the code: hook types, actions, selectors."""
+"""The tables of README.md and the pages on actions, from the code: hook types, actions, selectors."""
 
 from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from pydantic_core import PydanticUndefined
 from hookrun.actions import Action, actions
 from hookrun.hook_types import HOOK_TYPES
 from hookrun.spec.selector import reference_rows
+
+EXAMPLES = Path(__file__).parents[1] / "conf" / "hooks"
 
 
 def hook_types() -> str:
@@ -38,22 +41,62 @@ def selectors() -> str:
     return _table(("form", "matches"), ((f"`{form}`", meaning) for form, meaning in reference_rows().items()))
 
 
+def action_pages() -> str:
+    """Each action in full: its docstring with the parameters as a table, its hook types, its example."""
+    return "\n\n".join(_page(name, action) for name, action in actions().items())
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "hook types": hook_types,
     "actions": action_table,
     "selectors": selectors,
 }
+PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
+    "README.md": TABLES,
+    "hookrun/actions/README.md": {"each action": action_pages},
+}
+"""The generated parts of each file."""
 
 
-def updated(text: str) -> str:
+def updated(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """A text with each table between its markers as the code has it now. Raises ValueError where markers lack."""
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         begin, end = f"<!-- reference: {name} -->", f"<!-- end of reference: {name} -->"
         if text.find(end) < text.find(begin) or begin not in text:
             raise ValueError(f"there is no {begin} ... {end}")
         start, _, rest = text.partition(begin)
         text = f"{start}{begin}\n{table()}\n{end}{rest.partition(end)[2]}"
     return text
+
+
+def _page(name: str, action: type[Action]) -> str:
+    paragraphs = inspect.cleandoc(action.__doc__ or "").split("\n\n")
+    parts = [f"### `{name}`"]
+    for paragraph in paragraphs:
+        found = dict(_PARAMETER.findall(paragraph))
+        parts.append(_meanings(action, found) if found else " ".join(paragraph.split()))
+    parts.append(f"On: {_carriers(action)}.")
+    example = EXAMPLES / f"{name}.yaml"
+    if example.exists():
+        parts.append(f"```yaml\n{example.read_text(encoding='utf-8').strip()}\n```")
+    return "\n\n".join(parts)
+
+
+_PARAMETER = re.compile(r"^(\w+): +(.*(?:\n .*)*)", re.MULTILINE)
+"""In a docstring a parameter and its meaning, whose further lines are indented."""
+
+
+def _meanings(action: type[Action], found: Mapping[str, str]) -> str:
+    rows = []
+    for name, meaning in found.items():
+        info = action.model_fields[name]
+        default = info.default
+        plain = list(default) if isinstance(default, tuple) else default
+        shown = (
+            "required" if default is PydanticUndefined else "–" if default is None else f"`{_yaml(plain)}`"
+        )
+        rows.append((f"`{name}`", shown, " ".join(meaning.split())))
+    return _table(("parameter", "default", "meaning"), rows)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -97,20 +140,24 @@ def _carriers(action: type[Action]) -> str:
 
 
 def main() -> int:
-    """Bring a README up to date, or with ``--check`` say whether it is."""
-    parser = argparse.ArgumentParser(description="Write the reference tables into a README.")
-    parser.add_argument("readme", type=Path)
+    """Bring the pages up to date, or with ``--check`` say whether they are."""
+    parser = argparse.ArgumentParser(description="Write the reference tables into the pages of a checkout.")
+    parser.add_argument("root", type=Path)
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit with 1 where the tables are stale"
+        "--check", action="store_true", help="change nothing; exit with 1 where a page is stale"
     )
     args = parser.parse_args()
-    text = args.readme.read_text(encoding="utf-8")
-    current = updated(text)
-    if args.check:
-        print("current" if current == text else f"{args.readme} is stale: run scripts/reference")
-        return int(current != text)
-    args.readme.write_text(current, encoding="utf-8")
-    return 0
+    stale = 0
+    for name, tables in PAGES.items():
+        page = args.root / name
+        text = page.read_text(encoding="utf-8")
+        current = updated(text, tables)
+        if args.check:
+            stale |= current != text
+            print(f"{name} is " + ("current" if current == text else "stale: run scripts/reference"))
+        else:
+            page.write_text(current, encoding="utf-8")
+    return int(stale)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from reference import TABLES, updated
+from reference import PAGES, TABLES, action_pages, updated
 
 from hookrun.actions import actions
 from hookrun.hook_types import HOOK_TYPES
@@ -13,9 +14,16 @@ from hookrun.hook_types import HOOK_TYPES
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_readme_is_current() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert updated(text) == text, "run scripts/reference"
+def test_the_pages_are_current() -> None:
+    for name, tables in PAGES.items():
+        text = (README.parent / name).read_text(encoding="utf-8")
+        assert updated(text, tables) == text, f"{name}: run scripts/reference"
+
+
+def test_the_page_on_actions_has_every_parameter_of_every_action() -> None:
+    for name, page in zip(actions(), action_pages().split("\n### "), strict=True):
+        missing = [field for field in actions()[name].model_fields if f"| `{field}` |" not in page]
+        assert not missing, (name, missing)
 
 
 def test_every_action_and_every_hook_type_has_a_row() -> None:
@@ -38,3 +46,25 @@ def test_a_stale_table_is_replaced_and_the_text_around_it_stays() -> None:
 def test_a_readme_without_markers_is_refused() -> None:
     with pytest.raises(ValueError, match="reference: hook types"):
         updated("# a readme")
+
+
+def test_every_link_of_a_page_leads_to_a_file_or_a_heading() -> None:
+    broken = []
+    for page in sorted(README.parent.glob("**/*.md")):
+        if any(part.startswith(".venv") or part in ("outputs", "multirun") for part in page.parts):
+            continue
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            name, _, heading = target.partition("#")
+            if "://" in name:
+                continue
+            found = page.parent / name if name else page
+            if not found.exists() or (heading and heading not in _anchors(found)):
+                broken.append(f"{page.relative_to(README.parent)}: {target}")
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """How a page's headings are called in a link."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
