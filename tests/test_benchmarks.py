@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import torch
 from benchmarks.__main__ import main
 from benchmarks.measure import OURS, OtherOutputs, Settings, Ways, judged, measured
-from benchmarks.table import BEGIN, END, readme_table, written
+from benchmarks.picture import picture
+from benchmarks.table import BEGIN, END, PICTURE, readme_table, written
 
 README = Path(__file__).parents[1] / "README.md"
 MACHINE = {"machine": "2 cores", "date": "2026-11-22", "versions": {"torch": "2.15.0", "zarr": None}}
@@ -29,6 +31,19 @@ def test_a_subject_is_measured_printed_and_written(
     text = readme.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "`scripts/bench selectors --rounds 1 --seconds 0`" in text and "100 selectors" in text
+    drawn = ElementTree.fromstring((tmp_path / PICTURE).read_text())
+    assert f"({PICTURE})" in text and "100 selectors" in str(drawn.findtext("{*}desc"))
+
+
+def test_the_picture_has_every_way_of_a_row_in_its_place() -> None:
+    result = judged("a < b", {"bare": [1.0], "by hand": [1.25], OURS: [1.5], "other": [3.0]}, target=1.4)
+    drawn = ElementTree.fromstring(picture([result, judged("no ratio", {"bare": [1.0]}, target=None)]))
+    assert (
+        drawn.findtext("{*}desc")
+        == "a < b: target 1.40, best other library 3.00, by hand 1.25, hookrun 1.50."
+    )
+    places = {each.get("class"): float(each.get("cx", "0")) for each in drawn.findall("{*}circle")[3:]}
+    assert places["hand"] < places["ours"] < places["peer"]
 
 
 def test_captures_of_the_small_network_equal_those_of_hand_written_hooks(tmp_path: Path) -> None:

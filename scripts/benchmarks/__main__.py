@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.machine import machine
 from benchmarks.measure import OtherOutputs, Result, Settings
+from benchmarks.picture import picture
 from benchmarks.table import as_json, readme_table, shown, write_readme
 from benchmarks.works import SUBJECTS, of_subject
 
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.json.write_text(as_json(command, about, found), encoding="utf-8")
         print(f"\nwritten to {args.json}")
     if args.readme:
-        write_readme(args.readme, readme_table(command, about, found))
+        write_readme(args.readme, readme_table(command, about, found), picture(found))
         print(f"\nwritten into {args.readme}")
     return wrong
 
@@ -86,7 +87,12 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=6.0, help="about so long for each row")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
     parser.add_argument(
-        "--readme", type=Path, nargs="?", const=README, metavar="FILE", help="write the table into README.md"
+        "--readme",
+        type=Path,
+        nargs="?",
+        const=README,
+        metavar="FILE",
+        help="write table and picture into README.md",
     )
     args = parser.parse_args(argv)
     names = [work.name for work in of_subject(args.subject)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from benchmarks.measure import OURS, Result, Timing
 
+PICTURE = ".github/benchmark.svg"
 BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
 
 
@@ -77,6 +78,9 @@ def written(text: str, table: str) -> str:
     return f"{start}{BEGIN}\n{table}\n{END}{after}"
 
 
-def write_readme(path: Path, table: str) -> None:
-    """Replace the table of a README."""
-    path.write_text(written(path.read_text(encoding="utf-8"), table), encoding="utf-8")
+def write_readme(path: Path, table: str, picture: str) -> None:
+    """Replace the table of a README and the picture above it."""
+    above = f"![What hooks cost, relative to the work without them]({PICTURE})\n\n"
+    (path.parent / PICTURE).parent.mkdir(exist_ok=True)
+    (path.parent / PICTURE).write_text(picture, encoding="utf-8")
+    path.write_text(written(path.read_text(encoding="utf-8"), above + table), encoding="utf-8")
