@@ -71,7 +71,7 @@ def _legend() -> list[str]:
     names = {"ours": "hookrun", "hand": "hooks by hand", "peer": "best other library", "target": "target"}
     lines = []
     for number, (kind, name) in enumerate(names.items()):
-        x = LEFT + 125 * number
+        x = LEFT + 140 * number
         lines += [_drawn(kind, x, 18), f'<text x="{x + 10}" y="22">{name}</text>']
     return lines
 
