@@ -18,7 +18,7 @@ from hookrun.store.reader import Run, open_run
 class FoundRuns:
     """Each run is found once: a link such as `outputs/latest` may be another run's a moment later.
 
-    known: name -> the run's directory, of those that are no path; None: the run is still to be made
+    known: name -> the run's directory, of those that are not a path; None: the run is still to be made
     """
 
     def __init__(self, known: Mapping[str, str | None] | None = None) -> None:
