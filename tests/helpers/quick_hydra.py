@@ -77,18 +77,16 @@ def _create_defaults_list(original: Original) -> Original:
     ) -> DefaultsList:
         if not all(map(_is_shipped, repo.get_sources())):
             return original(repo, config_name, overrides_list, **how)  # type: ignore[no-any-return]
+        typed = [each for each in overrides_list if not each.is_sweep_override()]
         is_choice = [
-            repo.group_exists(each.key_or_group) and not isinstance(each.value(), dict)
-            for each in overrides_list
+            repo.group_exists(each.key_or_group) and not isinstance(each.value(), dict) for each in typed
         ]
-        choices = [each for each, chosen in zip(overrides_list, is_choice, strict=True) if chosen]
+        choices = [each for each, chosen in zip(typed, is_choice, strict=True) if chosen]
         lines = [each.input_line for each in choices]
         places = [_place(each) for each in repo.get_sources()]
         key = "defaults", *places, config_name, *how.items(), *lines
         made: DefaultsList = _remembered(key, lambda: original(repo, config_name, choices, **how))
-        made.config_overrides = [
-            each for each, chosen in zip(overrides_list, is_choice, strict=True) if not chosen
-        ]
+        made.config_overrides = [each for each, chosen in zip(typed, is_choice, strict=True) if not chosen]
         return made
 
     return create_defaults_list
