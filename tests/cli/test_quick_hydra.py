@@ -16,6 +16,8 @@ LINES = [
     ["--cfg", "all"],
     ["--cfg", "all", "experiment=clip_fc", "train.epochs=3", "+model.args.x='two words, a comma'"],
     [
+        "--cfg",
+        "all",
         "experiment=clip_fc",
         "hooks=none",
         "+hooks.h={select: fc, hook: forward, action: stats, of: [mean, std]}",
