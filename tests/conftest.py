@@ -1,4 +1,4 @@
-"""What all tests share: the mark `cases`, runs without pages, less work for the garbage collector."""
+"""What all tests share: the mark `cases`, quick runs without pages, less work for the garbage collector."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
+from quick_hydra import quick_hydra
 
 FROZEN = pytest.StashKey[int]()
 """How many modules had been imported when the collector last set its objects aside."""
@@ -98,6 +99,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_unconfigure() -> None:
     """Hand them back, for the process to end as any other."""
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_hydra() -> Iterator[None]:
+    """Most of a small run's time is Hydra's; processes that a test starts have it as it is."""
+    with quick_hydra():
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,80 @@
+"""What the tests remember of Hydra is what Hydra makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import Container
+from quick_hydra import plain_hydra
+
+from hookrun.cli import main
+
+LINES = [
+    ["--cfg", "all"],
+    ["--cfg", "all", "experiment=clip_fc", "train.epochs=3", "+model.args.x='two words, a comma'"],
+    [
+        "--cfg",
+        "all",
+        "experiment=clip_fc",
+        "hooks=none",
+        "+hooks.h={select: fc, hook: forward, action: stats, of: [mean, std]}",
+    ],
+    ["-m", "train.epochs=choice(-1,-2)", "seed=1,2"],  # refused once composed
+    ["--cfg", "hydra", "experiment=lm/head_ablation", "compute=cpu", "hydra.job.name=mine"],
+    ["--cfg", "all", "hooks=[clamp,capture]", "model=mlp", "~objective"],
+]
+
+
+def composed(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Each configuration that Hydra composes for a command line."""
+    found: list[Any] = []
+    load = ConfigLoaderImpl.load_configuration
+
+    def noted(self: ConfigLoaderImpl, *args: Any, **options: Any) -> Any:
+        cfg = load(self, *args, **options)
+        found.append(nodes(cfg))
+        return cfg
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ConfigLoaderImpl, "load_configuration", noted)
+        main(argv)
+    return found
+
+
+def nodes(node: Any) -> Any:
+    """A node with all that it holds and all that OmegaConf notes about it."""
+    inner = node._content if isinstance(node, Container) else node._value()
+    if isinstance(inner, dict):
+        inner = {key: nodes(value) for key, value in inner.items()}
+    elif isinstance(inner, list):
+        inner = [nodes(value) for value in inner]
+    noted = vars(node._metadata) | {"resolver_cache": None}  # `now` is another one
+    return type(node), noted, inner
+
+
+@pytest.mark.parametrize("argv", LINES, ids=" ".join)
+def test_the_first_and_the_second_time_it_composes_the_same(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with plain_hydra():
+        wanted = composed(argv, monkeypatch)
+    assert wanted
+    for _ in range(2):
+        assert composed(argv, monkeypatch) == wanted
+
+
+def test_a_file_of_ones_own_is_read_each_time(conf: Callable[..., str], capsys: Any) -> None:
+    for seed in (1, 2):
+        folder = conf(**{"experiment/mine": f"# @package _global_\nseed: {seed}\n"})
+        assert main(["--config-dir", folder, "experiment=mine", "--cfg", "job"]) == 0
+        assert f"seed: {seed}\n" in capsys.readouterr().out
+
+
+def test_what_is_typed_once_is_not_typed_for_the_next_run(capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in (1, 2):
+        assert main([f"seed={seed}", *(["data.batch_size=7"] if seed == 1 else []), "--cfg", "job"]) == 0
+        found = capsys.readouterr().out
+        assert f"seed: {seed}\n" in found and ("batch_size: 7\n" in found) is (seed == 1)

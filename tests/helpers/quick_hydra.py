@@ -1,0 +1,141 @@
+"""Hydra composes faster for the tests: what it makes of the shipped configuration is made once in a process.
+
+A small run spends four fifths of its time in Hydra: it composes twice, and each time reads and merges the same twenty
+files, for each of some thousand runs. Pure functions of Hydra are remembered here, each result as a pickle, so that
+no run sees what another has done to its copy. Nothing of hookrun's own is: its readers and checks are called as ever.
+
+- the content of a config file of hookrun's or Hydra's own folder: not of a user's, which tests write
+- the defaults list, where there are no other folders, and the merged content of its files
+- what a typed line says, unless it calls a function: `shuffle` draws
+
+tests/cli/test_quick_hydra.py compares it with Hydra as it is.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import pytest
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.defaults_list import DefaultsList
+from hydra.core.default_element import ResultDefault
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import DictConfig
+
+Original = Callable[..., Any]
+_memory: dict[tuple[object, ...], bytes] = {}
+_shipped: dict[tuple[str, ...], bool] = {}
+
+
+def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    if key not in _memory:
+        made = make()
+        _memory[key] = pickle.dumps(made)
+        return made
+    return pickle.loads(_memory[key])
+
+
+def _place(source: ConfigSource) -> tuple[str, ...]:
+    return type(source).__name__, source.provider, source.path
+
+
+def _is_shipped(source: ConfigSource | None) -> bool:
+    """Whether its files stay as they are: hookrun's own folder, and what Hydra and its plugins bring."""
+    if source is None:
+        return False
+    place = _place(source)
+    if place not in _shipped:
+        _shipped[place] = bool(getattr(source, "is_ours", source.scheme() == "structured"))
+    return _shipped[place]
+
+
+def _load_config(original: Original) -> Original:
+    @wraps(original)
+    def load_config(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+        source = self._find_object_source(config_path, ObjectType.CONFIG)
+        if source is None or not _is_shipped(source):
+            return original(self, config_path)  # type: ignore[no-any-return]
+        key = "file", *_place(source), config_path
+        return _remembered(key, lambda: original(self, config_path))  # type: ignore[no-any-return]
+
+    return load_config
+
+
+def _create_defaults_list(original: Original) -> Original:
+    @wraps(original)
+    def create_defaults_list(
+        repo: IConfigRepository, config_name: str | None, overrides_list: list[Override], **how: bool
+    ) -> DefaultsList:
+        if not all(map(_is_shipped, repo.get_sources())):
+            return original(repo, config_name, overrides_list, **how)  # type: ignore[no-any-return]
+        typed = [each for each in overrides_list if not each.is_sweep_override()]
+        is_choice = [
+            repo.group_exists(each.key_or_group) and not isinstance(each.value(), dict) for each in typed
+        ]
+        choices = [each for each, chosen in zip(typed, is_choice, strict=True) if chosen]
+        lines = [each.input_line for each in choices]
+        places = [_place(each) for each in repo.get_sources()]
+        key = "defaults", *places, config_name, *how.items(), *lines
+        made: DefaultsList = _remembered(key, lambda: original(repo, config_name, choices, **how))
+        made.config_overrides = [each for each, chosen in zip(typed, is_choice, strict=True) if not chosen]
+        return made
+
+    return create_defaults_list
+
+
+def _compose(original: Original) -> Original:
+    @wraps(original)
+    def compose(self: ConfigLoaderImpl, defaults: list[ResultDefault], repo: IConfigRepository) -> DictConfig:
+        if not all(map(_is_shipped, repo.get_sources())):
+            return original(self, defaults, repo)  # type: ignore[no-any-return]
+        places = [_place(each) for each in repo.get_sources()]
+        key = "merged", *places, *(tuple(vars(each).values()) for each in defaults)
+        return _remembered(key, lambda: original(self, defaults, repo))  # type: ignore[no-any-return]
+
+    return compose
+
+
+def _parse(original: Original) -> Original:
+    @wraps(original)
+    def parse_rule(self: OverridesParser, line: str, rule: str) -> Any:
+        if "(" in line:
+            return original(self, line, rule)
+        return _remembered(("line", rule, line), lambda: original(self, line, rule))
+
+    return parse_rule
+
+
+REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
+    (ConfigRepository, "load_config", _load_config),
+    (config_loader_impl, "create_defaults_list", _create_defaults_list),
+    (ConfigLoaderImpl, "_compose_config_from_defaults_list", _compose),
+    (OverridesParser, "parse_rule", _parse),
+]
+"""Where each function is, and what makes the one that remembers of it."""
+
+
+@contextmanager
+def quick_hydra() -> Iterator[None]:
+    """Within it, Hydra remembers."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for owner, name, remembering in REMEMBERING:
+            monkeypatch.setattr(owner, name, remembering(getattr(owner, name)))
+        yield
+
+
+@contextmanager
+def plain_hydra() -> Iterator[None]:
+    """Within it, inside `quick_hydra`, Hydra is as it is."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for owner, name, _ in REMEMBERING:
+            monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)
+        yield
