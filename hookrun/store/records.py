@@ -80,10 +80,15 @@ class JobRecord(Record):
 
 
 class SweepRecord(Record):
-    """sweep.json. `stopped_by` is the directory of the job whose failure ended the sweep, as `fail_fast` asks for."""
+    """sweep.json.
+
+    stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
+    jobs:       how many it has, where that does not follow from its command line alone
+    """
 
     fail_fast: bool = False
     stopped_by: Text = ""
+    jobs: Count | None = None
 
 
 class TrialLine(Record):
