@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
+from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
@@ -59,6 +60,7 @@ class Facts:
     traceback, composed: the text of error.txt, and of the configuration as it was composed
     cut_off: why the run seems to have been cut off, or ``""``
     notes:   which files could not be read, and which are shown in part
+    room:    for pictures that the page shows on demand
     """
 
     path: Path
@@ -79,6 +81,7 @@ class Facts:
     composed: str = ""
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
+    room: Room = field(default_factory=Room)
 
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
@@ -88,6 +91,11 @@ class Facts:
             said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
             found[line["split"], line["sample"]] = " · ".join(said)
         return found
+
+    @cached_property
+    def pictures(self) -> dict[tuple[str, int], str]:
+        """(split, sample) -> the address of a picture of it, of those that the run kept one of."""
+        return {}
 
     @cached_property
     def sequences(self) -> dict[tuple[str, int], Sequence]:
