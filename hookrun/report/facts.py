@@ -22,6 +22,7 @@ from hookrun.store.format import (
     ERROR,
     GENERATIONS,
     METRICS,
+    PICTURES,
     PREDICTIONS,
     SAMPLES,
     STATS,
@@ -31,7 +32,7 @@ from hookrun.store.format import (
 from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
+from hookrun.store.records import MOST_NAME, PICTURES_LINE, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
@@ -47,6 +48,10 @@ MOST_GENERATED = 8 * 2**20
 
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
+
+MOST_PICTURES = 200
+MOST_PICTURED = 2**20
+"""Lines and bytes read of pictures.jsonl."""
 
 MOST_TOKENS = 400_000
 """Lines read of tokens.jsonl: more tokens than a model has."""
@@ -75,6 +80,7 @@ class Facts:
     samples: SampledLines = field(default_factory=SampledLines)
     generations: SampledLines = field(default_factory=SampledLines)
     tokens: SampledLines = field(default_factory=SampledLines)
+    kept_pictures: SampledLines = field(default_factory=SampledLines)
     captured: list[Stream] = field(default_factory=list)
     predicted: list[Stream] = field(default_factory=list)
     traceback: str = ""
@@ -95,7 +101,10 @@ class Facts:
     @cached_property
     def pictures(self) -> dict[tuple[str, int], str]:
         """(split, sample) -> the address of a picture of it, of those that the run kept one of."""
-        return {}
+        return {
+            (line["split"], line["sample"]): f"data:image/png;base64,{line['png']}"
+            for line in self.kept_pictures.records
+        }
 
     @cached_property
     def sequences(self) -> dict[tuple[str, int], Sequence]:
@@ -210,6 +219,11 @@ def read_facts(path: Path) -> Facts:
     tokens = tried(
         "the tokens", lambda: beginning(run.path / TOKENS, TOKENS_LINE, most=MOST_TOKENS), SampledLines()
     )
+    pictures = tried(
+        "the pictures",
+        lambda: beginning(run.path / PICTURES, PICTURES_LINE, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
+        SampledLines(),
+    )
     facts = Facts(
         path=run.path,
         status=status,
@@ -223,6 +237,7 @@ def read_facts(path: Path) -> Facts:
         samples=samples,
         generations=generations,
         tokens=tokens,
+        kept_pictures=pictures,
         captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
@@ -230,7 +245,15 @@ def read_facts(path: Path) -> Facts:
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
     facts.notes.extend(
-        [*notes, *metrics.notes, *stats.notes, *samples.notes, *generations.notes, *tokens.notes]
+        [
+            *notes,
+            *metrics.notes,
+            *stats.notes,
+            *samples.notes,
+            *generations.notes,
+            *tokens.notes,
+            *pictures.notes,
+        ]
     )
     if len(facts.planned) > MOST_HOOKS:
         facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")
