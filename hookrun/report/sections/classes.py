@@ -20,7 +20,7 @@ from hookrun.report.section import ReportSection
 MOST_CLASSES = 40
 """Of a matrix; of more classes only the pairs that are confused most often are listed."""
 MOST_PAIRS = 20
-MOST_WORST = 24
+MOST_WORST = 16
 MOST_TEXT = 300
 """Characters of a sample that is a text."""
 _NUMBERED = 12

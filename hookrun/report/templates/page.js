@@ -208,7 +208,9 @@
   }
   for (const button of all("button[data-unfold]")) {
     button.addEventListener("click", () => {
-      document.querySelector(button.dataset.unfold).classList.remove("folded");
+      const tree = document.querySelector(button.dataset.unfold);
+      tree.classList.remove("folded");
+      for (const each of all("details", tree)) each.open = true;
       button.remove();
     });
   }

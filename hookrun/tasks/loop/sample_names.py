@@ -19,7 +19,7 @@ from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.sample_pictures import picture_of
 
-MOST_WORST = 24
+MOST_WORST = 16
 """Samples with the highest loss of which a picture is kept."""
 MOST_FIRST = 8
 """First samples of each split of which one is kept, too."""
