@@ -86,7 +86,18 @@ class Check(Action):
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """What a check required and what it found: ``expected every element to be finite, found nan``."""
+    """What a check required, what it found, and the last place before at which it passed, where there is one.
+
+    ``expected every element to be finite, found nan; last good: layer2 (Sequential)``
+    """
     least, largest = float(record["least"]), float(record["largest"])
     found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    return f"{record['message']}, found {found}"
+    said = f"{record['message']}, found {found}"
+    if "last_good" not in record:  # a record of an earlier version
+        return said
+    before = record["last_good"]
+    return (
+        f"{said}; last good: {before}"
+        if before
+        else f"{said}; nothing that it looks at came before in this pass"
+    )

@@ -257,6 +257,8 @@ def _run_once(
     shows = tasks.task_of(experiment).shows
     if not shows:
         tasks.refuse_ranks()
+    if experiment.settings.baseline and not shows:
+        print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
     if not shows and resume is None:
         unused_run_dir(cfg, "hydra.run.dir")
 

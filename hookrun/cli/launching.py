@@ -54,6 +54,7 @@ class Launching:
     known:     the jobs that the directory holds already, where the sweep goes on; else None
     hashes:    by which they are known
     fail_fast: no job starts after one has failed
+    added:     the overrides of jobs that the sweeper does not ask for, which run before its first
     names:     place in the sweep -> directory within the sweep's, where it goes on, of the jobs asked for so far
     codes:     directory -> exit code, of the jobs that were asked for so far
     again:     the number of jobs that were over before
@@ -69,9 +70,10 @@ class Launching:
         *,
         goal: Goal | None,
         fail_fast: bool,
+        added: Sequence[Overrides] = (),
     ) -> None:
         self._app, self._cfg, self._known, self._hashes = app, cfg, known, hashes
-        self.sweep_dir, self._goal, self.fail_fast = sweep_dir, goal, fail_fast
+        self.sweep_dir, self._goal, self.fail_fast, self._added = sweep_dir, goal, fail_fast, added
         typed = app.swept(cfg)
         self._order = {override.get_key_element(): place for place, override in enumerate(typed)}
         self._fixed = {each.get_key_element() for each in typed if not each.is_sweep_override()}
@@ -98,7 +100,9 @@ class Launching:
 
         Raises SweepStopped after a failure, where that is asked for.
         """
-        jobs = [self._ordered(each) for each in job_overrides]
+        added = self._added if first == 0 else ()
+        first += len(self._added) - len(added)
+        jobs = [self._ordered(each) for each in (*added, *job_overrides)]
         returned = dict[int, JobReturn]()
         for batch in self._batches(jobs, first, returned):
             placed = [self._placed(start) for start in batch]
@@ -108,7 +112,7 @@ class Launching:
             if self.fail_fast and (failed := self._failed(found)):
                 raise SweepStopped(os.path.relpath(failed, self.sweep_dir), self.codes[failed])
         self._tell(jobs, [returned[place] for place in range(len(jobs))])
-        return [returned[place] for place in range(len(jobs))]
+        return [returned[place] for place in range(len(added), len(jobs))]
 
     def _tell(self, jobs: list[list[str]], returned: Sequence[JobReturn]) -> None:
         """Add the jobs to the study, where the sweeper chose them."""

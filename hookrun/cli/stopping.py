@@ -21,6 +21,11 @@ def forget_stop(sweep_dir: Path) -> None:
             raise StoreError(f"cannot remove {sweep_dir / name}: {os_reason(error)}") from error
 
 
+def keep_count(sweep_dir: Path, jobs: int) -> None:
+    """Write sweep.json: how many jobs the sweep has. Raises StoreError."""
+    write_json(sweep_dir / SWEEP, {"jobs": jobs})
+
+
 def keep_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
     """Write sweep.json: which job ended the sweep. Raises StoreError."""
     write_json(sweep_dir / SWEEP, {"fail_fast": True, "stopped_by": stopped.job})

@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hookrun.cli.baseline import refuse_baseline, with_baselines
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
@@ -30,7 +31,7 @@ from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, re
 from hookrun.cli.launching import Launching, SweepStopped
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
-from hookrun.cli.stopping import STOP, forget_stop, keep_stop
+from hookrun.cli.stopping import STOP, forget_stop, keep_count, keep_stop
 from hookrun.cli.stored_sweep import KEY
 from hookrun.cli.study import prepare_study
 from hookrun.cli.sweep_check import SECONDS, check
@@ -72,7 +73,8 @@ def sweep(
         # Installed sweepers and launchers resolve their settings themselves, where nothing is refused any more.
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
-        jobs = app.jobs(cfg)
+        named = app.jobs(cfg)
+        jobs = None if named is None else with_baselines(app, cfg, named)
     needs = NeededRuns(_asked(app, cfg, []), trust)
     asked = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
     if jobs is None:
@@ -103,7 +105,8 @@ def sweep(
     del experiments
     with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)))
+        added = jobs[: len(jobs) - len(named or ())]
+        return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)), added)
 
 
 def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
@@ -126,6 +129,7 @@ def _compile_differently(app: App, cfg: DictConfig) -> bool:
 
 def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs: NeededRuns) -> int:
     """A sweep whose jobs are chosen by their objective. Each is checked before it runs; here, what they share."""
+    refuse_baseline(cfg)
     trust = asked.trust
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
     shows = task_of(experiment).shows
@@ -248,18 +252,32 @@ def _show(experiments: list[Experiment], names: list[str], trust: frozenset[str]
     return DONE
 
 
-def _launch(app: App, cfg: DictConfig, hashes: JobHashes, sweep_dir: Path, job: SweepJob) -> int:
+def _launch(
+    app: App,
+    cfg: DictConfig,
+    hashes: JobHashes,
+    sweep_dir: Path,
+    job: SweepJob,
+    added: Sequence[list[str]] = (),
+) -> int:
+    """added: the overrides of jobs that run before those that the sweeper names."""
     before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
     if known is not None:
         job = replace(job, begun=known.begun)
-    launching = Launching(app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None)
+    launching = Launching(
+        app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None, added=added
+    )
     forget_stop(sweep_dir)
+    if added:
+        keep_count(sweep_dir, len(added) + len(app.jobs(cfg) or ()))
     try:
         return _run_jobs(app, cfg, launching, job)
     except KeyboardInterrupt as interruption:
         names = None if known is None else launching.names
-        print(interrupted(interruption, sweep_dir, app.jobs(cfg), names), file=sys.stderr, flush=True)
+        jobs = app.jobs(cfg)
+        every = None if jobs is None else [*added, *jobs]
+        print(interrupted(interruption, sweep_dir, every, names), file=sys.stderr, flush=True)
         raise
     finally:
         if job.go_on or _statuses(sweep_dir) != before:  # an interrupted sweep has a page as well

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_ANY = 10_000
+"""Characters: as wide as it takes."""
 SHOWN = 4
 """So many modules of a hook are listed by name where the plan is shown beside something else."""
 MOST_TEXT = 48
@@ -42,18 +45,21 @@ def text(plan: ResolvedPlan) -> str:
     from rich.console import Console
 
     file = io.StringIO()
-    show(plan, Console(file=file, no_color=True, highlight=False, emoji=False, markup=False), SHOWN)
+    console = Console(file=file, width=_ANY, no_color=True, highlight=False, emoji=False, markup=False)
+    show(plan, console, SHOWN)
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None) -> None:
     """Print the plan, of the modules of each hook at most `limit`.
 
-    A terminal too narrow for the table gets a few lines for each hook instead.
+    A terminal too narrow for the table gets a few lines for each hook instead, and so does a file where COLUMNS says
+    how wide a line may be.
     """
     drawn = table(plan, limit)
-    width = console.measure(drawn, options=console.options.update(width=10_000)).maximum
-    if plan.hooks and (not console.is_terminal or width <= console.width):
+    width = console.measure(drawn, options=console.options.update(width=_ANY)).maximum
+    is_limited = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
+    if plan.hooks and (not is_limited or width <= console.width):
         narrow, console.width = console.width, max(width, console.width)
         console.print(drawn)
         console.width = narrow

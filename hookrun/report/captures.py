@@ -28,6 +28,7 @@ BINS = 48
 MOST_BARS = 64
 MOST_TILES = 12
 MOST_IMAGES = 4
+MOST_CHANNELS = 2_048
 MOST_LINES = 256
 Called = Mapping[tuple[str, int], str]
 """(split, sample) -> its file and class."""
@@ -86,7 +87,7 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
     found.figures.append(_histogram(values[finite], figures, stream))
     is_drawn = found.heads or (of_tokens and (folder.name == PREDICTIONS or values[0].numel() == 1))
     if not is_drawn:
-        found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts.called)
+        found.figures += _of_rows(sample, stream, "activation" if is_forward else "gradient", facts)
     found.figures += _over_steps(sample)
     if is_forward and stream.by == "sample" and not found.heads:
         found.units = idle_units(values, facts.classes.get(stream.module, ""))
@@ -122,7 +123,8 @@ def _histogram(values: Tensor, figures: Figures, stream: Stream) -> Figure:
     return histogram("distribution", counts.tolist(), edges.tolist(), note="; ".join(notes))
 
 
-def _of_rows(sample: DrawnRows, stream: Stream, what: str, called: Called) -> list[Figure]:
+def _of_rows(sample: DrawnRows, stream: Stream, what: str, facts: Facts) -> list[Figure]:
+    called = facts.called
     shape = sample.values.shape[1:]
     match [length for length in shape if length > 1] if stream.by == "firing" else list(shape):
         case [] | [1]:
@@ -133,7 +135,7 @@ def _of_rows(sample: DrawnRows, stream: Stream, what: str, called: Called) -> li
             return [_matrices(sample, stream, called)]
         case [*first, height, width]:
             tiles = sample.values.reshape(len(sample.values), math.prod(first), height, width)
-            return [_images(sample, tiles, what if len(shape) == 3 else "", called)]
+            return [_images(sample, tiles, what if len(shape) == 3 else "", facts)]
     return []
 
 
@@ -161,17 +163,32 @@ def _chosen(count: int, most: int) -> list[int]:
     return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
 
 
-def _images(sample: DrawnRows, tiles: Tensor, what: str, called: Called) -> Figure:
+def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
     """Rows of channels, or of attention heads; without `what`, of slices of something larger."""
     rows = _chosen(len(tiles), MOST_IMAGES)
-    shown = tiles[rows, :MOST_TILES].numpy()
+    shown = tiles[rows, :MOST_CHANNELS].numpy()
     count = tiles.shape[1]
     title, kind = (f"{what} maps", "channel") if what else ("slices", "slice")
     note = f"each {tiles.shape[2]} × {tiles.shape[3]}"
     if what and _is_attention(tiles):
         title, kind, note = "attention maps", "head", f"{note}: a row for each query"
-    columns = f"{kind}s 0–{shown.shape[1] - 1} of {count}" if count > 1 else f"its one {kind}"
-    return mosaic(title, shown, rows=_names(sample, rows, called), columns=columns, note=note)
+    columns = f"its one {kind}" if count == 1 else kind if count > MOST_TILES else f"{kind}s 0–{count - 1}"
+    return mosaic(
+        title,
+        shown,
+        rows=_names(sample, rows, facts.called),
+        columns=columns,
+        note=note if count <= MOST_CHANNELS else f"{note}; the first {MOST_CHANNELS:,} of {count:,}",
+        inputs=[_input_of(sample, row, facts) for row in rows],
+        pages=MOST_TILES,
+        room=facts.room,
+    )
+
+
+def _input_of(sample: DrawnRows, row: int, facts: Facts) -> str:
+    """The address of the picture of a row's sample; "" where the run kept none."""
+    split, number = int(sample.splits[row]), int(sample.samples[row])
+    return facts.pictures.get((SPLITS[split], number), "") if split >= 0 <= number else ""
 
 
 def _is_attention(tiles: Tensor) -> bool:

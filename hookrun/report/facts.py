@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from hookrun.errors import HookrunError
 from hookrun.hook_types import HOOK_TYPES, HookType
+from hookrun.report.draw.pictures import Room
 from hookrun.report.draw.text import shortened, token_name
 from hookrun.report.lines import SampledLines, beginning, is_kept, sampled
 from hookrun.report.sampling import Stream, streams
@@ -21,6 +22,7 @@ from hookrun.store.format import (
     ERROR,
     GENERATIONS,
     METRICS,
+    PICTURES,
     PREDICTIONS,
     SAMPLES,
     STATS,
@@ -30,7 +32,7 @@ from hookrun.store.format import (
 from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
+from hookrun.store.records import MOST_NAME, PICTURES_LINE, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")
@@ -47,6 +49,10 @@ MOST_GENERATED = 8 * 2**20
 MOST_TEXT = 200_000
 """Characters shown of a text file."""
 
+MOST_PICTURES = 200
+MOST_PICTURED = 2**20
+"""Lines and bytes read of pictures.jsonl."""
+
 MOST_TOKENS = 400_000
 """Lines read of tokens.jsonl: more tokens than a model has."""
 
@@ -59,6 +65,7 @@ class Facts:
     traceback, composed: the text of error.txt, and of the configuration as it was composed
     cut_off: why the run seems to have been cut off, or ``""``
     notes:   which files could not be read, and which are shown in part
+    room:    for pictures that the page shows on demand
     """
 
     path: Path
@@ -73,12 +80,14 @@ class Facts:
     samples: SampledLines = field(default_factory=SampledLines)
     generations: SampledLines = field(default_factory=SampledLines)
     tokens: SampledLines = field(default_factory=SampledLines)
+    kept_pictures: SampledLines = field(default_factory=SampledLines)
     captured: list[Stream] = field(default_factory=list)
     predicted: list[Stream] = field(default_factory=list)
     traceback: str = ""
     composed: str = ""
     cut_off: str = ""
     notes: list[str] = field(default_factory=list)
+    room: Room = field(default_factory=Room)
 
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
@@ -88,6 +97,14 @@ class Facts:
             said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
             found[line["split"], line["sample"]] = " · ".join(said)
         return found
+
+    @cached_property
+    def pictures(self) -> dict[tuple[str, int], str]:
+        """(split, sample) -> the address of a picture of it, of those that the run kept one of."""
+        return {
+            (line["split"], line["sample"]): f"data:image/png;base64,{line['png']}"
+            for line in self.kept_pictures.records
+        }
 
     @cached_property
     def sequences(self) -> dict[tuple[str, int], Sequence]:
@@ -202,6 +219,11 @@ def read_facts(path: Path) -> Facts:
     tokens = tried(
         "the tokens", lambda: beginning(run.path / TOKENS, TOKENS_LINE, most=MOST_TOKENS), SampledLines()
     )
+    pictures = tried(
+        "the pictures",
+        lambda: beginning(run.path / PICTURES, PICTURES_LINE, most=MOST_PICTURES, most_bytes=MOST_PICTURED),
+        SampledLines(),
+    )
     facts = Facts(
         path=run.path,
         status=status,
@@ -215,6 +237,7 @@ def read_facts(path: Path) -> Facts:
         samples=samples,
         generations=generations,
         tokens=tokens,
+        kept_pictures=pictures,
         captured=tried(f"{CAPTURES}/", lambda: streams(run.path / CAPTURES), []),
         predicted=tried(f"{PREDICTIONS}/", lambda: streams(run.path / PREDICTIONS), []),
         traceback=tried(ERROR, lambda: _text(run.path / ERROR), ""),
@@ -222,7 +245,15 @@ def read_facts(path: Path) -> Facts:
         cut_off=tried("the state of the run", lambda: cut_off(status), ""),
     )
     facts.notes.extend(
-        [*notes, *metrics.notes, *stats.notes, *samples.notes, *generations.notes, *tokens.notes]
+        [
+            *notes,
+            *metrics.notes,
+            *stats.notes,
+            *samples.notes,
+            *generations.notes,
+            *tokens.notes,
+            *pictures.notes,
+        ]
     )
     if len(facts.planned) > MOST_HOOKS:
         facts.notes.append(f"the plan has {len(facts.planned):,} hooks: the first {MOST_HOOKS:,} are shown")

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hookrun.report.baselines import Difference, baseline_of, difference, is_baseline
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs
 from hookrun.report.study import Trial, read_study
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
@@ -38,6 +39,7 @@ class SweepFacts:
     asked: swept key -> number of its values, as the sweep was started; empty where that is not known
     stopped_by: the job whose failure ended the sweep, as `fail_fast` asks for; "" where none did
     chosen:     a sweeper chose the jobs, by what came out
+    started_with: the number of its jobs, as the sweep wrote it down; 0 where it did not
     """
 
     folder: Path
@@ -45,11 +47,59 @@ class SweepFacts:
     asked: dict[str, int]
     stopped_by: str = ""
     chosen: Sequence[Trial] = ()
+    started_with: int = 0
+
+    @cached_property
+    def baselines(self) -> list[JobFacts]:
+        """The jobs without hooks, where others have some."""
+        found = [job for job in self.jobs if is_baseline(job)]
+        return found if len(found) < len(self.jobs) else []
+
+    @cached_property
+    def compared(self) -> list[JobFacts]:
+        """The jobs that are not baselines."""
+        return [job for job in self.jobs if job not in self.baselines]
+
+    @cached_property
+    def ranked(self) -> list[JobFacts]:
+        """The rows of the table: baselines, then the others from the best on, then those without a value by number."""
+        if len(self.goals) != 1:
+            return [*self.baselines, *self.compared]
+        sign = -1 if self.goals[0].direction == "maximize" else 1
+        order = {job.name: place for place, job in enumerate(self.jobs)}
+
+        def rank(job: JobFacts) -> tuple[bool, float, int]:
+            return job.value is None, sign * (job.value or 0.0), order[job.name]
+
+        return [*self.baselines, *sorted(self.compared, key=rank)]
+
+    @cached_property
+    def measure(self) -> str:
+        """The metric whose difference to the baseline is shown: the objective's, else the first; "" without one."""
+        if not self.baselines:
+            return ""
+        return self.goals[0].metric if len(self.goals) == 1 else next(iter(self.metrics), "")
+
+    def difference(self, job: JobFacts) -> Difference | None:
+        """How far a job is from its baseline; None for a baseline, and where one of the two has no value."""
+        goal = self.goals[0] if len(self.goals) == 1 else None
+        return difference(job, baseline_of(job, self.baselines, self.varied), self.measure, goal)
+
+    @cached_property
+    def total(self) -> int:
+        """How many jobs the sweep has, those that have not started among them."""
+        asked = math.prod(self.asked.values()) + len(self.baselines) if self.asked else 0
+        return max(len(self.jobs), self.started_with or asked)
+
+    @property
+    def over(self) -> int:
+        """How many jobs have come to an end, whichever."""
+        return sum(job.status not in ("running", "not started") for job in self.jobs)
 
     @cached_property
     def varied(self) -> list[str]:
-        """The keys whose values differ from job to job."""
-        return swept_keys(self.jobs)
+        """The keys whose values differ from job to job, the baselines aside."""
+        return swept_keys(self.compared)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -68,8 +118,7 @@ class SweepFacts:
     def counts(self) -> dict[str, int]:
         """Status -> how many jobs have it, those that have not started among them."""
         counts = Counter(job.status for job in self.jobs)
-        if self.asked:
-            counts["not started"] += max(math.prod(self.asked.values()) - len(self.jobs), 0)
+        counts["not started"] += self.total - len(self.jobs)
         return {status: counts[status] for status in _ORDER if counts[status]}
 
     @cached_property
@@ -79,9 +128,9 @@ class SweepFacts:
 
     @cached_property
     def best(self) -> JobFacts | None:
-        """The best job, the first of equal ones; None where there is none, or no one goal."""
+        """The best job, the first of equal ones and no baseline; None where there is none, or no one goal."""
         best: JobFacts | None = None
-        for job in self.jobs if len(self.goals) == 1 else ():
+        for job in self.compared if len(self.goals) == 1 else ():
             if job.value is None:
                 continue
             if best is None or best.value is None or self.goals[0].is_better(job.value, best.value):
@@ -101,12 +150,12 @@ def read_sweep(folder: Path) -> SweepFacts:
     jobs = find_jobs(folder)
     if not jobs:
         raise StoreError(f"{folder} holds no run: no directory in it has a status.json")
-    return SweepFacts(folder, jobs, _asked(folder), _stopped_by(folder), read_study(folder))
-
-
-def _stopped_by(folder: Path) -> str:
     path = folder / SWEEP
-    return str(read_record(path, SweepRecord).get("stopped_by", "")) if is_there(path) else ""
+    record = read_record(path, SweepRecord) if is_there(path) else {}
+    started_with = min(record.get("jobs") or 0, MOST_JOBS)
+    return SweepFacts(
+        folder, jobs, _asked(folder), record.get("stopped_by", ""), read_study(folder), started_with
+    )
 
 
 def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:

@@ -14,6 +14,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
+from hookrun.runtime.last_good import LastGood
 from hookrun.runtime.module_calls import call_frame, frames_of
 from hookrun.spec.when import When
 
@@ -39,6 +40,7 @@ class Clock:
     counting:     count what edits change (on the logged steps)
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
+    last_good:    where checks that fail at once passed before
     passes:       which tokens the calls of the model compute; None where no hook asks
     on_change:    called when step or epoch changes
 
@@ -54,6 +56,7 @@ class Clock:
         "accumulating",
         "counting",
         "forward",
+        "last_good",
         "model",
         "on_change",
         "passes",
@@ -75,6 +78,7 @@ class Clock:
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Passes | None = None
+        self.last_good = LastGood()
         self.counting = counting
 
     @property

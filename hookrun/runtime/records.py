@@ -19,6 +19,7 @@ from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError, reason
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
+from hookrun.runtime.last_good import Judged, LastGood
 from hookrun.runtime.site import PlacedHook
 from hookrun.runtime.small_tensors import SmallTensors, Waiting
 from hookrun.snapshot import copied, held, in_reach, snapshot
@@ -60,6 +61,7 @@ class RecordSink(ABC):
 
     def __init__(self) -> None:
         self.stop: str | None = None
+        self._last_good = LastGood()
         self._pending = list[dict[str, Any] | Waiting]()
         self._small = SmallTensors()
         self._budgets = dict[str, Budget]()
@@ -168,8 +170,15 @@ class RecordSink(ABC):
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
-        if record.get("ok"):
-            return
+        is_good = record.get("ok")
+        if is_good is not None:
+            when = (record["mode"], record["epoch"], record["step"])
+            judged = Judged(record["module"], record.get("class", ""), record["path"], record["call"], when)
+            if is_good:
+                self._last_good.passed(record["hook"], judged)
+                return
+            if "last_good" not in record:
+                record = {**record, "last_good": self._last_good.before(record["hook"], judged)}
         try:
             plain = read(record)
         except RuntimeError as error:  # of a kind of tensor that torch does not read
@@ -293,7 +302,8 @@ def read(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _place(record: dict[str, Any]) -> str:
-    return f"hook {record['hook']!r} on {record['module'] or '(root)'}"
+    cls = f" ({record['class']})" if record.get("class") else ""
+    return f"hook {record['hook']!r} on {record['module'] or '(root)'}{cls}"
 
 
 def line(record: dict[str, Any]) -> str:

@@ -281,6 +281,7 @@ class Settings(Section):
 
     vars:  keys of one's own, for interpolations elsewhere: `${vars.strength}`; nothing else reads them
     needs: experiments that are run before this one
+    baseline: a sweep has one more job, the same without any hook, which its page compares the others with
     tags:  they change nothing: reports and sweeps show them
     """
 
@@ -292,6 +293,7 @@ class Settings(Section):
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
     objective: Objective = Objective()
+    baseline: bool = Field(default=False, strict=True)
     vars: dict[str, Any] = {}
     needs: Needs = {}
     tags: Annotated[tuple[Tag, ...], Field(max_length=MOST_TAGS)] = ()

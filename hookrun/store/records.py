@@ -80,10 +80,15 @@ class JobRecord(Record):
 
 
 class SweepRecord(Record):
-    """sweep.json. `stopped_by` is the directory of the job whose failure ended the sweep, as `fail_fast` asks for."""
+    """sweep.json.
+
+    stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
+    jobs:       how many it has, where that does not follow from its command line alone
+    """
 
     fail_fast: bool = False
     stopped_by: Text = ""
+    jobs: Count | None = None
 
 
 class TrialLine(Record):
@@ -319,6 +324,7 @@ class SampleLine(Record):
     tokens:  of a sequence, without its padding
     padding: how many tokens of padding stood before and after them
     targets: the token that was to be predicted at each of them
+    loss:    the cross-entropy of its class
     """
 
     split: Name
@@ -326,12 +332,24 @@ class SampleLine(Record):
     file: Text = ""
     label: Annotated[Text | None, Field(alias="class")] = None
     predicted_class: Text | None = None
+    loss: float | None = None
     tokens: Listing[Count] = []
     padding: Annotated[list[Count], Field(min_length=2, max_length=2)] = [0, 0]
     targets: Listing[Count | None] = []
 
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
+
+
+class PictureLine(Record):
+    """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
+
+    split: Name
+    sample: Count
+    png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
+
+
+PICTURES_LINE: TypeAdapter[Any] = TypeAdapter(PictureLine)
 TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
 
 

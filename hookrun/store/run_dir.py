@@ -5,6 +5,7 @@ Nothing at the top imports torch: a run has a status before the imports that may
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import sys
@@ -23,6 +24,7 @@ from hookrun.store.files import (
     make_folder,
     os_reason,
     overwrite_json,
+    replacing,
     sync_folder,
     write_json,
 )
@@ -37,6 +39,7 @@ from hookrun.store.format import (
     LENS,
     METRICS,
     MODEL,
+    PICTURES,
     PLAN,
     PREDICTIONS,
     SAMPLES,
@@ -226,6 +229,11 @@ class RunDir:
     def log_sample(self, record: Mapping[str, Any]) -> None:
         """Append one line to samples.jsonl: what a sample is called."""
         self._samples.append(record)
+
+    def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write pictures.jsonl: small pictures of samples, a line each. StoreError if the disk refuses."""
+        with replacing(self.path / PICTURES) as file:
+            file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
     def log_token(self, token: int, text: str) -> None:
         """Append one line to tokens.jsonl: the text of a token that captured rows are of, or that was generated."""

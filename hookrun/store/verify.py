@@ -20,6 +20,7 @@ from hookrun.store.format import (
     MANIFEST,
     METRICS,
     MODEL,
+    PICTURES,
     PLAN,
     PREDICTIONS,
     RECORDED,
@@ -36,6 +37,7 @@ from hookrun.store.read_records import read_record, read_records
 from hookrun.store.reader import open_run
 from hookrun.store.records import (
     METRICS_LINE,
+    PICTURES_LINE,
     SAMPLES_LINE,
     STATS_LINE,
     TOKENS_LINE,
@@ -209,6 +211,7 @@ def _judge_records(findings: _Findings) -> None:
         (METRICS, METRICS_LINE),
         (STATS, STATS_LINE),
         (SAMPLES, SAMPLES_LINE),
+        (PICTURES, PICTURES_LINE),
         (TOKENS, TOKENS_LINE),
         (LENS, LENS_LINE),
     ):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
 
 from hookrun.errors import CompileError, Problem, SpecError, nearest
 from hookrun.spec import Experiment, parse_spec
@@ -12,20 +15,28 @@ from hookrun.tasks.base import Task
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from hookrun.plan.plan import Match
     from hookrun.tasks.loop.prepared import Prepared
+
+
+MOST_LEVELS = 1_000
+_LINES_BELOW = 5
+"""Lines of a terminal that the tree leaves for what is said below it."""
 
 
 class ModulesTask(Task):
     """Shows the tree. The experiment's hooks are not compiled: one looks at the modules to write them.
 
     select: a selector; the modules that it matches are marked with ``*``
+    depth:  levels below the root; null: as many as a terminal has lines for, and all of them elsewhere
+    full:   every level, and every line in full, whatever the terminal's size
     """
 
     task_name: ClassVar[str] = "modules"
     shows: ClassVar[bool] = True
 
     select: Any = None
+    depth: int | None = Field(default=None, ge=1, le=MOST_LEVELS)
+    full: bool = False
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
         """Build the model, and prove a hook on every module, from which its output shapes are known."""
@@ -45,24 +56,27 @@ class ModulesTask(Task):
 
         Raises SpecError for a selector that makes no sense, CompileError for one that matches nothing.
         """
-        from rich.tree import Tree
-
+        from hookrun.tasks.loop.module_rows import fitting_depth, module_rows
         from hookrun.tasks.loop.progress import Screen
 
         screen = Screen()
         matches = {match.path: match for hook in prepared.plan.hooks for match in hook.matches}
         selector = None if self.select is None else _parsed(self.select)
         picked = set[str]() if selector is None else _picked(selector, prepared.model)
-        root = Tree(_label(matches[""], picked))
-        branches = {"": root}
-        for path, match in matches.items():
-            if path:
-                branches[path] = branches[path.rpartition(".")[0]].add(_label(match, picked))
-        screen.console.print(root, soft_wrap=True)
+        listed = list(matches.values())
+        depth, width = self.depth, None if self.full else screen.width
+        if depth is None and not self.full and screen.height is not None:
+            depth = fitting_depth(listed, screen.height - _LINES_BELOW)
+        rows = module_rows(listed, picked, depth=depth, width=width, plain=not screen.draws_lines)
+        for row in rows.lines:
+            screen.say(row)
         screen.say(f"{len(matches)} modules, {matches[''].parameters:,} parameters")
         if selector is not None:
-            names = ", ".join(sorted(path or "(root)" for path in picked))
+            names = ", ".join(path or "(root)" for path in _in_order(picked, matches))
             screen.say(f"* {str(selector)!r} matches {len(picked)}: {names}")
+        if rows.hidden:
+            more = f"task.depth={(depth or 0) + 1} shows one level more, task.full=true everything"
+            screen.say(f"{rows.hidden} modules are further down: {more}")
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
         screen.note(prepared.notes)
@@ -90,9 +104,14 @@ def _picked(selector: Selector, model: Module) -> set[str]:
     return picked
 
 
-def _label(match: Match, picked: set[str]) -> str:
-    name = match.path.rpartition(".")[2] or "(root)"
-    mark = "* " if match.path in picked else ""
-    others = [path for path in match.names if path != match.path]
-    also = f"  (also {', '.join(others)})" if others else ""
-    return f"{mark}{name}  {match.type}  {match.parameters:,}  {match.shape or '-'}{also}"
+def _in_order(picked: Iterable[str], modules: Iterable[str]) -> list[str]:
+    """Modules in the model's order, then parameters by name, their numbers as numbers."""
+    place = {path: number for number, path in enumerate(modules)}
+
+    def rank(path: str) -> tuple[int, list[tuple[bool, int, str]]]:
+        parts = [
+            (not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in path.split(".")
+        ]
+        return place.get(path, len(place)), parts
+
+    return sorted(picked, key=rank)

@@ -16,6 +16,7 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
+    from hookrun.tasks.loop.passing import Holding
     from hookrun.tasks.loop.running import Running
 
 
@@ -53,7 +54,8 @@ class PredictTask(TaskWithBackward):
         wants_loss = asked(self.metrics, LOSS)
         forward = self.forward(running)
         clock = running.hooks.clock
-        with running.evaluating(batches, self.name, {"written": written, "average": average}) as (passed, _):
+        held: dict[str, Holding] = {"written": written, "average": average, "names": names}
+        with running.evaluating(batches, self.name, held) as (passed, _):
             for batch in passed:
                 with running.logged(clock.step):
                     output = forward(batch)
@@ -72,6 +74,7 @@ class PredictTask(TaskWithBackward):
                 names.write(batch, output)
                 written.samples += len(batch.ids)
                 running.hooks.step()
+        names.write_pictures()
         values = running.read(self.split, average) if self.metrics is not None else {}
         running.conclude(self.split, {"samples": written.samples, **values})
 

@@ -27,6 +27,7 @@ CHOICES = [
     if len(path.parts) > 1 and path.parts[0] not in ("hydra", "experiment")
 ]
 PUBLIC = """
+baseline
 compute.capture_buffer compute.compile compute.deterministic compute.device compute.precision compute.threads
 data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
 hooks

@@ -155,7 +155,7 @@ def test_the_value_under_the_pointer_is_shown(observed: Path, show) -> None:
 
 def test_the_links_of_a_sweep_lead_to_its_jobs(sweep: Path, show) -> None:
     page = show(sweep)
-    page.click("table[data-jobs] a >> nth=2")
+    page.click("table[data-jobs] a >> text=2")
     assert page.url == (sweep / "2/report.html").as_uri()
     assert page.inner_text(".stamp").lower() == "done"
 

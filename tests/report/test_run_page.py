@@ -164,7 +164,7 @@ def test_a_check_that_tripped_stands_at_the_top_with_module_and_step(
     path = run(*short, f"+hooks.bound.policy={policy}", code=code, bound=entry)
     found = page(path)
     assert f'class="stamp s-{ends}">{ends}<' in found.source
-    assert "Checks tripped: first bound at layers.0, epoch 0, step 3" in found.text
+    assert "Checks tripped: first bound at layers.0 (Linear), epoch 0, step 3" in found.text
 
 
 def test_a_run_that_was_cut_off_says_so(observed: Path, tmp_path: Path, page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -19,8 +20,13 @@ def shown(capsys) -> Callable[..., str]:
     return shown
 
 
+def folded(printed: str) -> str:
+    """With two spaces between the columns, whatever their widths."""
+    return re.sub(r" {2,}", "  ", printed)
+
+
 def test_each_module_has_its_class_parameters_and_output_shape(shown) -> None:
-    lines = shown("model=mlp").splitlines()
+    lines = folded(shown("model=mlp")).splitlines()
     assert any(line.startswith("(root)  MLP") for line in lines)
     assert "modules," in lines[-1] and "parameters" in lines[-1]
 
@@ -62,7 +68,7 @@ def test_a_module_with_two_names_is_shown_once_with_both(shown, own_model) -> No
         def forward(self, x):
             return self.b(self.a(x.flatten(1)))
     """
-    printed = shown(*own_model(body), "task.select=b.0")
+    printed = folded(shown(*own_model(body), "task.select=b.0"))
     assert "a  Sequential  4,160  [2, 64]  (also b)" in printed
     assert "* 0  Linear  4,160  [2, 64]  (also b.0)" in printed
     assert "'b.0' matches 1: a.0" in printed
@@ -79,7 +85,7 @@ def test_a_module_that_is_not_called_and_a_model_that_cannot_be_checked_have_no_
         def forward(self, x):
             return self.used(x.flatten(1))
     """
-    assert "idle  Linear  12  -" in shown(*own_model(idle))
+    assert "idle  Linear  12  -" in folded(shown(*own_model(idle)))
 
 
 def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_model) -> None:
@@ -91,7 +97,7 @@ def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_
         def forward(self, x):
             return self.fc(x.flatten(1)) if x.sum() > 0 else self.fc(-x.flatten(1))
     """
-    printed = shown(*own_model(branching))
+    printed = folded(shown(*own_model(branching)))
     assert "fc  Linear  650  -" in printed
     assert "shapes unknown: " in printed
 
@@ -101,3 +107,33 @@ def test_weights_of_a_trained_run_may_be_looked_at_with_or_without_its_hooks(run
     trained = run("train.steps=1", "train.limit_batches=1", bias)
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
     assert shown(file) == shown(bias, file)
+
+
+def test_columns_are_aligned_levels_may_be_left_out_and_columns_says_how_wide_a_line_is(
+    shown, monkeypatch
+) -> None:
+    lines = shown("model=mlp").splitlines()
+    starts = [re.match(r"\W*\S+\s+", line).end() for line in lines[:-1]]
+    assert len(set(starts)) == 1, "classes stand below each other"
+    top = shown("model=mlp", "task.depth=1")
+    assert "layers.0" not in top and "(+4 below)" in top
+    assert "4 modules are further down: task.depth=2 shows one level more" in top
+    deep = shown("model=mlp", "task.depth=1", "task.select=layers.0")
+    assert "* 0" in deep and "matches 1: layers.0" in deep, "what is asked for is shown"
+    monkeypatch.setenv("COLUMNS", "30")
+    narrow = shown("model=mlp").splitlines()
+    assert max(map(len, narrow[:6])) == 30 and narrow[1].endswith("…")
+    assert shown("model=mlp", "task.full=true").splitlines()[:-1] == lines[:-1]
+
+
+def test_numbered_modules_are_in_the_order_of_their_numbers(shown, own_model) -> None:
+    body = """
+        def __init__(self):
+            super().__init__()
+            self.h = nn.Sequential(nn.Flatten(), *[nn.Linear(64, 64) for _ in range(11)])
+
+        def forward(self, x):
+            return self.h(x)
+    """
+    printed = shown(*own_model(body), "task.select='h.*'")
+    assert "matches 12: h.0, h.1, h.2, h.3, h.4, h.5, h.6, h.7, h.8, h.9, h.10, h.11" in printed

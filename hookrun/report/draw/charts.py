@@ -12,6 +12,8 @@ from typing import Literal
 from markupsafe import Markup, escape
 
 from hookrun.report.draw.axes import Axis, axis_of
+from hookrun.report.draw.numbers import Curve, of_bars, of_bins, of_curves
+from hookrun.report.draw.numbers import Table as Table
 from hookrun.report.draw.text import number, one_line, tick, visible
 
 WIDTH, HEIGHT = 440, 230
@@ -37,19 +39,6 @@ class Series:
     high: Sequence[float] | None = None
     dots: bool = False
     thin: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    """Numbers beside a picture, for who cannot see it.
-
-    heads: of the columns
-    rows:  a text for each column
-    """
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -95,7 +84,9 @@ def lines(
     if lost:
         notes.append(_lost(lost, "positive and finite" if log else "finite"))
     names = tuple(each.name for each in series) if len(series) > 1 else ()
-    return Figure(title, _svg(drawn, _hover(series, across, x, labels), title), names, "; ".join(notes))
+    says, table = of_curves(title, [Curve(each.name, each.x, each.y) for each in series], x, y, labels)
+    picture = _svg(drawn, _hover(series, across, x, labels), says)
+    return Figure(title, picture, names, "; ".join(notes), table=table)
 
 
 def _lost(count: int, what: str) -> str:
@@ -126,7 +117,8 @@ def histogram(
         f"{tick(left)} to {tick(right)}\n{count:,}"
         for count, (left, right) in zip(counts, pairwise(edges), strict=True)
     ]
-    return Figure(title, _svg(body, (middles, said), title), note=note)
+    says, table = of_bins(title, counts, edges)
+    return Figure(title, _svg(body, (middles, said), says), note=note, table=table)
 
 
 def bars(
@@ -171,7 +163,9 @@ def bars(
     if lost := sum(not math.isfinite(value) for value in values):
         notes.append(_lost(lost, "finite"))
     places = [across(n) for n in range(len(values))]
-    return Figure(title, _svg(body, (places, said), title), note="; ".join(notes))
+    called = names if names is not None else [str(n) for n in range(len(values))]
+    says, table = of_bars(title, values, called, x, y, spread)
+    return Figure(title, _svg(body, (places, said), says), note="; ".join(notes), table=table)
 
 
 def _curve(series: Series, colour: int, across: Axis, up: Axis) -> str:
@@ -285,9 +279,10 @@ def _hover(
     return [across(place) for place in places], said
 
 
-def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], title: str) -> Markup:
+def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], says: str) -> Markup:
+    """says: what it shows, in words"""
     points = escape(json.dumps({"x": list(hover[0]), "t": [visible(t) for t in hover[1]]}))
     return Markup(  # made of numbers and escaped texts alone
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(title)}" '
+        f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(says)}" '
         f'data-hover="{points}">{"".join(body)}</svg>'
     )

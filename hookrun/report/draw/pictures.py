@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from PIL import Image
 from torch.nn import functional
 
 from hookrun.report.draw.charts import Figure
+from hookrun.report.draw.numbers import of_cells, of_tiles
 from hookrun.report.draw.palettes import LEVELS, palette
 from hookrun.report.draw.text import one_line, tick
 
@@ -24,6 +26,10 @@ Mask = NDArray[np.bool_]
 
 MOST_PIXELS = 56
 """A side of a tile; larger ones are averaged down."""
+MOST_PAGED_PIXELS = 28
+"""The same of tiles that are shown on demand."""
+MOST_PAGED = 3 * 2**20
+"""Bytes of a page that pictures on demand may take."""
 _BESIDE = {"exactly 0": (0x8A, 0x91, 0x99), "NaN": (0xFF, 0x2F, 0xD0), "infinite": (0xFF, 0x6A, 0x13)}
 """Values beside the scale, and their colours."""
 _CLEAR = LEVELS
@@ -36,12 +42,64 @@ _MANY = 1000
 """From so many values on, the scale of colours leaves out the furthest half per cent to each side."""
 
 
-def mosaic(title: str, tiles: Array, *, rows: Sequence[str], columns: str, note: str = "") -> Figure:
+class Room:
+    """Bytes that a page still has for pictures that are shown on demand."""
+
+    def __init__(self, left: int = MOST_PAGED) -> None:
+        self.left = left
+
+    def takes(self, size: int) -> bool:
+        """Whether so many fit; if so they are taken."""
+        fits = size <= self.left
+        self.left -= size if fits else 0
+        return fits
+
+
+def mosaic(
+    title: str,
+    tiles: Array,
+    *,
+    rows: Sequence[str],
+    columns: str,
+    note: str = "",
+    inputs: Sequence[str] = (),
+    pages: int = 0,
+    room: Room | None = None,
+) -> Figure:
     """Tiles [rows, columns, height, width] beside each other, all on one scale of colours.
 
     NaN and infinities have colours of their own.
+
+    inputs: of each row the address of a picture of the sample, or ""
+    pages:  so many columns are shown at a time, and others on demand, smaller, as far as there is room; 0: all at once
     """
-    tiles = np.stack([[_small(tile) for tile in row] for row in tiles])
+    pages = pages or tiles.shape[1]
+    first = tiles[:, :pages]
+    said = columns if tiles.shape[1] <= pages else f"{columns}s 0–{pages - 1} of {tiles.shape[1]}"
+    says, table = of_tiles(title, first, rows, said)
+    shown = np.stack([[_small(tile) for tile in row] for row in first])
+    count = len(shown)
+    limits = _ends(tiles if pages < tiles.shape[1] else shown)
+    sheet, there = _sheet(shown)
+    picture, scale = _coloured(sheet, title, "mosaic", there=there, limits=limits)
+    further, left = _further(tiles, pages, columns, limits, room or Room(0))
+    names = Markup("").join(
+        Markup("<span>{}{}</span>").format(_input(inputs[n] if n < len(inputs) else ""), one_line(name))
+        for n, name in enumerate(rows)
+    )
+    body = Markup(
+        '<div class="sheet" role="img" aria-label="{}" style="--tiles-high:{}"><div class="sheet-rows">{}</div>{}</div>'
+        '<div class="sheet-x"{}>{}</div>'
+    ).format(one_line(says), count, names, picture, further, said)
+    notes = [
+        note,
+        f"{left} of its {columns}s are left out, since the page would become too large" if left else "",
+    ]
+    return Figure(title, body, note="; ".join(filter(None, notes)), wide=True, scale=scale, table=table)
+
+
+def _sheet(tiles: Array) -> tuple[Array, Mask]:
+    """The tiles with a pixel between them, and which pixels are theirs."""
     count, across, height, width = tiles.shape
     sheet = np.full((count * (height + 1) - 1, across * (width + 1) - 1), np.nan, dtype=np.float32)
     there = np.zeros(sheet.shape, dtype=bool)
@@ -50,13 +108,41 @@ def mosaic(title: str, tiles: Array, *, rows: Sequence[str], columns: str, note:
             top, left = i * (height + 1), j * (width + 1)
             sheet[top : top + height, left : left + width] = tiles[i, j]
             there[top : top + height, left : left + width] = True
-    picture, scale = _coloured(sheet, title, "mosaic", there=there)
-    names = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in rows)
-    body = Markup(
-        '<div class="sheet" style="--tiles-high:{}"><div class="sheet-rows">{}</div>{}</div>'
-        '<div class="sheet-x">{}</div>'
-    ).format(count, names, picture, columns)
-    return Figure(title, body, note=note, wide=True, scale=scale)
+    return sheet, there
+
+
+def _further(
+    tiles: Array, pages: int, columns: str, limits: tuple[float, float] | None, room: Room
+) -> tuple[Markup, int]:
+    """The pages after the first as an attribute, and how many columns there is no room for."""
+    total, found = tiles.shape[1], list[dict[str, str]]()
+    for start in range(pages, total, pages):
+        part = tiles[:, start : start + pages]
+        sheet, there = _sheet(np.stack([[_small(tile, MOST_PAGED_PIXELS) for tile in row] for row in part]))
+        index, table, _ = _indexed(sheet, limits=limits, there=there)
+        address = _address(index, table)
+        if not room.takes(len(address)):
+            return _attribute(found), total - start
+        end = min(start + pages, total) - 1
+        found.append({"src": address, "says": f"{columns}s {start}–{end} of {total}"})
+    return _attribute(found), 0
+
+
+def _attribute(pages: Sequence[dict[str, str]]) -> Markup:
+    return Markup(' data-pages="{}"').format(json.dumps(pages)) if pages else Markup("")
+
+
+def _input(address: str) -> Markup:
+    return Markup('<img class="input" alt="the input" src="{}">').format(address) if address else Markup("")
+
+
+def _ends(values: Array) -> tuple[float, float] | None:
+    """The ends of the scale that all pages share, as `_indexed` chooses them; None where nothing is finite."""
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return None
+    low, high = np.percentile(finite, (0.5, 99.5) if finite.size >= _MANY else (0, 100))
+    return float(low), float(high)
 
 
 def heat(
@@ -94,12 +180,25 @@ def heat(
     )
     foot = Markup("").join(Markup("<span>{}</span>").format(one_line(name)) for name in below)
     height = max(len(rows) * row_height, 60)
+    says, table = of_cells(title, values, rows, columns)
     body = Markup(
-        '<div class="heat{}" style="--height:{}px;--rows:{};--columns:{}"><div class="heat-rows">{}</div>'
+        '<div class="heat{}" role="img" aria-label="{}" style="--height:{}px;--rows:{};--columns:{}">'
+        '<div class="heat-rows">{}</div>'
         '<div class="heat-plot">{}{}</div><div class="heat-columns">{}</div><div class="heat-x">{}</div></div>'
-    ).format(" numbered" if numbers else "", height, len(rows), len(columns), names, picture, cells, foot, x)
+    ).format(
+        " numbered" if numbers else "",
+        one_line(says),
+        height,
+        len(rows),
+        len(columns),
+        names,
+        picture,
+        cells,
+        foot,
+        x,
+    )
     wide = len(columns) > 30 or len(rows) > _FULL_ROWS or numbers
-    return Figure(title, body, note=note, wide=wide, scale=scale, facts=tuple(facts))
+    return Figure(title, body, note=note, wide=wide, scale=scale, facts=tuple(facts), table=table)
 
 
 def shaded(
@@ -234,9 +333,9 @@ def _png(index: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:
     return file.getvalue()
 
 
-def _small(tile: Array) -> Array:
-    """The tile with sides of at most `MOST_PIXELS`, each pixel the mean of a block."""
-    block = [-(-side // MOST_PIXELS) for side in tile.shape]
+def _small(tile: Array, most: int = MOST_PIXELS) -> Array:
+    """The tile with sides of at most so many pixels, each the mean of a block."""
+    block = [-(-side // most) for side in tile.shape]
     if max(block) < 2:
         return tile
     averaged: Array = functional.avg_pool2d(torch.from_numpy(tile)[None], block, ceil_mode=True)[0].numpy()

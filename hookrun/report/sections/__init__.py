@@ -7,6 +7,7 @@ from hookrun.report.section import ReportSection
 from hookrun.report.sections import (
     analysis,
     checks,
+    classes,
     failed_jobs,
     generations,
     hooks,
@@ -38,6 +39,7 @@ OF_A_RUN: tuple[ReportSection[Facts], ...] = (
     model.SECTION,
     metrics.SECTION,
     parts_of_passes.SECTION,
+    classes.SECTION,
     analysis.SECTION,
     generations.SECTION,
     lens.SECTION,

@@ -14,7 +14,11 @@ from hookrun.report.section import ReportSection
 
 @dataclass(frozen=True)
 class CheckFailure:
-    """The first failure of a check at one module, and the number of its failures there."""
+    """The first failure of a check at one module, and the number of its failures there.
+
+    cls:       the class of the module; "" where the record does not say
+    last_good: the module before it, in the same pass, at which the check passed, with its class; "" where there is none
+    """
 
     hook: str
     module: str
@@ -23,6 +27,8 @@ class CheckFailure:
     mode: str
     message: str
     policy: str
+    cls: str = ""
+    last_good: str = ""
     times: int = 1
 
 
@@ -37,7 +43,10 @@ def _failures(facts: Facts) -> list[CheckFailure] | None:
             found[key] = replace(found[key], times=found[key].times + 1)
         else:
             when = (record["epoch"], record["step"], record["mode"])
-            found[key] = CheckFailure(*key, *when, _message(record), str(record.get("policy") or ""))
+            policy, cls, last_good = (
+                str(record.get(each) or "") for each in ("policy", "class", "last_good")
+            )
+            found[key] = CheckFailure(*key, *when, _message(record), policy, cls, last_good)
     return list(found.values()) or None
 
 

@@ -1,4 +1,4 @@
-"""The table of a sweep's jobs, which the page sorts and filters."""
+"""The table of a sweep's jobs, baselines and the best job first, which the page sorts and filters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookrun.report.sweep_facts import SweepFacts
 
 
 def _jobs(facts: SweepFacts) -> Sequence[JobFacts]:
-    return facts.jobs
+    return facts.ranked
 
 
 SECTION = ReportSection("jobs", "Jobs", _jobs, "jobs.html")

@@ -10,8 +10,8 @@ from typing import Any
 from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
 
-SHORT = 60
-"""A larger model shows the modules that have to do with hooks first, the others when asked for."""
+SHORT = 40
+"""Rows of the tree that are shown at first: of a larger model those that have to do with hooks, from the root down."""
 
 MOST = 4000
 DEEPEST = 40
@@ -42,6 +42,7 @@ class ModuleNode:
     others: further paths of the same module
     shape:  of its output; None where no hook needed it
     quiet:  it is folded away until asked for: neither it nor what it holds is hooked
+    opened: what it holds is shown at first
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModuleNode:
     shape: str | None
     marks: tuple[HookMark, ...]
     quiet: bool
+    opened: bool = True
     children: list[ModuleNode] = field(default_factory=list)
 
 
@@ -58,6 +60,7 @@ class ModuleNode:
 class ShownModel:
     """The tree, from the root module.
 
+    folds:   some of it is shown only when asked for
     modules, parameters: in all
     left_out: modules that are not in the tree, because there are too many
     """
@@ -82,8 +85,11 @@ def _model(facts: Facts) -> ShownModel | None:
         for match in hook["targets"]
     }
     loud = {"", *(ancestor for path in marks for ancestor in _with_ancestors(path))}
-    folds = len(modules) > SHORT and bool(marks) and len(loud & modules.keys()) < len(modules)
+    is_large = len(modules) > SHORT
+    hides = is_large and bool(marks) and len(loud & modules.keys()) < len(modules)
     kept = _kept(modules, loud)
+    shown = [path for path in kept if not hides or path in loud]
+    opened = _opened(shown) if is_large else set(kept)
     nodes = {
         path: ModuleNode(
             name=path.rpartition(".")[2],
@@ -92,7 +98,8 @@ def _model(facts: Facts) -> ShownModel | None:
             parameters=modules[path]["parameters"],
             shape=shapes.get(path),
             marks=tuple(marks.get(path, ())),
-            quiet=folds and path not in loud,
+            quiet=hides and path not in loud,
+            opened=path in opened or (hides and path not in loud),
         )
         for path in kept
     }
@@ -100,8 +107,27 @@ def _model(facts: Facts) -> ShownModel | None:
         if path:
             nodes[_holder(path, nodes)].children.append(node)
     return ShownModel(
-        nodes[""], len(modules), modules[""]["parameters"], folds, left_out=len(modules) - len(nodes)
+        nodes[""], len(modules), modules[""]["parameters"], is_large, left_out=len(modules) - len(nodes)
     )
+
+
+def _opened(paths: list[str]) -> set[str]:
+    """The modules whose children are shown at first, level by level, as long as no more than `SHORT` rows are."""
+    children = defaultdict[str, list[str]](list)
+    there = dict.fromkeys(paths)
+    for path in paths:
+        if path:
+            children[_holder(path, there)].append(path)
+    opened, rows, level = set[str](), 1, [""]
+    while level:
+        below = list[str]()
+        for path in level:
+            if rows + len(children[path]) <= SHORT or not opened:
+                opened.add(path)
+                rows += len(children[path])
+                below += children[path]
+        level = below
+    return opened
 
 
 def _kept(modules: Mapping[str, Any], loud: Collection[str]) -> list[str]:
@@ -118,7 +144,7 @@ def _with_ancestors(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
-def _holder(path: str, nodes: Mapping[str, ModuleNode]) -> str:
+def _holder(path: str, nodes: Mapping[str, object]) -> str:
     """The nearest module of the tree that holds the module, not below the level `DEEPEST`."""
     parts = path.split(".")[:-1][:DEEPEST]
     while parts and ".".join(parts) not in nodes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import Figure, Series, lines
 from hookrun.report.draw.pictures import heat
-from hookrun.report.draw.text import counted
+from hookrun.report.draw.text import counted, number
 from hookrun.report.jobs import JobFacts
 from hookrun.report.section import ReportSection
 from hookrun.report.sweep_facts import SweepFacts
@@ -28,16 +29,29 @@ REPEATS = "seed"
 
 def _figures(facts: SweepFacts) -> list[Figure] | None:
     """Jobs that differ in their seed alone are one point with a band."""
-    jobs = facts.jobs
+    jobs = facts.compared
     shown = [name for name in facts.metrics if not name.endswith("/samples")][:MOST_METRICS]
     keys = [key for key in facts.varied if key != REPEATS] or facts.varied
     figures = list[Figure]()
     for name in shown:
         if len(keys) == 2 and _are_few(jobs, keys):
-            figures.append(_map(jobs, keys[0], keys[1], name))
+            found = [_map(jobs, keys[0], keys[1], name)]
         else:
-            figures += [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
+            found = [_curve([job for job in jobs if name in job.metrics], key, name) for key in keys]
+        figures += [_with_baselines(figure, facts, name) for figure in found]
     return figures[:MOST_FIGURES] or None
+
+
+def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
+    """The figure with a note of what the metric is without hooks."""
+    values = [job.metrics[name] for job in facts.baselines if name in job.metrics]
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return figure
+    said = f"without hooks: {number(float(np.mean(finite)))}"
+    if len(finite) > 1:
+        said += f", the mean of {counted(len(finite), 'baseline')}"
+    return replace(figure, note="; ".join(filter(None, [figure.note, said])))
 
 
 def _are_few(jobs: Sequence[JobFacts], keys: Sequence[str]) -> bool:

@@ -79,6 +79,122 @@
     if (asked.get("filter")) { input.value = asked.get("filter"); filter(); }
   }
 
+  // Pictures with more columns than are shown at a time.
+  for (const line of all("[data-pages]")) {
+    const image = line.previousElementSibling.querySelector("img:not(.input)"), text = document.createElement("span");
+    const pages = [{src: image.src, says: line.textContent}, ...JSON.parse(line.dataset.pages)];
+    const turn = document.createElement("span");
+    turn.className = "page-of";
+    let at = 0;
+    const buttons = [["‹", "earlier", -1], ["›", "later", 1]].map(([sign, word, step]) => {
+      const button = document.createElement("button");
+      button.textContent = sign;
+      button.setAttribute("aria-label", `${word} ones`);
+      button.addEventListener("click", () => { at += step; show(); });
+      return button;
+    });
+    const show = () => {
+      image.src = pages[at].src;
+      text.textContent = pages[at].says;
+      buttons[0].disabled = at === 0;
+      buttons[1].disabled = at === pages.length - 1;
+    };
+    turn.append(...buttons);
+    line.replaceChildren(text, turn);
+    text.setAttribute("aria-live", "polite");
+    show();
+  }
+
+  // Saving a figure: what the page shows of it, drawn again onto a canvas of twice its size.
+  const HIDDEN = "button, details, .page-of";
+  const styled = ["fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linejoin", "stroke-linecap", "opacity",
+    "font-family", "font-size", "font-weight", "text-anchor"];
+  const loaded = address => new Promise((done, failed) => {
+    const image = new Image();
+    image.onload = () => done(image);
+    image.onerror = failed;
+    image.src = address;
+  });
+  const asImage = svg => {
+    const copy = svg.cloneNode(true), mine = [svg, ...svg.querySelectorAll("*")], its = [copy, ...copy.querySelectorAll("*")];
+    mine.forEach((each, n) => {
+      const style = getComputedStyle(each);
+      for (const name of styled) its[n].style.setProperty(name, style.getPropertyValue(name));
+    });
+    copy.removeAttribute("data-hover");
+    copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+    const box = svg.getBoundingClientRect();
+    copy.setAttribute("width", box.width * 2);
+    copy.setAttribute("height", box.height * 2);
+    return loaded(`data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`);
+  };
+  const drawn = async figure => {
+    const frame = figure.getBoundingClientRect(), canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
+    const ends = all("*", figure).filter(each => !each.closest(HIDDEN)).map(each => each.getBoundingClientRect());
+    const height = Math.max(...ends.map(box => box.bottom)) - frame.top + 12;
+    const width = Math.max(frame.width, ...ends.map(box => box.right - frame.left + 8));
+    const scale = Math.min(2, 8000 / width, 8000 / height);
+    [canvas.width, canvas.height] = [width * scale, height * scale];
+    pen.scale(scale, scale);
+    pen.imageSmoothingEnabled = false;
+    pen.fillStyle = getComputedStyle(figure).backgroundColor;
+    pen.fillRect(0, 0, width, height);
+    const walk = async node => {
+      if (node.nodeType === Node.TEXT_NODE) return write(node);
+      if (node.nodeType !== Node.ELEMENT_NODE || node.matches(HIDDEN)) return;
+      const box = node.getBoundingClientRect(), style = getComputedStyle(node);
+      const [x, y] = [box.left - frame.left, box.top - frame.top];
+      if (node.localName === "svg") return pen.drawImage(await asImage(node), x, y, box.width, box.height);
+      if (node.localName === "img") {
+        const fit = style.objectFit === "contain" ? Math.min(box.width / node.naturalWidth, box.height / node.naturalHeight) : 0;
+        const [w, h] = fit ? [node.naturalWidth * fit, node.naturalHeight * fit] : [box.width, box.height];
+        return pen.drawImage(node, x, y, w, h);
+      }
+      const stops = style.backgroundImage.match(/rgb\([^)]*\)/g);
+      if (node !== figure) {
+        pen.fillStyle = style.backgroundColor;
+        if (stops) {
+          pen.fillStyle = pen.createLinearGradient(x, y, x + box.width, y);
+          stops.forEach((colour, n) => pen.fillStyle.addColorStop(n / (stops.length - 1), colour));
+        }
+        for (const each of node.getClientRects()) {
+          pen.fillRect(each.left - frame.left, each.top - frame.top, each.width, each.height);
+        }
+      }
+      for (const child of node.childNodes) await walk(child);
+    };
+    const write = node => {
+      const style = getComputedStyle(node.parentElement), range = document.createRange();
+      pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
+      pen.fillStyle = style.color;
+      pen.textBaseline = "middle";
+      let line = "", at = null;
+      const put = () => { if (line.trim()) pen.fillText(line.trim(), at.left - frame.left, (at.top + at.bottom) / 2 - frame.top); };
+      let offset = 0;
+      for (const letter of node.textContent) { // the browser has broken the lines: each ends where the next letter stands lower
+        range.setStart(node, offset);
+        offset += letter.length;
+        range.setEnd(node, offset);
+        const [box] = range.getClientRects();
+        if (!box || (!line && !letter.trim())) continue;
+        if (at && Math.abs(box.top - at.top) > 3) { put(); line = ""; at = null; if (!letter.trim()) continue; }
+        at ??= box;
+        line += letter;
+      }
+      if (at) put();
+    };
+    await walk(figure);
+    return canvas;
+  };
+  for (const button of all("button[data-save]")) {
+    button.addEventListener("click", async () => {
+      const link = document.createElement("a");
+      link.href = (await drawn(button.closest("figure"))).toDataURL("image/png");
+      link.download = `${button.dataset.save.replace(/[^\p{L}\p{N}]+/gu, "_").slice(0, 80) || "picture"}.png`;
+      link.click();
+    });
+  }
+
   for (const button of all("button[data-copy]")) {
     button.addEventListener("click", async () => {
       const source = button.parentElement.querySelector("pre");
@@ -92,7 +208,9 @@
   }
   for (const button of all("button[data-unfold]")) {
     button.addEventListener("click", () => {
-      document.querySelector(button.dataset.unfold).classList.remove("folded");
+      const tree = document.querySelector(button.dataset.unfold);
+      tree.classList.remove("folded");
+      for (const each of all("details", tree)) each.open = true;
       button.remove();
     });
   }

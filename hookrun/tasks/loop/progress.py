@@ -29,6 +29,22 @@ class Screen:
     def __init__(self) -> None:
         self.console = _Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
 
+    @property
+    def width(self) -> int | None:
+        """Characters of a line: of the terminal, elsewhere what COLUMNS says; None: as many as it takes."""
+        typed = os.environ.get("COLUMNS", "")
+        return self.console.width if self.console.is_terminal or typed.isdecimal() else None
+
+    @property
+    def height(self) -> int | None:
+        """Lines of the terminal; None where there is none."""
+        return self.console.height if self.console.is_terminal else None
+
+    @property
+    def draws_lines(self) -> bool:
+        """Whether it has characters to draw lines with."""
+        return self.console.encoding.startswith("utf")
+
     def say(self, text: str) -> None:
         """One line, above the bar if there is one."""
         self.console.print(text)

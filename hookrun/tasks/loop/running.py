@@ -195,7 +195,8 @@ class Running:
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
         average = self.average()
-        with self.evaluating(batches, label, {"average": average}) as (passed, shown):
+        held: dict[str, Holding] = {"average": average, **({} if names is None else {"names": names})}
+        with self.evaluating(batches, label, held) as (passed, shown):
             for batch in passed:
                 number = self.hooks.clock.step
                 with self.logged(number):
@@ -207,6 +208,8 @@ class Running:
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
                     shown.update(average.read())
+        if names is not None:
+            names.write_pictures()
         return self.read(split, average)
 
     @contextmanager

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED
 from hookrun.runtime.tokens.calls import EMBEDS, IDS, MASK
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.batches import Batch, Batches
+from hookrun.tasks.loop.sample_pictures import picture_of
 
+MOST_WORST = 16
+"""Samples with the highest loss of which a picture is kept."""
+MOST_FIRST = 8
+"""First samples of each split of which one is kept, too."""
 MOST_TOKENS = 2**18
 """Of a split, whose tokens are written: those of its first samples."""
 
 
 class SampleNames:
-    """Writes the file and the class of each sample, and the class that the model predicts.
+    """Writes the file and the class of each sample, the class that the model predicts, and the loss of that.
 
-    A class is written where the target is a label, a predicted one where the output is a number for each class; of
-    the first sequences of tokens the tokens and their targets, with which pictures name their axes.
+    A class is written where the target is a label, a predicted one where the output is a number for each class, with
+    the cross-entropy of the label; of the first sequences of tokens the tokens and their targets, with which pictures
+    name their axes.
 
     log_texts: called with the tokens that were written; None: their texts are not kept
     """
@@ -38,12 +48,16 @@ class SampleNames:
         self._log_texts = log_texts
         self._data = {split: batches.data for split, batches in parts.items()}
         self._num_classes = num_classes
+        self._seen = Counter[str]()
+        self._worst = list[tuple[float, str, int]]()
 
     def write(self, batch: Batch, output: Any) -> None:
         """Write the samples of a batch; `output` is what the model gave for it."""
         samples = self._data[batch.split]
         labels = _labels(batch.target)
         predicted = self._predicted(output, len(batch.ids)) if labels is not None else None
+        losses = _losses(output, batch.target) if predicted is not None else None
+        self._seen[batch.split] += len(batch.ids)
         tokens = self._tokens(batch)
         for row, number in enumerate(batch.ids.tolist()):
             line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
@@ -51,7 +65,41 @@ class SampleNames:
                 line["class"] = samples.class_name(labels[row])
             if predicted is not None:
                 line["predicted_class"] = samples.class_name(predicted[row])
+            if losses is not None and math.isfinite(losses[row]):
+                line["loss"] = losses[row]
+                self._keep_worst((losses[row], batch.split, number))
             self._run_dir.log_sample({**line, **tokens.get(row, {})})
+
+    def _keep_worst(self, sample: tuple[float, str, int]) -> None:
+        heapq.heappush(self._worst, sample)
+        if len(self._worst) > MOST_WORST:
+            heapq.heappop(self._worst)
+
+    def write_pictures(self) -> None:
+        """Once a pass is over: small pictures of the samples with the highest loss, and of some others."""
+        wanted = {(split, number) for _, split, number in self._worst}
+        for split, count in self._seen.items():
+            wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
+            wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # those that a report draws
+        lines = list[dict[str, Any]]()
+        for split, number in sorted(wanted):
+            samples = self._data.get(cast(Split, split))
+            if samples is None or samples.of_tokens or not 0 <= number < len(samples):
+                continue
+            if (picture := picture_of(samples[number][0])) is None:
+                break  # the others are none either
+            lines.append({"split": split, "sample": number, "png": picture})
+        if lines:
+            self._run_dir.write_pictures(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it knows of the samples so far."""
+        return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._seen = Counter(state["seen"])
+        self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
         """Row -> the tokens of the sample without their padding, and the target of each; None: it has none.
@@ -97,6 +145,15 @@ class SampleNames:
             return None
         found: list[int] = output.detach().argmax(1).tolist()
         return found
+
+
+def _losses(scores: Tensor, target: Tensor) -> list[float] | None:
+    """The cross-entropy of each sample's label; None where a label is not one of the classes."""
+    target = target.to(torch.int64)
+    if not bool(((target >= 0) & (target < scores.shape[1])).all()):
+        return None
+    losses: list[float] = F.cross_entropy(scores.detach().float(), target, reduction="none").tolist()
+    return losses
 
 
 def _labels(target: Tensor) -> list[int] | None:

@@ -236,9 +236,7 @@ def _after_epoch(loop: Loop) -> None:
     running, values = loop.running, loop.values or {}
     with loop.averaged():
         if loop.val is not None and not running.stopped:
-            # Once, and of sequences alone: they name the axes of the pictures of what was captured.
-            is_first = loop.epoch == 0 and loop.val.data.of_tokens
-            names = running.sample_names({"val": loop.val}) if is_first else None
+            names = running.sample_names({"val": loop.val}) if _names_samples(loop, loop.val) else None
             values = running.evaluate(loop.val, "val", "validation", names=names)
             running.log("val", values, "epoch")
             running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
@@ -259,6 +257,18 @@ def _after_epoch(loop: Loop) -> None:
     loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
     every = running.settings.train.checkpoint.every.epochs
     running.resuming.point(every is not None and loop.epoch % every == 0, may_wait=True)
+
+
+def _names_samples(loop: Loop, val: Batches) -> bool:
+    """Whether samples.jsonl gets the samples of this epoch's validation: once in a run.
+
+    Sequences in the first epoch: they name the axes of pictures. Samples with a class in the last, for what the model
+    takes them for.
+    """
+    if val.data.of_tokens:
+        return loop.epoch == 0
+    is_last = loop.epoch + 1 == loop.running.settings.train.epochs or _over(loop)
+    return is_last and loop.running.prepared.data.num_classes is not None
 
 
 def _keep_any(loop: Loop) -> None:

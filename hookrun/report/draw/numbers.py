@@ -1,0 +1,164 @@
+"""What a picture shows, in words and as a table, for who cannot see it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hookrun.report.draw.text import counted, number, one_line
+
+Array = NDArray[np.floating[Any]]
+
+MOST_ROWS = 24
+"""Of a table; of more, so many are chosen evenly, with the first and the last."""
+MOST_CELLS = 400
+"""Of a map whose cells are all listed; of a larger one there is a line for each row."""
+MOST_SERIES = 8
+ALL = "the numbers"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Numbers beside a picture.
+
+    heads: of the columns
+    rows:  a text for each column
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of a chart."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+def of_curves(
+    title: str, curves: Sequence[Curve], x: str, y: str, labels: Sequence[str] | None
+) -> tuple[str, Table]:
+    """In words, where each curve begins and ends and how far it goes; and values of all curves by x."""
+
+    def place(at: float) -> str:
+        return labels[int(at)] if labels else number(at)
+
+    said = [f"{title}: {y} by {x}"]
+    for curve in curves[:MOST_SERIES]:
+        finite = [value for value in curve.y if math.isfinite(value)]
+        if not finite:
+            said.append(f"{curve.name}: no finite value")
+            continue
+        ends = f"{number(curve.y[0])} at {place(curve.x[0])}, {number(curve.y[-1])} at {place(curve.x[-1])}"
+        said.append(f"{curve.name}: {ends}, least {number(min(finite))}, largest {number(max(finite))}")
+    if len(curves) > MOST_SERIES:
+        said.append(f"and {counted(len(curves) - MOST_SERIES, 'curve')} more")
+    known = [dict(zip(curve.x, curve.y, strict=True)) for curve in curves]
+    places = sorted({at for curve in curves for at in curve.x})
+    rows = [(place(at), *(number(each.get(at)) for each in known)) for at in chosen(places)]
+    heads = (x, *(curve.name for curve in curves))
+    return "; ".join(said), _table(heads, rows, len(places), "point")
+
+
+def of_bins(title: str, counts: Sequence[int], edges: Sequence[float]) -> tuple[str, Table]:
+    """In words, the range and the fullest bin; and the count of each pair of neighbouring bins."""
+    total, fullest = sum(counts), max(range(len(counts)), key=counts.__getitem__)
+    where = f"{number(edges[fullest])} to {number(edges[fullest + 1])}"
+    said = (
+        f"{title}: {total:,} values from {number(edges[0])} to {number(edges[-1])}, most of them in {where}"
+    )
+    step = -(-len(counts) // MOST_ROWS)
+    rows = [
+        (number(edges[start]), number(edges[min(start + step, len(counts))]), f"{found:,}")
+        for start in range(0, len(counts), step)
+        if (found := sum(counts[start : start + step]))
+    ]
+    return said, Table(ALL, ("from", "to", "count"), tuple(rows))
+
+
+def of_bars(
+    title: str,
+    values: Sequence[float],
+    names: Sequence[str],
+    x: str,
+    y: str,
+    spread: Sequence[float] | None,
+) -> tuple[str, Table]:
+    """In words, the least and the largest; and every value."""
+    finite = [n for n, value in enumerate(values) if math.isfinite(value)]
+    said = f"{title}: {counted(len(values), 'bar')} of {y} by {x}"
+    if finite:
+        low, high = min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)
+        said += (
+            f", least {number(values[low])} at {names[low]}, largest {number(values[high])} at {names[high]}"
+        )
+    heads = (x, y, *(("standard deviation",) if spread is not None else ()))
+    rows = [
+        (names[n], number(value), *((number(spread[n]),) if spread is not None else ()))
+        for n, value in enumerate(values)
+    ]
+    return said, Table(ALL, heads, tuple(rows))
+
+
+def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[str]) -> tuple[str, Table]:
+    """Of a map: in words, the least and the largest cell; and all cells, or a line for each row of a large one."""
+    said = f"{title}: a map of {counted(len(rows), 'row')} and {counted(len(columns), 'column')}"
+    finite = np.isfinite(values)
+    if finite.any():
+        held = np.where(finite, values, np.nan)
+        ends = (("least", int(np.nanargmin(held))), ("largest", int(np.nanargmax(held))))
+        for what, at in ends:
+            row, column = divmod(at, values.shape[1])
+            where = " ".join(filter(None, [rows[row], columns[column]]))
+            said += f", {what} {number(float(values[row, column]))} at {where}"
+    if values.size <= MOST_CELLS and values.shape[1] <= MOST_ROWS:
+        lines = [(rows[n], *(_cell(float(each)) for each in values[n])) for n in range(len(rows))]
+        return said, Table(ALL, ("", *columns), tuple(lines))
+    lines = [(rows[n], *_extent(values[n])) for n in chosen(range(len(rows)))]
+    return said, _table(("", "least", "mean", "largest"), lines, len(rows), "row")
+
+
+def of_tiles(title: str, tiles: Array, rows: Sequence[str], columns: str) -> tuple[str, Table]:
+    """Of tiles [rows, columns, height, width]: in words, what there is; and the extent of each tile."""
+    count, across, height, width = tiles.shape
+    said = f"{title}: {counted(count * across, 'picture')} of {height} × {width}, {columns}"
+    low, _, high = _extent(tiles)
+    lines = [
+        (rows[row] if len(rows) > row else "", str(column), *_extent(tiles[row, column]))
+        for row in range(count)
+        for column in chosen(range(across), max(MOST_ROWS // count, 1))
+    ]
+    table = _table(("", "picture", "least", "mean", "largest"), lines, count * across, "picture")
+    return f"{said}; values from {low} to {high}", table
+
+
+def chosen(items: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
+    """At most so many of the items, evenly."""
+    count = min(most, len(items))
+    return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
+
+
+def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: int, what: str) -> Table:
+    title = ALL if len(rows) == total else f"{ALL}, {len(rows)} of {counted(total, what)}"
+    return Table(title, tuple(map(one_line, heads)), tuple(rows))
+
+
+def _cell(value: float) -> str:
+    return "" if math.isnan(value) else number(value)
+
+
+def _extent(values: Array) -> tuple[str, str, str]:
+    """The least, the mean and the largest of the finite ones."""
+    finite = values[np.isfinite(values)].astype(np.float64)
+    if not finite.size:
+        return ("–", "–", "–")
+    return number(float(finite.min())), number(float(finite.mean())), number(float(finite.max()))

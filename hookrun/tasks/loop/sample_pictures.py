@@ -1,0 +1,39 @@
+"""Small pictures of some samples, with which a report shows what went into the model."""
+
+from __future__ import annotations
+
+import base64
+import io
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+MOST_SIDE = 64
+"""Pixels; a larger picture is averaged down."""
+LARGEST = 2**26
+"""Elements of a sample that a picture is made of."""
+
+
+def picture_of(value: object) -> str | None:
+    """A sample [H, W], [1, H, W] or [3, H, W] as a PNG in base64; None where it is not an image.
+
+    Its least value is black, its largest white.
+    """
+    if not isinstance(value, Tensor) or value.is_complex() or not 0 < value.numel() <= LARGEST:
+        return None
+    image = value.detach().cpu().float()
+    image = image[None] if image.dim() == 2 else image
+    if image.dim() != 3 or image.shape[0] not in (1, 3) or min(image.shape[1:]) < 2:
+        return None
+    image = image.nan_to_num(0.0, 0.0, 0.0)
+    block = -(-max(image.shape[1:]) // MOST_SIDE)
+    if block > 1:
+        image = F.avg_pool2d(image, block, ceil_mode=True)
+    low, high = image.aminmax()
+    grey = ((image - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
+    array = grey[0].numpy() if len(grey) == 1 else grey.permute(1, 2, 0).contiguous().numpy()
+    file = io.BytesIO()
+    Image.fromarray(array).save(file, "PNG", optimize=True)
+    return base64.b64encode(file.getvalue()).decode("ascii")
