@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -16,16 +17,53 @@ _ALIASES = "aliases"
 _APPLIED = "applied"
 
 
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint at `path` is to hold.
+
+    tensors: by name, each once
+    texts:   the metadata of the file
+    """
+
+    path: Path
+    tensors: Mapping[str, Tensor]
+    texts: Mapping[str, str]
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def copied(self) -> Checkpoint:
+        """With copies of the tensors on the CPU, so that the model may be trained on."""
+        copies = {name: each.detach().to("cpu", copy=True) for name, each in self.tensors.items()}
+        return replace(self, tensors=copies)
+
+    def write(self) -> None:
+        """What the path held before stays until the new file is whole. StoreError if the disk refuses."""
+        make_inside(self.path.parent)
+        with replacing(self.path) as file:
+            write_tensors(file, {name: [each] for name, each in self.tensors.items()}, self.texts or None)
+
+
 def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> None:
     """Write the model's state dict; what `path` held before stays until the new file is whole.
+
+    See `checkpoint_of`. StoreError if the disk refuses.
+    """
+    checkpoint_of(model, path, applied=applied).write()
+
+
+def checkpoint_of(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> Checkpoint:
+    """The model's state dict, as a checkpoint holds it.
 
     applied: the identities of the hooks that changed the model at installation, which the file is to name
 
     Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
-    StoreError if the disk refuses or an entry is not a tensor that a file can hold.
+    StoreError if an entry is not a tensor that a file can hold.
     """
     path = Path(path)
-    stored: dict[str, list[Tensor]] = {}
+    stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
     for name, tensor in model.state_dict().items():
@@ -35,13 +73,11 @@ def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> 
             raise StoreError(f"cannot save {name!r} of the model in {path}: {problem}")
         same = first.setdefault(_identity(tensor), name)
         if same == name:
-            stored[name] = [tensor]
+            stored[name] = tensor
         else:
             aliases[name] = same
-    make_inside(path.parent)
-    with replacing(path) as file:
-        kept = {_ALIASES: aliases, _APPLIED: sorted(applied)}
-        write_tensors(file, stored, {key: json.dumps(value) for key, value in kept.items() if value} or None)
+    kept = {_ALIASES: aliases, _APPLIED: sorted(applied)}
+    return Checkpoint(path, stored, {key: json.dumps(value) for key, value in kept.items() if value})
 
 
 def read(path: str | Path) -> dict[str, Tensor]:

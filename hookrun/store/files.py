@@ -153,15 +153,27 @@ class Lines:
 
     def reach(self) -> int:
         """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
+        size = self.size()
+        self.sync()
+        return size
+
+    def size(self) -> int:
+        """The bytes of the file by now, which may not be on the disk yet; 0 without a line."""
         self.require_there()
         try:
             if self._file is None and not is_there(self.path):
                 return 0
-            file = self._open()
-            os.fsync(file)
-            return os.fstat(file).st_size
+            return os.fstat(self._open()).st_size
         except OSError as error:
             raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
+
+    def sync(self) -> None:
+        """Wait until every line so far is on the disk; another thread may add lines. StoreError if it refuses."""
+        if self._file is not None:
+            try:
+                os.fsync(self._file)
+            except OSError as error:
+                raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
 
     def require_there(self) -> None:
         """StoreError where the open file has lost its name: lines in it would reach nobody."""

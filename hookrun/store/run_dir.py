@@ -132,18 +132,32 @@ class RunDir:
 
         Captured rows that are buffered become shards. StoreError if the disk refuses.
         """
-        found = {
-            "metrics": self._metrics.reach(),
-            "stats": self._stats.reach(),
-            "samples": self._samples.reach(),
-            "tokens": self._tokens.reach(),
-            "generations": self._generations.reach(),
-            "lens": self._lens.reach(),
+        found = self.written()
+        self.sync()
+        return found
+
+    def written(self) -> dict[str, Any]:
+        """The position, of which lines may not be on the disk before `sync` was called."""
+        return {
+            "metrics": self._metrics.size(),
+            "stats": self._stats.size(),
+            "samples": self._samples.size(),
+            "tokens": self._tokens.size(),
+            "generations": self._generations.size(),
+            "lens": self._lens.size(),
             "captures": self._folder_position(CAPTURES),
             "predictions": self._folder_position(PREDICTIONS),
         }
+
+    def sync(self) -> None:
+        """Wait until every line so far is on the disk; another thread may add lines meanwhile.
+
+        StoreError if the disk refuses.
+        """
+        lines = self._metrics, self._stats, self._samples, self._tokens, self._generations, self._lens
+        for each in lines:
+            each.sync()
         sync_folder(self.path)  # that the files are there too
-        return found
 
     def _folder_position(self, name: str) -> dict[str, Any]:
         if name in self.__dict__:  # a writer that nobody asked for would import torch

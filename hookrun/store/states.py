@@ -20,7 +20,7 @@ from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
 from hookrun.store.format import CHECKPOINTS, encode
 from hookrun.store.manifest import hashed
 from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
-from hookrun.store.tree import flatten, unflatten
+from hookrun.store.tree import Flat, flatten, unflatten
 
 TENSORS, STATE = "tensors.safetensors", "state.json"
 VERSION = 1
@@ -57,11 +57,12 @@ def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = L
     """Write one more state of the run in `run`, and remove all but the newest `keep`.
 
     about: what a reader has to know before it restores anything; plain values
+    tree:  also as `flatten` gave it
 
     Returns its folder. Raises NotPlain for what a state cannot hold, StoreError if the disk refuses; the states that
     were there are then as they were.
     """
-    values, tensors = flatten(tree)
+    values, tensors = tree if isinstance(tree, Flat) else flatten(tree)
     folder = run / CHECKPOINTS
     there = sorted(_numbers(run))
     path = folder / _named(max(there, default=0) + 1)

@@ -110,11 +110,18 @@ def write_tensors(
 
     digest = hashlib.sha256() if digest is None else digest
     size = 0
-    blocks = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
+    memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
+    blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
+    if end < _EARLY:  # a thread would take longer than it saves
+        for data in blocks:
+            digest.update(data)
+            file.write(data)
+            size += data.nbytes
+        return digest.hexdigest(), size
     behind = 0
     # Hashing takes twice as long as writing, and both leave Python alone.
     with ThreadPoolExecutor(1) as hashing:
-        for data in _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], blocks)):
+        for data in blocks:
             hashed = hashing.submit(digest.update, data)
             behind += data.nbytes
             if behind > _BEHIND:  # what waits to be hashed is held in memory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -22,13 +22,29 @@ class NotPlain(HookrunError):
     """A value that a tree cannot hold; the message says where it stands and what it is."""
 
 
-def flatten(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+class Flat(NamedTuple):
+    """A tree as JSON values, and its tensors by number."""
+
+    values: Any
+    tensors: dict[str, Tensor]
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def copied(self) -> Flat:
+        """With copies of the tensors on the CPU, so that the program may go on and change its own."""
+        return Flat(self.values, {name: each.to("cpu", copy=True) for name, each in self.tensors.items()})
+
+
+def flatten(tree: Any) -> Flat:
     """The tree as JSON values, and its tensors by number; a tensor that stands in two places is one.
 
     Raises NotPlain.
     """
     flattening = _Flattening()
-    return flattening.value(tree, ()), flattening.tensors
+    return Flat(flattening.value(tree, ()), flattening.tensors)
 
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:

@@ -12,7 +12,6 @@ from torch import Tensor
 from hookrun.containers import tensors
 
 
-@torch.no_grad()
 def all_finite(values: Iterable[Tensor]) -> bool:
     """Whether every element of the tensors, floating-point or complex, is finite.
 
@@ -20,9 +19,12 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     factor of 1, which leaves every bit as it is.
     """
     alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
-    for value in values:
-        plain = _plain(value)
-        alike.setdefault((plain.device, plain.dtype), []).append(plain)
+    for value in map(_plain, values):
+        key = value.device, value.dtype
+        if key in alike:
+            alike[key].append(value)
+        else:
+            alike[key] = [value]
     found = dict[torch.device, Tensor]()
     for (device, _), group in alike.items():
         if device not in found:

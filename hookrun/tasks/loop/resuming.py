@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from hookrun.store.format import encode
 from hookrun.store.named_files import named_files
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import LEAST_KEPT, SavedState, write_state
-from hookrun.store.tree import NotPlain
+from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
+from hookrun.tasks.loop.behind import Behind
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.results import Results
@@ -46,12 +47,14 @@ class Resuming:
     """The states of one run.
 
     around: a context in which the model holds the weights that are to be saved
+    behind: writes the states of epochs, and what else is to be on the disk before them
     """
 
     def __init__(self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
+        self.behind = Behind(at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
@@ -102,10 +105,11 @@ class Resuming:
         """
         signal = pending()
         self._put_off = self._put_off or (due and may_wait)
-        due = (due and not may_wait) or (self._put_off and self._waited())
+        waited = self._put_off and self._waited()
         minutes = self._checkpoint.every.minutes
-        if due or signal is not None or (minutes is not None and self.seconds >= 60 * minutes):
-            self.save()
+        late = minutes is not None and self.seconds >= 60 * minutes
+        if (due and not may_wait) or waited or late or signal is not None:
+            self.save(behind=may_wait and signal is None)
         if signal is not None:
             raise signal
 
@@ -118,8 +122,11 @@ class Resuming:
         """Since the last state, or since the run began."""
         return time.monotonic() - self._saved
 
-    def save(self) -> None:
-        """Write a state. HookrunError where a part of it cannot be saved."""
+    def save(self, *, behind: bool = False) -> None:
+        """Write a state. HookrunError where a part of it cannot be saved.
+
+        behind: the run may go on while it is written
+        """
         began = time.monotonic()
         try:
             with self.around():
@@ -128,11 +135,11 @@ class Resuming:
                     "model": model_state(self._model, trains=self._ready.task.trains),
                     "generators": generator_states(),
                     "hooks": self._hooks.state_dict(),
-                    "files": self._run_dir.position(),
+                    "files": self._run_dir.written(),
                 }
                 clock = self._hooks.clock
                 about = {**self._about, "at": {"epoch": clock.epoch, "step": clock.step}}
-                write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
+                self.behind.write(flatten(tree), partial(self._write, about), soon=behind)
         except NotPlain as error:
             raise HookrunError(
                 f"the run cannot be saved so that it could go on: {error}; train.checkpoint.every=null does without"
@@ -140,6 +147,10 @@ class Resuming:
         self._saved = time.monotonic()
         self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
         self._spent += self._cost
+
+    def _write(self, about: Mapping[str, Any], tree: Flat) -> None:
+        self._run_dir.sync()
+        write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
 
     @cached_property
     def _about(self) -> dict[str, Any]:

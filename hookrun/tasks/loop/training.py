@@ -146,14 +146,17 @@ def _save_last(loop: Loop) -> None:
         if loop.average is not None:
             with loop.average.swapped_in():
                 _save(running, AVERAGED)
+    running.resuming.behind.wait()
     kept = [name for name in (BEST, LAST, AVERAGED) if (running.run_dir.checkpoints / name).exists()]
     why = f"none, as train.checkpoint.save is {checkpoint.save}"
     running.screen.say(f"checkpoints: {', '.join(kept) or why}")
 
 
 def _save(running: Running, name: str) -> None:
+    """Soon: before the next state, and before `_save_last` ends."""
     path = running.run_dir.checkpoints / name
-    checkpoint.save(running.model, path, applied=running.prepared.plan.applied())
+    found = checkpoint.checkpoint_of(running.model, path, applied=running.prepared.plan.applied())
+    running.resuming.behind.write(found, checkpoint.Checkpoint.write)
 
 
 def _over(loop: Loop) -> bool:

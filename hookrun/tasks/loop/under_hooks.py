@@ -72,7 +72,12 @@ def run_under_hooks(
             screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
         running = Running(prepared, hooks, sink, run_dir, screen, scaler, resuming)
         # What was recorded before a failure is what explains it.
-        last = (sink.settle, run_dir.flush, lambda: run_dir.write_hooks(hook_facts(hooks)))
+        last = (
+            resuming.behind.close,
+            sink.settle,
+            run_dir.flush,
+            lambda: run_dir.write_hooks(hook_facts(hooks)),
+        )
         with ending(*last), listening():
             perform(running)
         stopped = hooks.stopped
