@@ -8,7 +8,9 @@ numbers (`data_ptr()`, `__cuda_array_interface__`) leave no trace in a tensor an
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any
+from weakref import getweakrefcount
 
 import torch
 from torch import Tensor
@@ -62,6 +64,34 @@ def owned(tensor: Tensor, *, whole: bool = False) -> bool:
         return True
     # Whoever exported the memory since it became copy-on-write has ended that.
     return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)
+
+
+def alone_in_memory(tensor: Tensor) -> bool:
+    """Whether the tensor fills memory of its own, which no view, export, graph or process has, and no storage object.
+
+    How many Python references there are to the tensor itself is not looked at.
+    """
+    return (
+        _holders_of_all_kinds(tensor) == _NO_OTHERS
+        and not _is_copy_on_write(tensor)  # whose elements a write would copy first
+        and not tensor.is_shared()
+    )
+
+
+def _holders_of_all_kinds(tensor: Tensor) -> tuple[Any, ...]:
+    """What is known of those who have the memory of a tensor with a storage."""
+    storage = tensor.untyped_storage()  # the same object for everyone
+    return (
+        _holders(storage._cdata),
+        tensor._use_count(),
+        getrefcount(storage),
+        getweakrefcount(storage),
+        storage.resizable(),
+        storage.nbytes() - tensor.nbytes,
+    )
+
+
+_NO_OTHERS = _holders_of_all_kinds(torch.empty(1, device="cpu"))
 
 
 def _unexported(tensor: Tensor, references: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.tensors import check_broadcast, scalars
@@ -48,6 +48,14 @@ class AddBias(Action):
         if isinstance(self.value, float):
             return _number(self.value)
         return _adding(site.constant("value"))
+
+    def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
+        """A number."""
+        import torch
+
+        value = cast(float, self.value)
+        tensors = scalars(value)
+        return lambda x, out: torch.add(x, tensors.get(x.dtype, value), out=out)
 
 
 def _adding(bias_for: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

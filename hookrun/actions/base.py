@@ -200,6 +200,11 @@ class Action(BaseModel):
         It may be called millions of times: resolve here whatever does not change.
         """
 
+    def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
+        """Where it is pointwise: a function (x, out) that writes what `build` makes of x into out, which may be x."""
+        function = self.build(site)
+        return lambda x, out: out.copy_(function(x))
+
     def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """Why the action does not fit `module` on a hook of that type, or None.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import AfterValidator, model_validator
 
@@ -68,6 +68,14 @@ class Clamp(Action):
         if low is None:
             return lambda x: x.clamp_max(high)
         return lambda x: x.clamp(low, high)
+
+    def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
+        """Between numbers."""
+        import torch
+
+        low, high = cast(float | None, self.min), cast(float | None, self.max)
+        lows, highs = _in_range(low), _in_range(high)
+        return lambda x, out: torch.clamp(x, lows.get(x.dtype, low), highs.get(x.dtype, high), out=out)
 
     def _by_tensors(self, site: Site) -> Callable[[Any], Any]:
         low, high = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hookrun.actions.base import Action, Site
 from hookrun.actions.tensors import check_broadcast, scalars
@@ -39,6 +39,14 @@ class Scale(Action):
             return x * factor
 
         return scale
+
+    def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
+        """By a number."""
+        import torch
+
+        factor = cast(float, self.factor)
+        tensors = scalars(factor)
+        return lambda x, out: torch.mul(x, tensors.get(x.dtype, factor), out=out)
 
 
 def _by_number(factor: float) -> Callable[[Tensor], Tensor]:

@@ -117,7 +117,7 @@ class Wiring:
             op = partial(_scheduled, op, open_gate)
         keys, action = site.spec.keys, site.spec.action
         alone = action.pointwise and site.part is None and keys.target is None
-        pointwise = action.build(site) if alone else None
+        pointwise = action.build_into(site) if alone else None
         return Firing(site, op, self.tracing.of(site, targeted=targeted), pointwise, open_gate)
 
     def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:

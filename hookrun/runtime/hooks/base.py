@@ -17,6 +17,7 @@ from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import InGraph
+from hookrun.runtime.in_parts import Into
 from hookrun.runtime.site import PlacedHook
 
 T = TypeVar("T")
@@ -27,14 +28,14 @@ class Firing:
     """A site and everything that it does to a value, its schedule included.
 
     traced: the same inside a compiled graph
-    pointwise: what it does to any part of a tensor that it acts on the whole of, its schedule left out; or None
+    pointwise: what it writes for any part of a tensor that it acts on the whole of, its schedule left out; or None
     is_open:   whether its schedule holds now; None: always
     """
 
     site: PlacedHook
     op: Op
     traced: InGraph
-    pointwise: Op | None = None
+    pointwise: Into | None = None
     is_open: Callable[[], bool] | None = None
 
     def repeat(self, value: Any) -> Any:

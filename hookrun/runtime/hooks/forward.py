@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from sys import _getframe, getrefcount
 from typing import Any
 
 from torch import nn
@@ -15,7 +16,8 @@ from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
-from hookrun.runtime.in_parts import divisible, in_parts
+from hookrun.runtime.in_parts import SMALLEST, divisible, in_parts
+from hookrun.runtime.sole_reference import SoleReference
 
 
 class ForwardPre(ModuleHook):
@@ -96,18 +98,25 @@ class ForwardInParts(Forward):
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
-        if tracing() or graph_task() != NO_BACKWARD or not self.firings or not divisible(output):
+        if tracing() or graph_task() != NO_BACKWARD or not divisible(output):
             return super().forward(module, args, output)
-        if self.firings[0].site.clock.counting:  # of each edit what it changed
+        if self.firings and self.firings[0].site.clock.counting:  # of each edit what it changed
             return super().forward(module, args, output)
         now = [firing for firing in self.firings if firing.is_open is None or firing.is_open()]
         for firing in now:
             firing.site.fired += 1
         functions = [firing.pointwise for firing in now if firing.pointwise is not None]
+        overwrite = _OUTPUTS.overwritable(output, getrefcount(output), _getframe(1).f_code)
         try:
-            return in_parts(functions, output) if functions else output
+            return in_parts(functions, output, overwrite=overwrite) if functions else output
         except Exception as error:
             raise HookError(f"{now[0].site.where}: {error}") from error
+
+
+_OUTPUTS = SoleReference(
+    lambda module: module.register_forward_hook(ForwardInParts().forward),  # without edits
+    SMALLEST,
+)
 
 
 def _unchanged(value: Any) -> Any:

@@ -31,10 +31,12 @@ def test_the_result_is_that_of_one_edit_after_the_other(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     divided = list[int]()
-    monkeypatch.setattr(
-        "hookrun.runtime.hooks.forward.in_parts",
-        lambda functions, x: divided.append(len(functions)) or parts.in_parts(functions, x),
-    )
+
+    def counted(functions: list[parts.Into], x: Tensor, *, overwrite: bool) -> Tensor:
+        divided.append(len(functions))
+        return parts.in_parts(functions, x, overwrite=overwrite)
+
+    monkeypatch.setattr("hookrun.runtime.hooks.forward.in_parts", counted)
     x = torch.randn(3, 401, 999, dtype=dtype)
     x[0, 0, :3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
     before = x.clone()
