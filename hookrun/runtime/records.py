@@ -17,10 +17,12 @@ from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError, reason
+from hookrun.kernels.statistics import Record, recording
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.site import PlacedHook
-from hookrun.runtime.small_tensors import SmallTensors, Waiting
+from hookrun.runtime.small_tensors import Waiting
+from hookrun.runtime.statistics import Statistics
 from hookrun.snapshot import copied, held, in_reach, snapshot
 from hookrun.tensor_copies import (
     functorch_level,
@@ -61,7 +63,7 @@ class RecordSink(ABC):
     def __init__(self) -> None:
         self.stop: str | None = None
         self._pending = list[dict[str, Any] | Waiting]()
-        self._small = SmallTensors()
+        self._statistics = Statistics()
         self._budgets = dict[str, Budget]()
 
     def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
@@ -138,13 +140,17 @@ class RecordSink(ABC):
 
     def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
         """Take a record of a small tensor, which has its statistics before it is read."""
-        waiting = self._small.add(data.x, data.of, start)
+        waiting = self._statistics.add(data.x, data.of, start)
         if waiting is None:
             return False
         self._pending.append(waiting)
         if len(self._pending) > MOST_PENDING:
             self.settle()
         return True
+
+    def recording(self, of: tuple[str, ...], start: dict[str, Any]) -> Record | None:
+        """A function that appends records of statistics to those that are pending, see `kernels.statistics`."""
+        return recording(of, start, self._pending, MOST_PENDING)
 
     def fail(self, site: PlacedHook, what: str) -> None:
         """Raise HookError, with hook and module."""
@@ -155,8 +161,9 @@ class RecordSink(ABC):
 
         HookError for a record that cannot be read; those after it stay pending.
         """
-        pending, self._pending = self._pending, []
-        self._small.measure()
+        pending = self._pending[:]
+        del self._pending[: len(pending)]  # always the same list: hooks append to it
+        self._statistics.measure()
         for number, record in enumerate(pending):
             try:
                 if isinstance(record, dict):
@@ -164,7 +171,7 @@ class RecordSink(ABC):
                 else:
                     self.store(record[0])
             except BaseException:
-                self._pending = [*pending[number + 1 :], *self._pending]
+                self._pending[:0] = pending[number + 1 :]
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:
