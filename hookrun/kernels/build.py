@@ -22,6 +22,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hookrun.kernels import NoLibrary
+
 SECONDS = 10.0
 """A compiler that takes longer is stopped. It takes about half a second."""
 
@@ -30,10 +32,6 @@ _AGAIN_AFTER = 86_400.0
 
 _FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread")
 """None of them changes what a computation gives with NaN and infinity."""
-
-
-class NoLibrary(Exception):
-    """Why there is no library."""
 
 
 def library(source: Path) -> Path:
@@ -176,9 +174,10 @@ def _run(command: Sequence[str], folder: str, until: float) -> tuple[int, str]:
     ) as process:
         try:
             _, said = process.communicate(timeout=max(until - time.monotonic(), 0.1))
-        except subprocess.TimeoutExpired:
-            raise NoLibrary(f"{command[0]} took more than {SECONDS:g} seconds") from None
-        finally:
+        except BaseException as error:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+                os.killpg(process.pid, signal.SIGKILL)  # what it started too
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise NoLibrary(f"{command[0]} took more than {SECONDS:g} seconds") from None
+            raise
     return process.returncode, said

@@ -169,7 +169,7 @@ static void from_float16(const uint16_t *x, int n, float *out)
     for (int i = 0; i < n; i++) {
         uint32_t sign = (uint32_t)(x[i] & 0x8000) << 16, rest = x[i] & 0x7fff;
         uint32_t normal = (rest << 13) + ((127 - 15) << 23);
-        normal += rest >= 0x7c00 ? (uint32_t)(127 - 15 + 1) << 23 : 0; /* infinity and NaN */
+        normal += rest >= 0x7c00 ? (uint32_t)(127 - 15) << 23 : 0; /* infinity and NaN */
         float tiny = (float)(int32_t)rest * 0x1p-24f;                  /* subnormal: a count of the smallest */
         uint32_t tiny_bits;
         memcpy(&tiny_bits, &tiny, sizeof tiny);

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hookrun.kernels.build import NoLibrary, library
+from hookrun.kernels import NoLibrary
 
 SWITCH = "HOOKRUN_KERNELS"
 """The environment variable that turns compiled functions off: ``0``."""
@@ -48,6 +48,11 @@ Sums are taken in float64, and given in float32 unless the tensor is of float64.
 
 Record = Callable[[Tensor, str, int, int, int], bool | None]
 """Append a record: of a tensor, with mode, epoch, step and call. None: none was made; False: enough are pending."""
+
+
+def prepare() -> None:
+    """Compile and load now what can be: half a second, once for each machine."""
+    _kernel()
 
 
 def measuring(of: Sequence[str]) -> Measure | None:
@@ -109,6 +114,8 @@ def _kernel() -> _Kernel | None:
         if os.environ.get(SWITCH) == "0":
             raise NoLibrary(f"{SWITCH} is 0")
         _require_python()
+        from hookrun.kernels.build import library
+
         kernel = _Kernel(library(Path(__file__).with_name("statistics.c")))
         _require_right(kernel)
     except (NoLibrary, OSError, AttributeError) as error:  # the last: what it does not hold

@@ -54,7 +54,8 @@ class Budget:
 class RecordSink(ABC):
     """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
 
-    stop: why a check with policy `stop` asks for the end of the run, or None
+    stop:  why a check with policy `stop` asks for the end of the run, or None
+    muted: records are not taken now
     """
 
     wants_calls = False
@@ -62,6 +63,7 @@ class RecordSink(ABC):
 
     def __init__(self) -> None:
         self.stop: str | None = None
+        self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
         self._statistics = Statistics()
         self._budgets = dict[str, Budget]()
@@ -123,6 +125,8 @@ class RecordSink(ABC):
 
         What `torch.func` wraps is taken out of it; a record of a model that is being traced says nothing, and is left.
         """
+        if self.muted:
+            return
         for key, value in record.items():
             if isinstance(value, Tensor):
                 if (found := readable(value)) is None:
@@ -139,7 +143,9 @@ class RecordSink(ABC):
             self.settle()
 
     def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record of a small tensor, which has its statistics before it is read."""
+        """Take a record that has its statistics before it is read."""
+        if self.muted:
+            return True
         waiting = self._statistics.add(data.x, data.of, start)
         if waiting is None:
             return False

@@ -8,6 +8,7 @@ import torch
 
 from hookrun.actions.stats import Stats
 from hookrun.hook_types import FORWARD
+from hookrun.kernels.statistics import prepare
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.records import RecordSink
 from hookrun.runtime.site import PlacedHook
@@ -18,12 +19,13 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 def at_once(site: PlacedHook, otherwise: Op) -> Op:
     """The op of a site: `otherwise`, but for outputs that a compiled function measures."""
     sink, action = site.sink, site.spec.action
-    whole = site.part is None and site.spec.keys.target is None
-    if type(action) is not Stats or site.hook_type is not FORWARD or not whole:
+    if type(action) is not Stats or not isinstance(sink, RecordSink) or not sink.has_values:
         return otherwise
-    if not isinstance(sink, RecordSink) or not sink.has_values:
+    prepare()  # at installation, not in the first step
+    if site.hook_type is not FORWARD or site.part is not None or site.spec.keys.target is not None:
         return otherwise
-    if type(sink).measure is not RecordSink.measure:  # it has its own way with statistics
+    measure: Any = type(sink).measure
+    if measure is not RecordSink.measure:  # it has its own way with statistics
         return otherwise
     start: dict[str, Any] = {
         "hook": site.hook_name,
@@ -39,7 +41,7 @@ def at_once(site: PlacedHook, otherwise: Op) -> Op:
     clock, model = site.clock, site.clock.model
 
     def observe(value: Any) -> Any:
-        if _dispatch_modes():  # of fake tensors, for one, among which a real one says nothing
+        if sink.muted or _dispatch_modes():  # of fake tensors, for one, among which a real one says nothing
             return otherwise(value)
         calls = site.calls
         call = 0 if calls is None else calls.now.number
