@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from hookrun.actions.base import Keeper
 from hookrun.actions.rows import TokenRows
-from hookrun.actions.stats import Measured
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, listed
 from hookrun.proving import Plan
@@ -279,7 +278,6 @@ class RecordingSink(RunSink):
 
     def __init__(self, run_dir: RunDir) -> None:
         super().__init__(run_dir, print)
-        self.muted = False
         self.captured = False
         self.numbered = 0
 
@@ -308,15 +306,6 @@ class RecordingSink(RunSink):
         """Go on from there."""
         super().load_state_dict(state)
         self.numbered, self.captured = state["numbered"], state["captured"]
-
-    def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Take a record, unless muted."""
-        if not self.muted:
-            super().emit(record, show=show)
-
-    def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record of a small tensor, unless muted."""
-        return self.muted or super().measure(start, data)
 
 
 class RowCounter(RegisteredHook):

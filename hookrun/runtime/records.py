@@ -17,11 +17,13 @@ from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError, reason
+from hookrun.kernels.statistics import Record, recording
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
 from hookrun.runtime.last_good import Judged, LastGood
 from hookrun.runtime.site import PlacedHook
-from hookrun.runtime.small_tensors import SmallTensors, Waiting
+from hookrun.runtime.small_tensors import Waiting
+from hookrun.runtime.statistics import Statistics
 from hookrun.snapshot import copied, held, in_reach, snapshot
 from hookrun.tensor_copies import (
     functorch_level,
@@ -53,7 +55,8 @@ class Budget:
 class RecordSink(ABC):
     """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
 
-    stop: why a check with policy `stop` asks for the end of the run, or None
+    stop:  why a check with policy `stop` asks for the end of the run, or None
+    muted: records are not taken now
     """
 
     wants_calls = False
@@ -62,8 +65,9 @@ class RecordSink(ABC):
     def __init__(self) -> None:
         self.stop: str | None = None
         self._last_good = LastGood()
+        self.muted = False
         self._pending = list[dict[str, Any] | Waiting]()
-        self._small = SmallTensors()
+        self._statistics = Statistics()
         self._budgets = dict[str, Budget]()
 
     def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
@@ -123,6 +127,8 @@ class RecordSink(ABC):
 
         What `torch.func` wraps is taken out of it; a record of a model that is being traced says nothing, and is left.
         """
+        if self.muted:
+            return
         for key, value in record.items():
             if isinstance(value, Tensor):
                 if (found := readable(value)) is None:
@@ -139,14 +145,20 @@ class RecordSink(ABC):
             self.settle()
 
     def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record of a small tensor, which has its statistics before it is read."""
-        waiting = self._small.add(data.x, data.of, start)
+        """Take a record that has its statistics before it is read."""
+        if self.muted:
+            return True
+        waiting = self._statistics.add(data.x, data.of, start)
         if waiting is None:
             return False
         self._pending.append(waiting)
         if len(self._pending) > MOST_PENDING:
             self.settle()
         return True
+
+    def recording(self, of: tuple[str, ...], start: dict[str, Any]) -> Record | None:
+        """A function that appends records of statistics to those that are pending, see `kernels.statistics`."""
+        return recording(of, start, self._pending, MOST_PENDING)
 
     def fail(self, site: PlacedHook, what: str) -> None:
         """Raise HookError, with hook and module."""
@@ -157,8 +169,9 @@ class RecordSink(ABC):
 
         HookError for a record that cannot be read; those after it stay pending.
         """
-        pending, self._pending = self._pending, []
-        self._small.measure()
+        pending = self._pending[:]
+        del self._pending[: len(pending)]  # always the same list: hooks append to it
+        self._statistics.measure()
         for number, record in enumerate(pending):
             try:
                 if isinstance(record, dict):
@@ -166,7 +179,7 @@ class RecordSink(ABC):
                 else:
                     self.store(record[0])
             except BaseException:
-                self._pending = [*pending[number + 1 :], *self._pending]
+                self._pending[:0] = pending[number + 1 :]
                 raise
 
     def _settle(self, record: dict[str, Any]) -> None:

@@ -67,6 +67,8 @@ class SmallTensors:
 
     def measure(self) -> None:
         """Complete every record that waits for its statistics."""
+        if not self._buffers:
+            return
         with self._lock, computing():
             for buffer in self._buffers.values():
                 buffer.measure()

@@ -24,6 +24,7 @@ from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
+from hookrun.runtime.records_at_once import at_once
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.runtime.unscaled import unscaled
@@ -108,7 +109,7 @@ class Wiring:
 
     def _firing(self, site: PlacedHook) -> Firing:
         targeted = not registered_hooks()[site.hook_type].finds_target
-        op = compose(site, targeted=targeted)
+        op = at_once(site, compose(site, targeted=targeted))
         if site.hook_type.phase == "backward":
             op = unscaled(op, self.clock)
         op = self.sink.guard(site, op)

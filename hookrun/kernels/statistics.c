@@ -1,0 +1,525 @@
+/* The statistics of a tensor in one pass, for hookrun/kernels/statistics.py.
+
+   Sums are taken in double precision around an element of the tensor, so that a mean that is much larger than the
+   deviation does no harm. A tensor is divided in the same way whatever the number of threads: the result is the same.
+
+   No headers of Python or torch: what is used of Python belongs to its stable ABI, and tensors are looked at through
+   DLPack's exchange functions (dmlc/dlpack, version 1), read-only. */
+
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Python's stable ABI ------------------------------------------------------------------------------------- */
+
+typedef struct PyObject PyObject;
+typedef PyObject *(*Function)(PyObject *self, PyObject *const *arguments, ptrdiff_t count);
+typedef struct {
+    const char *name;
+    Function function;
+    int flags;
+    const char *doc;
+} PyMethodDef;
+enum { METH_FASTCALL = 0x80 };
+
+extern PyObject _Py_NoneStruct, _Py_TrueStruct, _Py_FalseStruct;
+extern PyObject *PyCFunction_NewEx(PyMethodDef *definition, PyObject *self, PyObject *module);
+extern PyObject *PyCapsule_New(void *pointer, const char *name, void (*destructor)(PyObject *));
+extern void *PyCapsule_GetPointer(PyObject *capsule, const char *name);
+extern PyObject *PyFloat_FromDouble(double value);
+extern PyObject *PyLong_FromLongLong(long long value);
+extern PyObject *PyTuple_New(ptrdiff_t size);
+extern int PyTuple_SetItem(PyObject *tuple, ptrdiff_t place, PyObject *stolen);
+extern PyObject *PyTuple_GetItem(PyObject *tuple, ptrdiff_t place);
+extern PyObject *PyDict_Copy(PyObject *dict);
+extern int PyDict_SetItem(PyObject *dict, PyObject *key, PyObject *value);
+extern PyObject *PyList_New(ptrdiff_t size);
+extern ptrdiff_t PyList_Size(PyObject *list);
+extern int PyList_SetItem(PyObject *list, ptrdiff_t place, PyObject *stolen);
+extern int PyList_Append(PyObject *list, PyObject *value);
+extern PyObject *PyObject_Type(PyObject *object);
+extern void Py_IncRef(PyObject *object);
+extern void Py_DecRef(PyObject *object);
+extern void PyErr_Clear(void);
+extern void *PyEval_SaveThread(void);
+extern void PyEval_RestoreThread(void *state);
+
+/* ---- DLPack --------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    void *data;
+    struct { int32_t type, number; } device;
+    int32_t ndim;
+    struct { uint8_t code, bits; uint16_t lanes; } dtype;
+    int64_t *shape;
+    int64_t *strides;
+    uint64_t byte_offset;
+} DLTensor;
+
+typedef struct {
+    struct { uint32_t major, minor; } version;
+    void *previous;
+    void *allocate, *owned_from_object, *object_from_owned;
+    int (*from_object)(void *object, DLTensor *out);
+    void *stream;
+} Exchange;
+
+enum { CPU = 1, FLOAT = 2, BFLOAT = 4 };
+
+/* ---- one block ------------------------------------------------------------------------------------------------ */
+
+/* Of a block in a core's first cache, and of a part, whose blocks are added up in their order. */
+enum { BLOCK = 2048, PART = 64 * BLOCK };
+
+typedef struct {
+    double n, mean, spread; /* spread: the sum of (x - mean)^2 */
+    double squares, absolute, low, high;
+    long double sum;
+    int64_t zeros, nans, infs;
+} Moments;
+
+enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
+
+/* The sums are around the first element: of differences to it nothing is lost where the mean is large. The sum of
+   squares follows from them; that of float64 is added up as well, for it is not rounded to float32. */
+#define MEASURE_BLOCK(NAME, T, WIDE)                                                                                  \
+    static void NAME(const T *restrict x, int n, int flags, Moments *out)                                             \
+    {                                                                                                                 \
+        double centre = isfinite(x[0]) ? (double)x[0] : 0, off = 0, around = 0, squares = 0;                          \
+        T low = x[0], high = x[0];                                                                                    \
+        _Pragma("omp simd reduction(+ : off, around, squares) reduction(min : low) reduction(max : high)")            \
+        for (int i = 0; i < n; i++) {                                                                                 \
+            double d = (double)x[i] - centre;                                                                         \
+            off += d;                                                                                                 \
+            around += d * d;                                                                                          \
+            if (WIDE)                                                                                                 \
+                squares += (double)x[i] * (double)x[i];                                                               \
+            low = x[i] < low ? x[i] : low;                                                                            \
+            high = x[i] > high ? x[i] : high;                                                                         \
+        }                                                                                                             \
+        if (!(WIDE))                                                                                                  \
+            squares = around + centre * (2 * off + centre * n);                                                       \
+        out->n = n;                                                                                                   \
+        out->sum = (long double)centre * n + off;                                                                     \
+        out->mean = centre + off / n;                                                                                 \
+        out->spread = around - off * (off / n);                                                                       \
+        out->squares = squares;                                                                                       \
+        out->low = low;                                                                                               \
+        out->high = high;                                                                                             \
+        out->absolute = 0;                                                                                            \
+        out->zeros = out->nans = out->infs = 0;                                                                       \
+        if (flags & WITH_ABSOLUTE) {                                                                                  \
+            double sum = 0;                                                                                           \
+            _Pragma("omp simd reduction(+ : sum)")                                                                    \
+            for (int i = 0; i < n; i++)                                                                               \
+                sum += x[i] < 0 ? -(double)x[i] : (double)x[i];                                                       \
+            out->absolute = sum;                                                                                      \
+        }                                                                                                             \
+        if (flags & WITH_ZEROS) {                                                                                     \
+            int count = 0;                                                                                            \
+            _Pragma("omp simd reduction(+ : count)")                                                                  \
+            for (int i = 0; i < n; i++)                                                                               \
+                count += x[i] == 0;                                                                                   \
+            out->zeros = count;                                                                                       \
+        }                                                                                                             \
+        if (!(isfinite(around) && isfinite(out->mean) && isfinite(squares)))                                          \
+            NAME##_not_finite(x, n, out);                                                                             \
+    }
+
+/* Something in the block, or the sum of its squares, is not finite: the slow way. */
+#define NOT_FINITE(NAME, T)                                                                                           \
+    static void NAME##_not_finite(const T *x, int n, Moments *out)                                                    \
+    {                                                                                                                 \
+        double sum = 0, squares = 0, low = INFINITY, high = -INFINITY;                                                \
+        for (int i = 0; i < n; i++) {                                                                                 \
+            out->nans += isnan(x[i]) != 0;                                                                            \
+            out->infs += isinf(x[i]) != 0;                                                                            \
+            sum += x[i];                                                                                              \
+            squares += (double)x[i] * (double)x[i];                                                                   \
+            low = x[i] < low ? x[i] : low;                                                                            \
+            high = x[i] > high ? x[i] : high;                                                                         \
+        }                                                                                                             \
+        out->sum = sum;                                                                                               \
+        out->mean = sum / n;                                                                                          \
+        out->squares = squares;                                                                                       \
+        out->spread = out->nans || out->infs ? NAN : INFINITY;                                                        \
+        out->low = out->nans ? NAN : low;                                                                             \
+        out->high = out->nans ? NAN : high;                                                                           \
+    }
+
+NOT_FINITE(of_floats, float)
+MEASURE_BLOCK(of_floats, float, 0)
+NOT_FINITE(of_doubles, double)
+MEASURE_BLOCK(of_doubles, double, 1)
+
+static void from_bfloat16(const uint16_t *x, int n, float *out)
+{
+    uint32_t bits[BLOCK];
+    for (int i = 0; i < n; i++)
+        bits[i] = (uint32_t)x[i] << 16;
+    memcpy(out, bits, (size_t)n * sizeof *out);
+}
+
+static void from_float16(const uint16_t *x, int n, float *out)
+{
+    uint32_t bits[BLOCK];
+    for (int i = 0; i < n; i++) {
+        uint32_t sign = (uint32_t)(x[i] & 0x8000) << 16, rest = x[i] & 0x7fff;
+        uint32_t normal = (rest << 13) + ((127 - 15) << 23);
+        normal += rest >= 0x7c00 ? (uint32_t)(127 - 15) << 23 : 0; /* infinity and NaN */
+        float tiny = (float)(int32_t)rest * 0x1p-24f;                  /* subnormal: a count of the smallest */
+        uint32_t tiny_bits;
+        memcpy(&tiny_bits, &tiny, sizeof tiny);
+        bits[i] = sign | (rest < 0x400 ? tiny_bits : normal);
+    }
+    memcpy(out, bits, (size_t)n * sizeof *out);
+}
+
+/* ---- a tensor ------------------------------------------------------------------------------------------------- */
+
+typedef enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 } Kind;
+
+static const int bytes_of[] = {4, 8, 2, 2};
+
+/* Chan, Golub and LeVeque 1983. */
+static void add(Moments *all, const Moments *more)
+{
+    double n = all->n + more->n, delta = more->mean - all->mean;
+    all->spread += more->spread + delta * delta * (all->n * more->n / n);
+    all->mean += delta * (more->n / n);
+    all->n = n;
+    all->sum += more->sum;
+    all->squares += more->squares;
+    all->absolute += more->absolute;
+    all->low = all->low != all->low || all->low < more->low ? all->low : more->low;
+    all->high = all->high != all->high || all->high > more->high ? all->high : more->high;
+    all->zeros += more->zeros;
+    all->nans += more->nans;
+    all->infs += more->infs;
+}
+
+static void measure_part(const char *data, Kind kind, int64_t n, int flags, Moments *out)
+{
+    for (int64_t at = 0; at < n; at += BLOCK) {
+        int size = n - at < BLOCK ? (int)(n - at) : BLOCK;
+        const char *x = data + at * bytes_of[kind];
+        float converted[BLOCK];
+        Moments of_block;
+        Moments *found = at ? &of_block : out;
+        switch (kind) {
+        case FLOAT32: of_floats((const float *)x, size, flags, found); break;
+        case FLOAT64: of_doubles((const double *)x, size, flags, found); break;
+        case FLOAT16:
+            from_float16((const uint16_t *)x, size, converted);
+            of_floats(converted, size, flags, found);
+            break;
+        case BFLOAT16:
+            from_bfloat16((const uint16_t *)x, size, converted);
+            of_floats(converted, size, flags, found);
+            break;
+        }
+        if (at)
+            add(out, &of_block);
+    }
+}
+
+typedef struct {
+    const char *data;
+    Kind kind;
+    int64_t n;
+    int flags;
+    int64_t first, last; /* of the parts */
+    Moments *of_parts;
+} Share;
+
+static void *measure_share(void *given)
+{
+    Share *share = given;
+    for (int64_t part = share->first; part < share->last; part++) {
+        int64_t at = part * PART, left = share->n - at;
+        const char *x = share->data + at * bytes_of[share->kind];
+        measure_part(x, share->kind, left < PART ? left : PART, share->flags, share->of_parts + part);
+    }
+    return NULL;
+}
+
+enum { MOST_THREADS = 64, PARTS_OF_A_THREAD = 4 };
+
+/* False: no memory. */
+static int measure(const char *data, Kind kind, int64_t n, int flags, int threads, Moments *out)
+{
+    int64_t parts = (n + PART - 1) / PART;
+    if (parts <= 1) {
+        measure_part(data, kind, n, flags, out);
+        return 1;
+    }
+    Moments *of_parts = malloc((size_t)parts * sizeof *of_parts);
+    if (!of_parts)
+        return 0;
+    int64_t most = parts / PARTS_OF_A_THREAD;
+    if (threads > most)
+        threads = (int)most;
+    if (threads > MOST_THREADS)
+        threads = MOST_THREADS;
+    if (threads < 1)
+        threads = 1;
+    Share shares[MOST_THREADS];
+    pthread_t started[MOST_THREADS];
+    int running[MOST_THREADS] = {0};
+    for (int each = 0; each < threads; each++) {
+        Share share = {data, kind, n, flags, parts * each / threads, parts * (each + 1) / threads, of_parts};
+        shares[each] = share;
+        running[each] = each && !pthread_create(started + each, NULL, measure_share, shares + each);
+    }
+    for (int each = 0; each < threads; each++)
+        if (!running[each])
+            measure_share(shares + each);
+    for (int each = 0; each < threads; each++)
+        if (running[each])
+            pthread_join(started[each], NULL);
+    *out = of_parts[0];
+    for (int64_t part = 1; part < parts; part++)
+        add(out, of_parts + part);
+    free(of_parts);
+    return 1;
+}
+
+/* The elements fill one piece of memory, in whatever order of dimensions. Their number; 0: they do not. */
+static int64_t dense(const DLTensor *x)
+{
+    int64_t n = 1;
+    int in_order = 1;
+    for (int dim = x->ndim - 1; dim >= 0; dim--) {
+        in_order &= x->shape[dim] == 1 || x->strides[dim] == n;
+        n *= x->shape[dim];
+    }
+    if (in_order || n == 0)
+        return n;
+    int64_t expected = 1;
+    while (expected < n) {
+        int found = 0;
+        for (int dim = 0; dim < x->ndim && !found; dim++)
+            if (x->shape[dim] > 1 && x->strides[dim] == expected) {
+                expected *= x->shape[dim];
+                found = 1;
+            }
+        if (!found)
+            return 0;
+    }
+    return n;
+}
+
+static int kind_of(const DLTensor *x, Kind *kind)
+{
+    if (x->dtype.lanes != 1)
+        return 0;
+    if (x->dtype.code == BFLOAT && x->dtype.bits == 16)
+        *kind = BFLOAT16;
+    else if (x->dtype.code == FLOAT && x->dtype.bits == 32)
+        *kind = FLOAT32;
+    else if (x->dtype.code == FLOAT && x->dtype.bits == 64)
+        *kind = FLOAT64;
+    else if (x->dtype.code == FLOAT && x->dtype.bits == 16)
+        *kind = FLOAT16;
+    else
+        return 0;
+    return 1;
+}
+
+/* ---- for Python ----------------------------------------------------------------------------------------------- */
+
+typedef enum { MEAN, STD, VAR, MIN, MAX, NORM, ABS_MEAN, ABS_MAX, SUM, ZEROS, NANS, INFS, BYTES, NUMEL } Statistic;
+
+enum { MOST_STATISTICS = 64, OF_A_FIRING = 4 };
+enum { LONG = 1 << 16 }; /* elements that are measured without the interpreter's lock */
+
+/* What one function measures.
+
+   keys:    the names of what a record says of a firing, then those of the statistics
+   start:   a record with all its keys, and the values that are the same at every firing
+   pending: a list of lists that hold one record each; `most`: whoever adds more is to be told */
+typedef struct {
+    const Exchange *exchange;
+    PyObject *tensor, *parameter; /* the two types, which live as long as torch does */
+    int count, flags, threads;
+    unsigned char wanted[MOST_STATISTICS];
+    PyObject *keys, *start, *pending;
+    ptrdiff_t most;
+} Wanted;
+
+static PyObject *number(double value, Kind kind)
+{
+    return PyFloat_FromDouble(kind == FLOAT64 ? value : (double)(float)value);
+}
+
+static PyObject *statistic(int name, const Moments *found, Kind kind)
+{
+    double n = found->n;
+    double spread = found->spread < 0 ? 0 : found->spread, squares = found->squares < 0 ? 0 : found->squares;
+    switch ((Statistic)name) {
+    case MEAN: return number((double)(found->sum / n), kind);
+    case STD: return number(sqrt(spread / (n - 1)), kind);
+    case VAR: return number(spread / (n - 1), kind);
+    case MIN: return number(found->low, kind);
+    case MAX: return number(found->high, kind);
+    case NORM: return number(sqrt(squares), kind);
+    case ABS_MEAN: return number(found->absolute / n, kind);
+    case ABS_MAX: return number(found->nans ? NAN : fmax(found->high, -found->low), kind);
+    case SUM: return number((double)found->sum, kind);
+    case ZEROS: return number((double)found->zeros / n, kind);
+    case NANS: return PyLong_FromLongLong(found->nans);
+    case INFS: return PyLong_FromLongLong(found->infs);
+    case BYTES: return PyLong_FromLongLong((int64_t)n * bytes_of[kind]);
+    case NUMEL: return PyLong_FromLongLong((int64_t)n);
+    }
+    return NULL;
+}
+
+static PyObject *given(PyObject *object)
+{
+    Py_IncRef(object);
+    return object;
+}
+
+/* The moments of a tensor of at least two elements in memory of this process. False: it is something else. */
+static int look(const Wanted *wanted, PyObject *object, Kind *kind, Moments *found)
+{
+    PyObject *type = PyObject_Type(object);
+    Py_DecRef(type);
+    if (type != wanted->tensor && type != wanted->parameter)
+        return 0;
+    DLTensor x;
+    if (wanted->exchange->from_object(object, &x)) {
+        PyErr_Clear();
+        return 0;
+    }
+    if (x.device.type != CPU || !x.data || !kind_of(&x, kind))
+        return 0;
+    /* One element may be the imaginary part of a conjugate, whose sign is kept apart. Of several those are apart too. */
+    int64_t n = dense(&x);
+    if (n < 2)
+        return 0;
+    const char *data = (const char *)x.data + x.byte_offset;
+    if (n < LONG)
+        return measure(data, *kind, n, wanted->flags, 1, found);
+    void *state = PyEval_SaveThread();
+    int done = measure(data, *kind, n, wanted->flags, wanted->threads, found);
+    PyEval_RestoreThread(state);
+    return done;
+}
+
+static PyObject *measured(PyObject *self, PyObject *const *arguments, ptrdiff_t count)
+{
+    const Wanted *wanted = PyCapsule_GetPointer(self, NULL);
+    Kind kind;
+    Moments found;
+    if (!wanted || count != 1 || !look(wanted, arguments[0], &kind, &found))
+        return given(&_Py_NoneStruct);
+    PyObject *values = PyTuple_New(wanted->count);
+    for (int place = 0; values && place < wanted->count; place++)
+        PyTuple_SetItem(values, place, statistic(wanted->wanted[place], &found, kind));
+    return values;
+}
+
+/* Set a new value, which is given away. False: no memory. */
+static int put(PyObject *record, PyObject *key, PyObject *value)
+{
+    int done = value && !PyDict_SetItem(record, key, value);
+    if (value)
+        Py_DecRef(value);
+    return done;
+}
+
+static PyObject *make_record(const Wanted *wanted, PyObject *const *firing, const Moments *found, Kind kind)
+{
+    PyObject *record = PyDict_Copy(wanted->start);
+    int done = record != NULL;
+    for (int place = 0; done && place < OF_A_FIRING; place++)
+        done = !PyDict_SetItem(record, PyTuple_GetItem(wanted->keys, place), firing[place]);
+    for (int place = 0; done && place < wanted->count; place++) {
+        PyObject *key = PyTuple_GetItem(wanted->keys, OF_A_FIRING + place);
+        done = put(record, key, statistic(wanted->wanted[place], found, kind));
+    }
+    if (done)
+        return record;
+    if (record)
+        Py_DecRef(record);
+    return NULL;
+}
+
+/* Arguments: the tensor, then what the record says of the firing. */
+static PyObject *recorded(PyObject *self, PyObject *const *arguments, ptrdiff_t count)
+{
+    const Wanted *wanted = PyCapsule_GetPointer(self, NULL);
+    Kind kind;
+    Moments found;
+    if (!wanted || count != 1 + OF_A_FIRING || !look(wanted, arguments[0], &kind, &found))
+        return given(&_Py_NoneStruct);
+    PyObject *record = make_record(wanted, arguments + 1, &found, kind);
+    if (!record)
+        return NULL;
+    PyObject *waiting = PyList_New(1);
+    if (!waiting) {
+        Py_DecRef(record);
+        return NULL;
+    }
+    PyList_SetItem(waiting, 0, record);
+    int failed = PyList_Append(wanted->pending, waiting);
+    Py_DecRef(waiting);
+    if (failed)
+        return NULL;
+    return given(PyList_Size(wanted->pending) > wanted->most ? &_Py_FalseStruct : &_Py_TrueStruct);
+}
+
+static PyMethodDef of_a_tensor = {"measured", measured, METH_FASTCALL, "The statistics of a tensor, or None."};
+static PyMethodDef of_a_firing = {"recorded", recorded, METH_FASTCALL, "Whether a record was made; None: it was not."};
+
+static void release(PyObject *capsule)
+{
+    Wanted *wanted = PyCapsule_GetPointer(capsule, NULL);
+    PyObject *held[] = {wanted->keys, wanted->start, wanted->pending};
+    for (int each = 0; each < 3; each++)
+        if (held[each])
+            Py_DecRef(held[each]);
+    free(wanted);
+}
+
+/* A Python function for the statistics of a tensor. NULL: no memory; None: another version of DLPack.
+
+   names:   which statistics, `count` of them
+   keys:    None: it gives a tuple of them. A tuple: it appends a record to `pending`, see Wanted */
+PyObject *measuring(const Exchange *exchange, PyObject *tensor, PyObject *parameter, const unsigned char *names,
+                    int count, int threads, PyObject *keys, PyObject *start, PyObject *pending, ptrdiff_t most)
+{
+    if (exchange->version.major != 1 || count > MOST_STATISTICS)
+        return given(&_Py_NoneStruct);
+    Wanted *wanted = calloc(1, sizeof *wanted);
+    if (!wanted)
+        return given(&_Py_NoneStruct);
+    wanted->exchange = exchange;
+    wanted->tensor = tensor;
+    wanted->parameter = parameter;
+    wanted->count = count;
+    wanted->threads = threads;
+    for (int place = 0; place < count; place++) {
+        wanted->wanted[place] = names[place];
+        wanted->flags |= names[place] == ABS_MEAN ? WITH_ABSOLUTE : 0;
+        wanted->flags |= names[place] == ZEROS ? WITH_ZEROS : 0;
+    }
+    int records = keys != &_Py_NoneStruct;
+    if (records) {
+        wanted->keys = given(keys);
+        wanted->start = given(start);
+        wanted->pending = given(pending);
+        wanted->most = most;
+    }
+    PyObject *capsule = PyCapsule_New(wanted, NULL, release);
+    if (!capsule)
+        return NULL;
+    PyObject *function = PyCFunction_NewEx(records ? &of_a_firing : &of_a_tensor, capsule, NULL);
+    Py_DecRef(capsule);
+    return function;
+}

@@ -1,0 +1,154 @@
+"""The statistics of a tensor in one pass, by a compiled function: what `statistics.c` gives to Python."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+from torch.utils._python_dispatch import _disable_current_modes
+
+from hookrun.kernels import NoLibrary
+
+SWITCH = "HOOKRUN_KERNELS"
+"""The environment variable that turns compiled functions off: ``0``."""
+
+NAMES = (
+    "mean",
+    "std",
+    "var",
+    "min",
+    "max",
+    "norm",
+    "abs_mean",
+    "abs_max",
+    "sum",
+    "zeros",
+    "nans",
+    "infs",
+    "bytes",
+    "numel",
+)
+"""Every statistic, in the order of `Statistic` in statistics.c."""
+
+Measure = Callable[[Tensor], tuple[Any, ...] | None]
+"""The statistics of a tensor in the order in which they were asked for; None where torch has to compute them.
+
+It computes those of plain tensors of at least two floating-point numbers that fill one piece of this process's memory.
+Sums are taken in float64, and given in float32 unless the tensor is of float64.
+"""
+
+Record = Callable[[Tensor, str, int, int, int], bool | None]
+"""Append a record: of a tensor, with mode, epoch, step and call. None: none was made; False: enough are pending."""
+
+
+def prepare() -> None:
+    """Compile and load now what can be: half a second, once for each machine."""
+    _kernel()
+
+
+def measuring(of: Sequence[str]) -> Measure | None:
+    """A function that gives these statistics of a tensor. None: nothing is compiled here."""
+    return None if (kernel := _kernel()) is None else kernel.function(of)
+
+
+def recording(of: Sequence[str], start: dict[str, Any], pending: list[Any], most: int) -> Record | None:
+    """A function that appends a list with one record to `pending`. None: nothing is compiled here.
+
+    start: the record with the values that are the same at every firing, in the order of its keys
+    most:  how many may be pending before someone should read them
+    """
+    return None if (kernel := _kernel()) is None else kernel.function(of, start, pending, most)
+
+
+class _Kernel:
+    """The loaded library."""
+
+    def __init__(self, path: Path) -> None:
+        self._exchange = _exchange()
+        self._library = ctypes.PyDLL(str(path))
+        make = self._library.measuring
+        make.restype = ctypes.py_object
+        make.argtypes = (
+            ctypes.c_void_p,
+            ctypes.py_object,
+            ctypes.py_object,
+            ctypes.c_char_p,
+            ctypes.c_int,
+            ctypes.c_int,
+            ctypes.py_object,
+            ctypes.py_object,
+            ctypes.py_object,
+            ctypes.c_ssize_t,
+        )
+        self._make = make
+
+    def function(
+        self,
+        of: Sequence[str],
+        start: dict[str, Any] | None = None,
+        pending: list[Any] | None = None,
+        most: int = 0,
+    ) -> Any:
+        """See `measuring` and `recording`."""
+        names = bytes(map(NAMES.index, of))
+        keys = None if start is None else ("mode", "epoch", "step", "call", *of)
+        threads = torch.get_num_threads()
+        return self._make(
+            self._exchange, Tensor, Parameter, names, len(names), threads, keys, start, pending, most
+        )
+
+
+@cache
+def _kernel() -> _Kernel | None:
+    """Loaded once in a process."""
+    try:
+        if os.environ.get(SWITCH) == "0":
+            raise NoLibrary(f"{SWITCH} is 0")
+        _require_python()
+        from hookrun.kernels.build import library
+
+        kernel = _Kernel(library(Path(__file__).with_name("statistics.c")))
+        _require_right(kernel)
+    except (NoLibrary, OSError, AttributeError) as error:  # the last: what it does not hold
+        logging.getLogger(__name__).debug("statistics are computed by torch: %s", error)
+        return None
+    return kernel
+
+
+def _require_python() -> None:
+    if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
+        raise NoLibrary("statistics.c is for CPython with its lock")
+    if sys.byteorder != "little" or sys.platform not in ("linux", "darwin"):
+        raise NoLibrary(f"statistics.c is not for {sys.platform}")
+
+
+def _exchange() -> int:
+    """The address of the functions with which torch shows a tensor to others, for reading alone."""
+    from torch.utils import dlpack
+
+    wrapper = getattr(dlpack, "ReadOnlyTensorWrapper", None)  # from torch 2.15 on
+    if wrapper is None:
+        raise NoLibrary(f"torch {torch.__version__} shows no tensor for reading alone")
+    pointer = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    address: int = pointer(wrapper.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    return address
+
+
+def _require_right(kernel: _Kernel) -> None:
+    """NoLibrary unless it finds what is known of a small tensor."""
+    measure = kernel.function(("mean", "var", "min", "max", "sum", "numel"))
+    with _disable_current_modes():
+        x = torch.tensor([[1.0, 2.0], [3.0, 8.0]], dtype=torch.float64, device="cpu")
+        found = None if measure is None else measure(x)
+    if found != (3.5, 29 / 3, 1.0, 8.0, 14.0, 4):
+        raise NoLibrary(f"the compiled function gives {found}")

@@ -1,0 +1,191 @@
+"""The compiled library: found again, never one that is damaged or somebody else's, and never an error."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookrun.kernels import NoLibrary, build
+from hookrun.kernels.build import library
+
+SOURCE = "int answer(void) { return 42; }\n"
+STATISTICS = """
+import json, logging, torch, hookrun
+from torch import nn
+logging.basicConfig(level=logging.DEBUG, filename=None)
+spec = {"s": {"select": "0", "hook": "forward", "action": "stats"}}
+with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
+    model(torch.arange(8.0))
+from hookrun.kernels import statistics
+record = hooks.records[0]
+print(json.dumps([statistics._kernel() is not None, record["mean"], record["max"]]))
+"""
+
+
+def has_compiler() -> bool:
+    try:
+        build._compiler()
+    except NoLibrary:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="no C compiler on this machine")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tmp_path.chmod(0o700)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "hookrun" / "kernels"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "answer.c"
+    path.write_text(SOURCE)
+    return path
+
+
+def compiler_of(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    """The only compiler on the PATH."""
+    path = folder / "bin" / "cc"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+
+
+def run(tmp_path: Path, **environment: str) -> tuple[list[object], str]:
+    """Whether statistics are compiled, the mean and the maximum; and what was said."""
+    variables = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", STATISTICS], env=variables, capture_output=True, text=True, check=True
+    )
+    found: list[object] = json.loads(done.stdout)
+    return found, done.stderr
+
+
+@needs_compiler
+def test_a_library_is_compiled_once_and_is_the_user_s_own(
+    cache: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = library(source)
+    assert first.parent == cache and not stat.S_IMODE(cache.stat().st_mode) & 0o077
+    monkeypatch.setattr(build, "_run", lambda *_: pytest.fail("it was compiled again"))
+    assert library(source) == first
+    assert [path.name for path in cache.iterdir()] == [first.name]
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache.parents[1]))
+    source.write_text(SOURCE.replace("42", "43"))
+    assert library(source) != first
+
+
+@needs_compiler
+def test_a_damaged_library_is_compiled_anew(cache: Path, source: Path) -> None:
+    first = library(source)
+    content = first.read_bytes()
+    for damaged in (b"", content[:1000], content[:-1] + b"\1"):
+        first.write_bytes(damaged)
+        again = library(source)
+        assert build._digest(again) in again.name and len(list(cache.glob("*.so"))) == 1
+
+
+@needs_compiler
+def test_what_others_may_write_is_not_used(
+    cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = library(source)
+    first.chmod(0o622)
+    with pytest.raises(NoLibrary, match="nobody else"):
+        library(source)
+    first.chmod(0o600)
+    cache.chmod(0o777)
+    with pytest.raises(NoLibrary, match="nobody else"):
+        library(source)
+    cache.chmod(0o700)
+    cache.parent.chmod(0o777)
+    with pytest.raises(NoLibrary, match="can be changed by others"):
+        library(source)
+    cache.parent.chmod(0o700)
+    link = tmp_path / "link" / "hookrun"
+    link.mkdir(parents=True)
+    (link / "kernels").symlink_to(cache)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(link.parent))
+    with pytest.raises(NoLibrary, match="own"):
+        library(source)
+
+
+def test_a_compiler_that_fails_or_hangs_is_asked_once(
+    cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "SECONDS", 0.3)
+    for script, said in (
+        ("echo no good >&2; exit 1", "no good"),
+        ("sleep 100 & sleep 100", "more than 0.3 seconds"),
+    ):
+        compiler_of(monkeypatch, tmp_path, script)
+        with pytest.raises(NoLibrary, match=said):
+            library(source)
+        with pytest.raises(NoLibrary, match="within the last day"):
+            library(source)
+    assert not [path for path in cache.iterdir() if path.suffix != ".failed"]
+    compiler_of(monkeypatch, tmp_path, "exit 0")
+    with pytest.raises(NoLibrary, match="it made nothing"):
+        library(source)
+
+
+@needs_compiler
+def test_a_compiler_that_does_not_know_an_option_still_serves(
+    cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = build._compiler()
+    compiler_of(monkeypatch, tmp_path, f'case "$*" in *openmp*) exit 1;; *) exec {real} "$@";; esac')
+    assert library(source).is_file()
+
+
+def test_a_cache_that_cannot_be_used_is_no_error(
+    source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler_of(monkeypatch, tmp_path, "exit 1")
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    with pytest.raises(NoLibrary, match="no cache directory"):
+        library(source)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/proc/nowhere")
+    with pytest.raises(NoLibrary, match="no cache directory"):
+        library(source)
+
+
+def test_without_a_compiler_and_switched_off_statistics_are_torch_s(tmp_path: Path) -> None:
+    for environment, said in (
+        ({"PATH": ""}, "no C compiler"),
+        ({"HOOKRUN_KERNELS": "0"}, "HOOKRUN_KERNELS is 0"),
+    ):
+        found, log = run(tmp_path, **environment)
+        assert found == [False, 3.5, 7.0] and said in log
+
+
+@needs_compiler
+def test_processes_that_start_at_once_all_have_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    code = "from pathlib import Path; from hookrun.kernels import build; print(build.library(Path({!r})))"
+    source = tmp_path / "answer.c"
+    source.write_text(SOURCE)
+    command = [sys.executable, "-c", code.format(str(source))]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    paths = [process.communicate()[0].strip() for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    assert all(Path(path).is_file() for path in paths)
+    assert not [path for path in (tmp_path / "hookrun" / "kernels").iterdir() if path.suffix != ".so"]
