@@ -26,7 +26,7 @@ Op = Callable[[Any], Any]
 class Composed(NamedTuple):
     """What a site does to a value.
 
-    of_new: the same, faster, for what a module has just made; None: it is not faster
+    of_new: the same, faster, for what a module has just made, or for what a tensor hook is given; or None
     """
 
     op: Op

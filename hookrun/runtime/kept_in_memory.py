@@ -10,7 +10,7 @@ from torch import Tensor
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.tensors import holds_data
 from hookrun.snapshot import in_reach, snapshot
-from hookrun.tensor_copies import functorch_level, lazy_clone, owned
+from hookrun.tensor_copies import OF_GRADIENT, functorch_level, lazy_clone, owned
 
 _DECIDED = torch.empty(0)
 """Stands for a first captured value that is no longer needed."""
@@ -41,6 +41,12 @@ class KeptInMemory:
             else:
                 self._keep_any(value)
 
+        def keep_gradient(value: Any) -> None:
+            if type(value) is Tensor and owned(value, whole=True, references=OF_GRADIENT):
+                keep_owned(value)
+            else:
+                self._keep_any(value)
+
         def keep_owned(value: Tensor) -> None:
             nonlocal copy, first, version
             if first is not _DECIDED:
@@ -66,6 +72,8 @@ class KeptInMemory:
         """Append any value."""
         self.keep_new = keep_new
         """Append a value that a module has just made and nobody else has met, if it is a tensor."""
+        self.keep_gradient = keep_gradient
+        """Append a value that a tensor hook is given."""
 
     def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
         """Append any value."""
@@ -73,7 +81,7 @@ class KeptInMemory:
 
     def _keep_any(self, value: Any) -> None:
         if type(value) is Tensor and functorch_level() is None and holds_data(value):
-            self._append(value.detach().clone())
+            self._append(value.detach().clone() if value.requires_grad else value.clone())
         elif (value := in_reach(value)) is not None:
             with torch._C._DisableFuncTorch():
                 self._append(snapshot(value))

@@ -28,7 +28,7 @@ class Firing:
     """A site and everything that it does to a value, its schedule included.
 
     traced: the same inside a compiled graph
-    op_of_new: the same as `op`, faster, for what a module has just made; or None
+    op_of_new: the same as `op`, faster, for what a module has just made, or for what a tensor hook is given; or None
     pointwise: what it does to any part of a tensor that it acts on the whole of, its schedule left out; or None
     is_open:   whether its schedule holds now; None: always
     """

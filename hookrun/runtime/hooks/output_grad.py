@@ -171,7 +171,7 @@ class _OfNew(Attached):
 
     def __init__(self, registered: RegisteredHook, firing: Firing) -> None:
         self._registered = registered
-        self._op = firing.op
+        self._op = firing.op if firing.op_of_new is None else firing.op_of_new
         self._firing_state = firing.site.firing_state
 
     def run(self, grad: Tensor) -> Tensor | None:
