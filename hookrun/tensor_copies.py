@@ -41,13 +41,18 @@ def _alone() -> tuple[int, int, int]:
 _ALONE, _UNSHARED, _BASE_OF_ONE = _alone()
 
 
-def owned(tensor: Tensor, *, whole: bool = False) -> bool:
+OF_GRADIENT = _UNSHARED + 1
+"""What torch counts for a gradient that a tensor hook is given: the backward pass refers to it too."""
+
+
+def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -> bool:
     """Whether copy-on-write of the tensor's memory cannot be noticed: nothing outside torch is known to share it.
 
     False for memory that torch did not allocate, that NumPy or DLPack can see, and for tensors without a storage of
     their own (sparse, wrapped by `torch.func`); also where it cannot be told cheaply.
 
-    whole: the storage has to be no larger than the tensor too, so that a copy-on-write copy holds nothing else
+    whole:      the storage has to be no larger than the tensor too, so that a copy-on-write copy holds nothing else
+    references: what torch counts for the tensor where nothing outside torch refers to it but Python
     """
     kind = type(tensor)
     if (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
@@ -60,7 +65,7 @@ def owned(tensor: Tensor, *, whole: bool = False) -> bool:
     if not storage.resizable() or (whole and storage.nbytes() > tensor.nbytes):
         return False
     holders = _holders(storage._cdata)
-    if holders == _ALONE and tensor._use_count() == _UNSHARED:  # nearly always
+    if holders == _ALONE and tensor._use_count() == references:  # nearly always
         return True
     # Whoever exported the memory since it became copy-on-write has ended that.
     return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)

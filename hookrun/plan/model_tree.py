@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hookrun.direct_calls import is_called_directly
 from hookrun.plan.plan import Match
 from hookrun.spec.hook import HookSelection, HookSpec
 from hookrun.spec.selector import Names, Node, Selector, Tree, Unmatched
@@ -36,7 +37,7 @@ def unhookable(module: nn.Module) -> Unhookable | None:
         )
     compiled = "an already compiled module ignores new hooks"
     first = "install the hooks first, then compile"
-    if module._compiled_call_impl is not None:
+    if module._compiled_call_impl is not None and not is_called_directly(module):
         return Unhookable(compiled, first)
     # half a second to import, and there if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")

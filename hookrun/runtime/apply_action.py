@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from hookrun import containers
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
 from hookrun.runtime.checkpointing import PASSING
+from hookrun.runtime.kept_in_memory import KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied
@@ -22,12 +23,22 @@ Op = Callable[[Any], Any]
 """value -> value; the same object where nothing changed."""
 
 
-def compose(site: PlacedHook, *, targeted: bool = True) -> Op:
+class Composed(NamedTuple):
+    """What a site does to a value.
+
+    of_new: the same, faster, for what a module has just made, or for what a tensor hook is given; or None
+    """
+
+    op: Op
+    of_new: Op | None = None
+
+
+def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
     """Everything that happens to a value at a site but for the schedule.
 
     targeted: the value is what `target` points into; False: it is the target already
 
-    The op raises HookrunError only: whatever else goes wrong in an action becomes a HookError that names the hook.
+    An op raises HookrunError only: whatever else goes wrong in an action becomes a HookError that names the hook.
     """
     action, keys = site.spec.action, site.spec.keys
     function = function_of(site)
@@ -35,10 +46,12 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Op:
     if action.observes:
         unwrap = path is None and site.hook_type.in_tuple
         whole = action.scope == "value"
-        if whole and path is None and not unwrap:
-            return _observer_of_all(site, function)
-        return _observer(site, function, path, whole, unwrap)
-    return (_editor_of_all if action.scope == "together" else _editor)(site, function, path)
+        if not whole or path is not None or unwrap:
+            return Composed(_observer(site, function, path, whole, unwrap))
+        if isinstance(function, KeptInMemory):
+            return Composed(_observer_of_all(site, function.keep), _observer_of_all(site, function.keep_new))
+        return Composed(_observer_of_all(site, function))
+    return Composed((_editor_of_all if action.scope == "together" else _editor)(site, function, path))
 
 
 def function_of(site: PlacedHook) -> Op:

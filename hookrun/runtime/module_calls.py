@@ -1,4 +1,6 @@
-"""Which call of a module is under way, told by the frame of torch's own `Module._call_impl` on the Python stack.
+"""Which call of a module is under way, told by its frame on the Python stack.
+
+That is the frame of torch's own `Module._call_impl`, or of a direct call that does without.
 
 A frame belongs to one call in one thread, also where a module calls itself, and it tells whether the call has ended,
 also where an exception ended it that torch runs no hook for (KeyboardInterrupt, SystemExit).
@@ -12,6 +14,8 @@ from types import FrameType
 
 from torch import nn
 
+from hookrun.direct_calls import CODE
+
 _CALL = nn.Module._call_impl.__code__
 
 
@@ -21,7 +25,7 @@ def call_frame() -> FrameType:
     The caller's own frame where no module is being called.
     """
     here = frame = sys._getframe(1)
-    while frame.f_code is not _CALL:
+    while frame.f_code is not _CALL and frame.f_code is not CODE:
         outer = frame.f_back
         if outer is None:
             return here
@@ -33,8 +37,11 @@ def frames_of(module: nn.Module) -> Iterator[FrameType]:
     """The frames of the calls of this module that are under way in this thread, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code is _CALL and frame.f_locals.get("self") is module:
+        code = frame.f_code
+        if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
             yield frame
+            if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
+                frame = frame.f_back  # a direct call that left it to torch
         frame = frame.f_back
 
 

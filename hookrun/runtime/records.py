@@ -15,26 +15,17 @@ from hookrun.actions.base import RECORD_KEYS, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
-from hookrun.actions.tensors import holds_data
 from hookrun.errors import HookError, reason
 from hookrun.kernels.statistics import Record, recording
 from hookrun.plan.texts import decoder_of
 from hookrun.runtime.captured_rows import CapturedRows
+from hookrun.runtime.kept_in_memory import KeptInMemory
 from hookrun.runtime.last_good import Judged, LastGood
 from hookrun.runtime.site import PlacedHook
 from hookrun.runtime.small_tensors import Waiting
 from hookrun.runtime.statistics import Statistics
 from hookrun.snapshot import copied, held, in_reach, snapshot
-from hookrun.tensor_copies import (
-    functorch_level,
-    held_bytes,
-    lazy_clone,
-    owned,
-    readable,
-)
-
-DECIDED = torch.empty(0)
-"""Stands for a first captured value that is no longer needed."""
+from hookrun.tensor_copies import held_bytes, readable
 
 
 @dataclass(slots=True)
@@ -232,51 +223,11 @@ class Memory(RecordSink):
         self._records = list[dict[str, Any]]()
 
     def keeper(self, site: PlacedHook) -> Keeper:
-        """Append to the live list of the site's module.
-
-        Both ways to copy are right, whatever happens to the value. Copy-on-write costs next to nothing where nothing
-        is written, and more than a clone where it is (its copy runs on one thread): the first firing decides. Memory
-        that others share, and views of larger memory, are always copied.
-        """
+        """Append to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
         if site.spec.keys.tokens is not None:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
-        append = of_hook.setdefault(site.path, []).append
-        is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
-        copy, first, version = lazy_clone, None, 0
-
-        def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            nonlocal copy, first, version
-            if type(value) is not Tensor or not owned(value, whole=True):
-                keep_any(value)
-                return
-            if first is not DECIDED:
-                if first is None and not value.is_inference():  # which keep no version
-                    first, version = value.detach(), value._version
-                else:
-                    copy = torch.clone if first is not None and first._version != version else lazy_clone
-                    first = DECIDED
-            try:
-                if not value.requires_grad:
-                    append(copy(value))
-                    return
-                grad = is_grad_enabled()
-                set_grad_enabled(False)  # half the price of a detached alias
-                try:
-                    append(copy(value))
-                finally:
-                    set_grad_enabled(grad)
-            except RuntimeError:  # shared memory, an allocator of another library
-                append(value.detach().clone())
-
-        def keep_any(value: Any) -> None:
-            if type(value) is Tensor and functorch_level() is None and holds_data(value):
-                append(value.detach().clone())
-            elif (value := in_reach(value)) is not None:
-                with torch._C._DisableFuncTorch():
-                    append(snapshot(value))
-
-        return self.within_budget(site, keep)
+        return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, [])))
 
     def _keeper_of_rows(self, site: PlacedHook, of_hook: dict[str, list[Any]]) -> Keeper:
         """Append rows that were taken out of a tensor, and are nobody else's."""

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from hookrun.direct_calls import call_directly
 from hookrun.errors import CompileError, HookrunError, Problem
 from hookrun.hook_types import HookType
 from hookrun.plan.model_tree import unhookable
@@ -109,17 +110,22 @@ class Wiring:
 
     def _firing(self, site: PlacedHook) -> Firing:
         targeted = not registered_hooks()[site.hook_type].finds_target
-        op = at_once(site, compose(site, targeted=targeted))
-        if site.hook_type.phase == "backward":
-            op = unscaled(op, self.clock)
-        op = self.sink.guard(site, op)
         open_gate = gate(site.spec.keys.when, self.clock, lambda: site.call, site.chance)
-        if open_gate is not None:
-            op = partial(_scheduled, op, open_gate)
+
+        def finished(op: Op) -> Op:
+            if site.hook_type.phase == "backward":
+                op = unscaled(op, self.clock)
+            op = self.sink.guard(site, op)
+            return op if open_gate is None else partial(_scheduled, op, open_gate)
+
+        composed = compose(site, targeted=targeted)
+        op_of_new = None if composed.of_new is None else finished(composed.of_new)
         keys, action = site.spec.keys, site.spec.action
         alone = action.pointwise and site.part is None and keys.target is None
         pointwise = action.build_into(site) if alone else None
-        return Firing(site, op, self.tracing.of(site, targeted=targeted), pointwise, open_gate)
+        traced = self.tracing.of(site, targeted=targeted)
+        op = finished(at_once(site, composed.op))
+        return Firing(site, op, traced, pointwise, open_gate, op_of_new)
 
     def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
         made = kind.of([self._firing(site) for site in sites], self._shared)
@@ -162,7 +168,11 @@ class Wiring:
         for registered in made:
             self._handles += registered.before(module)
         for registered in reversed(made):
-            self._handles += registered.after(module)
+            handles = list(registered.after(module))
+            self._handles += handles
+        direct = made[0].direct(module) if len(made) == 1 and calls is None else None
+        if direct is not None and (undo := call_directly(module, handles[0].id, direct)) is not None:
+            self._shared.closing.callback(undo)
 
     @property
     def _tracks_calls(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import tensors
+from hookrun.direct_calls import Direct
 from hookrun.hook_types import HookType
 from hookrun.runtime.apply_action import Op
 from hookrun.runtime.checkpointing import repeating
@@ -28,6 +29,7 @@ class Firing:
     """A site and everything that it does to a value, its schedule included.
 
     traced: the same inside a compiled graph
+    op_of_new: the same as `op`, faster, for what a module has just made, or for what a tensor hook is given; or None
     pointwise: what it writes for any part of a tensor that it acts on the whole of, its schedule left out; or None
     is_open:   whether its schedule holds now; None: always
     """
@@ -37,6 +39,7 @@ class Firing:
     traced: InGraph
     pointwise: Into | None = None
     is_open: Callable[[], bool] | None = None
+    op_of_new: Op | None = None
 
     def repeat(self, value: Any) -> Any:
         """What it did to the value in the call that is being repeated; nothing is counted or recorded again."""
@@ -120,6 +123,10 @@ class ModuleHook(RegisteredHook):
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """Register what runs after the module's forward."""
         return ()
+
+    def direct(self, module: nn.Module) -> Direct | None:
+        """What a direct call does, where it is a forward hook that reads nothing but the output; or None."""
+        return None
 
 
 class ParameterHook(RegisteredHook):

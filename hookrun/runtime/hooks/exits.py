@@ -80,7 +80,11 @@ def transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-class Watched:
+class Attached:
+    """What is registered on a tensor, as a bound method, for a module that returned it: `hooked_inside` knows it."""
+
+
+class Watched(Attached):
     """The hooks on the gradient of one tensor. It holds no tensor: the tensor's graph holds it.
 
     followed: the hooks are attached to what wrote the tensor in place
@@ -193,7 +197,7 @@ def hooked_inside(tensor: Tensor) -> bool:
     That module meets the gradient after the one around it, which therefore gets an edge of its own.
     """
     hooks = (tensor._backward_hooks or {}).values()
-    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Watched) for hook in hooks)
+    return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Attached) for hook in hooks)
 
 
 def _base(view: Tensor) -> Tensor:

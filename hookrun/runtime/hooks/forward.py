@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import arguments, call_with
+from hookrun.direct_calls import Direct
 from hookrun.errors import HookError
 from hookrun.hook_types import FORWARD, FORWARD_PRE
 from hookrun.runtime.apply_action import Op
@@ -17,6 +18,7 @@ from hookrun.runtime.checkpointing import NO_BACKWARD, graph_task
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, Shared, in_backward, in_graph
 from hookrun.runtime.in_parts import SMALLEST, divisible, in_parts
+from hookrun.runtime.new_tensors import maker
 from hookrun.runtime.sole_reference import SoleReference
 
 
@@ -69,9 +71,17 @@ class Forward(ModuleHook):
             return in_graph(self.firings, output)
         if graph_task() != NO_BACKWARD:
             return in_backward(self.firings, output)
+        return self.run(output)
+
+    def run(self, output: Any) -> Any:
+        """The actions, one after the other."""
         for op in self.ops:
             output = op(output)
         return output
+
+    def direct(self, module: nn.Module) -> Direct | None:
+        """The same."""
+        return Direct(self.run)
 
 
 class ForwardOne(Forward):
@@ -87,6 +97,11 @@ class ForwardOne(Forward):
             return in_graph(self.firings, output)
         return self.op(output) if graph_task() == NO_BACKWARD else in_backward(self.firings, output)
 
+    def direct(self, module: nn.Module) -> Direct | None:
+        """The same; a faster op for what the module makes itself."""
+        made_by, of_new = maker(module), self.firings[0].op_of_new
+        return Direct(self.op) if made_by is None or of_new is None else Direct(of_new, made_by)
+
     def clear(self) -> None:
         """Run nothing from now on."""
         super().clear()
@@ -95,6 +110,10 @@ class ForwardOne(Forward):
 
 class ForwardInParts(Forward):
     """`forward` with several pointwise edits, which share the way through a large tensor."""
+
+    def direct(self, module: nn.Module) -> Direct | None:
+        """Left to torch: the edits may overwrite an output only where it is known who else refers to it."""
+        return None
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
@@ -125,6 +144,10 @@ def _unchanged(value: Any) -> Any:
 
 class ForwardWithArguments(Forward):
     """`forward` where an action reads the module's arguments too, those given by keyword last."""
+
+    def direct(self, module: nn.Module) -> Direct | None:
+        """Left to torch: a direct call hands on the output alone."""
+        return None
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """With keyword arguments."""

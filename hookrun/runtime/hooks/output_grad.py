@@ -11,12 +11,14 @@ from torch.nn.modules.module import _global_forward_hooks
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.containers import get, leaves, rebuild, tensors
+from hookrun.direct_calls import Direct
 from hookrun.hook_types import OUTPUT_GRAD
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import Firing, ModuleHook, RegisteredHook, Shared, no_gradient
-from hookrun.runtime.hooks.exits import EndOfForward, Watched, aliased, hooked_inside, versions_of
+from hookrun.runtime.hooks.exits import Attached, EndOfForward, Watched, aliased, hooked_inside, versions_of
 from hookrun.runtime.hooks.places import exchange
 from hookrun.runtime.module_calls import call_frame
+from hookrun.runtime.new_tensors import maker
 from hookrun.tensor_copies import owned
 
 
@@ -29,7 +31,8 @@ class OutputGrad(ModuleHook):
 
     def __init__(self, firings: Sequence[Firing] = (), shared: Shared | None = None) -> None:
         super().__init__(firings)
-        self._end = shared.once(EndOfForward) if shared is not None else None
+        self._shared = shared
+        self._end: EndOfForward | None = None
         self._entered = dict[
             int, dict[int, int]
         ]()  # by the identity of the call's frame, which writes it anew
@@ -37,6 +40,8 @@ class OutputGrad(ModuleHook):
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
         """With keyword arguments, one of which may be what the module returns."""
+        if maker(module) is None:  # whose outputs nobody has to follow
+            self._find_end()
         if _computes_anew(module):
             return
         self._alone = None
@@ -46,10 +51,26 @@ class OutputGrad(ModuleHook):
         """With keyword arguments too."""
         yield module.register_forward_hook(self.attach, with_kwargs=True)
 
+    def direct(self, module: nn.Module) -> Direct | None:
+        """A tensor that such a layer has just made can be hooked as it is, and by the same object at each call."""
+        made_by, alone = maker(module), self._alone
+        if made_by is None or alone is None or alone.site.clock.passes is not None:
+            return None
+        hook = _OfNew(self, alone).run
+
+        def attach(output: Any) -> Any:
+            if type(output) is Tensor and output.grad_fn is not None and not output._is_view():
+                output.register_hook(hook)
+                return output
+            new = self.attach(module, (), {}, output)
+            return output if new is None else new
+
+        return Direct(attach, made_by)
+
     def clear(self) -> None:
         """Run nothing from now on."""
         super().clear()
-        self._alone = None
+        self._shared = self._end = self._alone = None
         self._entered.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -73,11 +94,11 @@ class OutputGrad(ModuleHook):
             for path, tensor in _carrying(firing, output):
                 _, hooks = found.setdefault(id(tensor), (tensor, []))
                 hooks.append(_Gradient(self, firing, path))
-        if not found or self._end is None:
+        if not found:
             return None
         versions = self._entered.pop(id(call_frame()), {})
         distinct = {id(each): each for each in tensors(output)}
-        news, views = dict[int, Tensor](), self._end.views
+        news, views = dict[int, Tensor](), self._find_end().views
         for key, (tensor, hooks) in found.items():
             others = (each for other, each in distinct.items() if other != key)
             # A write into a view would leave out the hooks that a module inside has on it.
@@ -87,6 +108,11 @@ class OutputGrad(ModuleHook):
             watched = Watched(hooks[0].firing.site.where, hooks)
             news[key] = watched.attach(tensor, views(module) if shared else None)
         return exchange(output, {key: new for key, new in news.items() if new is not found[key][0]})
+
+    def _find_end(self) -> EndOfForward:
+        if self._end is None:
+            self._end = self._shared.once(EndOfForward) if self._shared is not None else EndOfForward()
+        return self._end
 
     def _traced(self, arguments: Any, output: Any) -> Any:
         output = _view_if_input(arguments, output)
@@ -138,6 +164,23 @@ def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:
         if all(tensor is not other for _, other in once):
             once.append((path, tensor))
     return once
+
+
+class _OfNew(Attached):
+    """What one hook does to the gradient of a tensor that a layer has just made, the same at all calls."""
+
+    def __init__(self, registered: RegisteredHook, firing: Firing) -> None:
+        self._registered = registered
+        self._op = firing.op if firing.op_of_new is None else firing.op_of_new
+        self._firing_state = firing.site.firing_state
+
+    def run(self, grad: Tensor) -> Tensor | None:
+        """torch's hook on the tensor."""
+        if not self._registered.ops:
+            return None
+        self._firing_state.within = ""
+        new: Tensor = self._op(grad)
+        return None if new is grad else new
 
 
 class _Gradient:
