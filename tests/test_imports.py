@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("containers",),
     ("snapshot",),
     ("models", "data"),
+    ("ranks",),
     ("store",),
     ("run_values",),
     ("plan",),

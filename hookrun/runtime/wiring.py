@@ -23,6 +23,7 @@ from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
+from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.runtime.unscaled import unscaled
@@ -38,6 +39,7 @@ class Wiring:
     sequences: which tokens the calls of the model compute; None where no hook asks, or none are installed
 
     restored: the identities of the hooks that had changed the model when its present state was saved
+    reduced:  runs the hooks on gradients of parameters, where several ranks compute these; None: torch does
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Wiring:
         clock: Clock,
         sink: Sink,
         restored: Collection[str] = (),
+        reduced: ReducedGradients | None = None,
     ) -> None:
         self.plan = plan
         self.clock = clock
@@ -56,6 +59,7 @@ class Wiring:
         self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
+        self._reduced = reduced
         self._shared = Shared(model, clock)
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
@@ -208,7 +212,10 @@ class Wiring:
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter requires no gradient")
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            self._handles.append(registered.register(parameters[path]))
+            if self._reduced is None:
+                self._handles.append(registered.register(parameters[path]))
+            else:
+                self._reduced.add(parameters[path], registered)
         if on_steps:
             steps = self._made(OptimizerSteps, on_steps)
             follow(steps)

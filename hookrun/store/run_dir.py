@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -66,6 +67,7 @@ class RunDir:
     ended:       the status says how the run ended
     buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
     resumed:     the state that the run goes on from; None: it begins
+    ranks:       the processes of the run
     """
 
     def __init__(self, path: Path, buffer: int | None = None) -> None:
@@ -73,6 +75,7 @@ class RunDir:
         self.buffer = buffer
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
+        self.ranks: Ranks = ALONE
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)

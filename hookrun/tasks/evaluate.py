@@ -35,7 +35,7 @@ class EvaluateTask(TaskWithBackward):
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.sample_names import SampleNames
 
-        batches = BatchesOfSplits(running.prepared, self.parts)
+        batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)
         names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
         values = running.evaluate(batches, self.split, self.name, self.forward(running), names)
         running.conclude(self.split, values, "epoch")

@@ -42,7 +42,7 @@ class PredictTask(TaskWithBackward):
         from hookrun.tasks.loop.metrics import LOSS
         from hookrun.tasks.loop.sample_names import SampleNames
 
-        batches = BatchesOfSplits(running.prepared, self.parts)
+        batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)
         names = SampleNames(running.run_dir, batches.parts, running.prepared.data.num_classes)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
@@ -54,22 +54,23 @@ class PredictTask(TaskWithBackward):
             for batch in passed:
                 with running.logged(clock.step):
                     output = forward(batch)
-                running.run_dir.predictions.add(
-                    *PREDICTED,
-                    output,
-                    sample_ids=batch.ids,
-                    epoch=clock.epoch,
-                    step=clock.step,
-                    call=0,
-                    split=batch.split,
-                )
-                if self.metrics is not None:
-                    loss = running.loss(output, batch) if wants_loss else None
-                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
-                names.write(batch, output)
-                written.samples += len(batch.ids)
+                if len(batch.ids):  # else all its rows are other ranks'
+                    running.run_dir.predictions.add(
+                        *PREDICTED,
+                        output,
+                        sample_ids=batch.ids,
+                        epoch=clock.epoch,
+                        step=clock.step,
+                        call=0,
+                        split=batch.split,
+                    )
+                    if self.metrics is not None:
+                        loss = running.loss(output, batch) if wants_loss else None
+                        running.add(average, loss, output, batch)
+                    names.write(batch, output)
+                written.samples += batch.whole
                 running.hooks.step()
-        running.conclude(self.split, {"samples": written.samples, **average.read()})
+        running.conclude(self.split, {"samples": written.samples, **running.read(average)})
 
 
 @dataclass

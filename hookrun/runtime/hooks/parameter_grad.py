@@ -15,6 +15,7 @@ class ParameterGrad(ParameterHook):
     """`grad`: the gradient of a parameter, before it is accumulated."""
 
     hook_types = (GRAD,)
+    before_accumulation = True
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """As a tensor hook."""
@@ -27,6 +28,11 @@ class ParameterGrad(ParameterHook):
         for op in self.ops:
             new = op(new)
         return None if new is grad else new
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        """The same to the gradient that all ranks together have; one without a gradient has none to see."""
+        if parameter.grad is not None and (new := self.grad(parameter.grad)) is not None:
+            parameter.grad = new
 
 
 class AccumulatedGrad(ParameterHook):
@@ -51,3 +57,7 @@ class AccumulatedGrad(ParameterHook):
         for op in self.ops:
             new = op(new)
         write(grad, new)
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        """The same, once the last micro-batch is added."""
+        self.accumulated(parameter)

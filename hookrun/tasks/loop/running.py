@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch.amp import GradScaler
 
 from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
+from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
+from hookrun.runtime.reduced import ReducedGradients
 from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
@@ -25,6 +27,7 @@ from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink
@@ -39,6 +42,7 @@ class Running:
 
     scaler:   of the gradients; it does nothing but under `compute.precision: fp16`
     resuming: the states that the run can go on from
+    reduced:  the hooks on gradients of parameters, where several ranks compute these
     """
 
     prepared: Prepared
@@ -48,6 +52,12 @@ class Running:
     screen: Screen
     scaler: GradScaler
     resuming: Resuming
+    reduced: ReducedGradients = field(default_factory=ReducedGradients)
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes of the run."""
+        return self.run_dir.ranks
 
     @property
     def settings(self) -> Settings:
@@ -69,7 +79,9 @@ class Running:
         return any(hook.spec.action.may_stop() for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
-        """The model's output, under automatic mixed precision where that was asked for."""
+        """The model's output, under automatic mixed precision where that was asked for; None where there is no row."""
+        if not len(batch.ids):
+            return None
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self._names_spans:
@@ -95,6 +107,20 @@ class Running:
     def average(self) -> Average:
         """The means of the task's metrics, with no sample seen yet."""
         return Average(self.prepared.metrics)
+
+    def read(self, average: Average) -> dict[str, float]:
+        """The means over all samples, those of all ranks included; every rank asks."""
+        return summed(average, self.prepared.metrics, self.ranks).read()
+
+    def after(self, batch: Batch) -> None:
+        """A batch is over on every rank. One that had no row for a rank left that rank's hooks a draw behind."""
+        if self.ranks.several and batch.whole < self.ranks.size:
+            draws_of_main(self.hooks, self.ranks)
+
+    def agree(self) -> None:
+        """Where a check on one rank asks for the end of the run, every rank ends; every rank calls it."""
+        if self.ranks.several:
+            self.sink.stop = agreed_stop(self.hooks.stopped, self.ranks)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Automatic mixed precision, where that was asked for."""
@@ -148,14 +174,21 @@ class Running:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    loss = self.loss(output, batch)
-                    average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
-                if names is not None:
+                    if len(batch.ids):  # else all its rows are other ranks'
+                        loss = self.loss(output, batch)
+                        self.add(average, loss, output, batch)
+                if names is not None and len(batch.ids):
                     names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
-                    shown.update(average.read())
-        return average.read()
+                    shown.update(self.read(average))
+        return self.read(average)
+
+    def add(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
+        """The rank's rows of a batch count in the means."""
+        if loss is not None and self.ranks.several and self.prepared.loss.sums:
+            loss = loss * (batch.whole / len(batch.ids))  # each rank has a part of the sum over the batch
+        average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
 
     @contextmanager
     def evaluating(
@@ -207,6 +240,8 @@ class Running:
             for batch in tracked:
                 yield batch
                 at.batches += 1
+                self.after(batch)
+                self.agree()
                 if self.stopped:
                     if saves:
                         self.resuming.save()
