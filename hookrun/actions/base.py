@@ -30,6 +30,9 @@ Two of the others have a meaning whatever the action: `ok`, the verdict of a che
 that are used up.
 """
 
+ABOUT = frozenset((*RECORD_KEYS, "rank"))
+"""What says where a record is from, and nothing of what was recorded; `rank` stands in runs of several processes."""
+
 Scope = Literal["tensor", "value", "together", "module"]
 
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from hookrun.cli.jobs import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import WHERE, size_of_world, started
+from hookrun.ranks.started import NO_FSDP, size_of_world, started
 from hookrun.spec import Experiment
-from hookrun.tasks import Ready, refuse_ranks
+from hookrun.tasks import Ready, refuse_ranks, task_of
 
 
 @contextmanager
@@ -26,12 +26,15 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
         yield ALONE
         return
     if compute.strategy == "fsdp":
-        what = "'fsdp' (sharded parameters) cannot be run by this version: hooks on them are not proven to be right"
-        raise SpecError([Problem(WHERE, what, "use ddp, which has the whole model in each process")])
+        raise SpecError([NO_FSDP])
     me = started()
     if me is None:
         yield ALONE
         return
+    task = task_of(experiment)
+    if me.size > 1 and not task.splits_batches:
+        what = f"found {me.size} processes, and task={task.name} is one for a single process"
+        raise SpecError([Problem("task", what, "start it without torchrun")])
     from hookrun.ranks.group import joined
     from hookrun.tasks.loop.session import device_named
 

@@ -57,3 +57,10 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def own_rank() -> int:
+    """Of this process in a distributed run, hookrun's or a user's own; 0 in any other."""
+    from torch import distributed
+
+    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed.distributed_c10d import Store
 
-from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError
 from hookrun.ranks.alone import Ranks
 from hookrun.ranks.started import Started
 
@@ -168,18 +168,16 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[Group]:
     device:  the type of the device that tensors are on: gloo serves the CPU, NCCL beside it CUDA
     timeout: seconds after which a rank that does not answer counts as gone
 
-    Raises SpecError where they do not meet.
+    Raises HookrunError where they do not meet.
     """
     if distributed.is_initialized():
-        raise SpecError(
-            [Problem("compute.strategy", "this process has a process group already", "start by torchrun")]
-        )
+        raise HookrunError("compute.strategy: this process has a process group already: start it by torchrun")
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     if device == "cuda":
         count = torch.cuda.device_count()
         if started.local >= count:
             what = f"rank {started.rank} is process {started.local} of its machine, which has {count} CUDA devices"
-            raise SpecError([Problem("compute.device", what, "start at most one process for each device")])
+            raise HookrunError(f"compute.device: {what}: start at most one process for each device")
         torch.cuda.set_device(started.local)
     try:
         distributed.init_process_group(
@@ -188,9 +186,7 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[Group]:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         what = f"rank {started.rank} of {started.size} did not meet the others within {timeout:g} seconds: {first}"
-        raise SpecError(
-            [Problem("compute.timeout", what, "see whether every process was started")]
-        ) from error
+        raise HookrunError(f"compute.timeout: {what}: see whether every process was started") from error
     try:
         yield Group(started.rank, started.size, distributed.distributed_c10d._get_default_store())
     finally:

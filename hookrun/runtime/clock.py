@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from hookrun.ranks.alone import own_rank
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
 from hookrun.runtime.module_calls import call_frame, frames_of
 from hookrun.spec.when import When
@@ -287,6 +288,9 @@ def gate(
         tests.append(lambda: when.holds_at(clock._step, clock._epoch))
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
+    if (ranks := when.rank) is not None:
+        here = own_rank() in ranks
+        tests.append(lambda: here)
     if when.probability < 1:
         probability = when.probability
         tests.append(lambda: draw() < probability)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +34,20 @@ class ReducedGradients:
         return any(hook.before_accumulation for _, hook in self._hooks)
 
     @torch.no_grad()
-    def run(self, before: Iterable[tuple[nn.Parameter, Tensor | None]] = ()) -> None:
+    def run(
+        self,
+        before: Iterable[tuple[nn.Parameter, Tensor | None]] = (),
+        only: Collection[int] | None = None,
+    ) -> None:
         """Every parameter's `grad` is the sum over all ranks: of this micro-batch, or of the whole step.
 
         before: parameters with the gradient of the micro-batches before, which is added once `grad` hooks have run
+        only:   the identities of the parameters that the backward pass has reached; None: it is not known
         """
         waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
         for parameter in reversed(self.parameters):  # a backward pass reaches the last layers first
-            hooks = [hook for each, hook in self._hooks if each is parameter]
+            reached = only is None or id(parameter) in only
+            hooks = [hook for each, hook in self._hooks if each is parameter and reached]
             for hook in hooks:
                 if hook.before_accumulation:
                     hook.reduced(parameter)

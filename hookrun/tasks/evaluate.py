@@ -21,6 +21,7 @@ class EvaluateTask(TaskWithBackward):
 
     task_name: ClassVar[str] = "evaluate"
     scores: ClassVar[bool] = True
+    splits_batches: ClassVar[bool] = True
 
     metrics: Metrics = None
 

@@ -24,6 +24,7 @@ class PredictTask(TaskWithBackward):
     """
 
     task_name: ClassVar[str] = "predict"
+    splits_batches: ClassVar[bool] = True
 
     metrics: Metrics = None
 

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def free_port() -> str:
+def unused_port() -> str:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return str(found.getsockname()[1])
@@ -54,27 +54,42 @@ class Workers:
             for _ in range(2)
         ]
 
-    def run(self, folder: Path, *argv: str) -> Ended:
-        """Run the command line in both, as ranks 0 and 1."""
-        port = free_port()
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
+    def start(self, folder: Path, *argv: str) -> None:
+        """Let both run the command line, as ranks 0 and 1."""
+        port = unused_port()
         for rank, process in enumerate(self._processes):
             about = environment(rank, 2, port)
             assert process.stdin is not None
             line = {"argv": list(argv), "environment": about, "folder": str(folder)}
             process.stdin.write(json.dumps(line) + "\n")
             process.stdin.flush()
+
+    def end(self, only: int | None = None) -> Ended:
+        """Wait for what they were started with."""
         found: list[dict[str, Any]] = []
-        for process in self._processes:
-            assert process.stdout is not None
-            found.append(json.loads(process.stdout.readline()))
+        for rank, process in enumerate(self._processes):
+            if only is None or rank == only:
+                assert process.stdout is not None
+                found.append(json.loads(process.stdout.readline()))
         return Ended([each["code"] for each in found], [each["said"] for each in found])
+
+    def run(self, folder: Path, *argv: str) -> Ended:
+        """Run the command line in both."""
+        self.start(folder, *argv)
+        return self.end()
 
     def close(self) -> None:
         for process in self._processes:
-            assert process.stdin is not None
+            assert process.stdin is not None and process.stdout is not None
             process.stdin.close()
         for process in self._processes:
             process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
 
 
 @pytest.fixture(scope="module")
@@ -82,3 +97,23 @@ def workers() -> Iterator[Workers]:
     made = Workers()
     yield made
     made.close()
+
+
+@pytest.fixture
+def new_workers() -> Iterator[Callable[[], Workers]]:
+    """Makes two more, for a test that does not leave them alive."""
+    made: list[Workers] = []
+
+    def make() -> Workers:
+        made.append(Workers())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def free_port() -> Callable[[], str]:
+    """Gives a port that nobody listens on."""
+    return unused_port

@@ -121,9 +121,11 @@ class ParameterHook(RegisteredHook):
     """Base of what is registered on a parameter.
 
     before_accumulation: it sees the gradient of each micro-batch, before that is added to those before
+    waits: asked at each gradient: whether it is this rank's part of one, and `reduced` is called once it is whole
     """
 
     before_accumulation: ClassVar[bool] = False
+    waits: Callable[[], bool] | None = None
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register it."""

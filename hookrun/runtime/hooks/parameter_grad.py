@@ -24,6 +24,8 @@ class ParameterGrad(ParameterHook):
 
     def grad(self, grad: Tensor) -> Tensor | None:
         """torch's tensor hook."""
+        if self.waits is not None and self.waits():
+            return None
         new = grad
         for op in self.ops:
             new = op(new)
@@ -31,8 +33,10 @@ class ParameterGrad(ParameterHook):
 
     def reduced(self, parameter: nn.Parameter) -> None:
         """The same to the gradient that all ranks together have; one without a gradient has none to see."""
-        if parameter.grad is not None and (new := self.grad(parameter.grad)) is not None:
-            parameter.grad = new
+        if (grad := parameter.grad) is not None:
+            for op in self.ops:
+                grad = op(grad)
+            parameter.grad = grad
 
 
 class AccumulatedGrad(ParameterHook):
@@ -51,13 +55,14 @@ class AccumulatedGrad(ParameterHook):
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """torch's post-accumulate-grad hook."""
+        if self.waits is None or not self.waits():
+            self.reduced(parameter)
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        """What it does to a gradient that is accumulated, and whole."""
         if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
             return
         new = grad
         for op in self.ops:
             new = op(new)
         write(grad, new)
-
-    def reduced(self, parameter: nn.Parameter) -> None:
-        """The same, once the last micro-batch is added."""
-        self.accumulated(parameter)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
+from hookrun.store.writer import Count
 from hookrun.tasks.loop.metrics import LOSS, Average, Metric
 
 
@@ -52,3 +53,17 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
     for place, site in enumerate(sites):
         site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
+
+
+def counts_of_all(counts: dict[tuple[str, str], Count], ranks: Ranks) -> None:
+    """What every rank captured, counted as one process counts it: rows and bytes add up, and firings are the same."""
+    if not ranks.several:
+        return
+    mine = [[*key, each.tensors, each.bytes, each.rows] for key, each in counts.items()]
+    found = ranks.gathered(mine)
+    for rank, lines in enumerate(found):
+        for hook, module, tensors, size, rows in lines if rank != ranks.rank else ():
+            each = counts.setdefault((hook, module), Count())
+            each.tensors = max(each.tensors, tensors)
+            each.bytes += size
+            each.rows += rows

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hookrun.runtime.rng import derived_seed
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.running import Running
 
@@ -61,6 +62,8 @@ class StepGradientsOfRanks(StepGradients):
         self._ddp.register_comm_hook(None, _summed)
         self._parameters = [each for each in running.model.parameters() if each.requires_grad]
         self._reduced = running.reduced
+        if not self.ranks.is_main:  # or the modules' own dropout would draw one mask for different rows
+            torch.manual_seed(derived_seed(running.settings.seed, self.ranks.rank))
 
     def shares(self, group: Sequence[Batch]) -> list[Tensor | float]:
         """Of this rank's rows among those of all ranks."""

@@ -20,7 +20,7 @@ from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
-from hookrun.tasks.loop.rank_sums import effects_of_all
+from hookrun.tasks.loop.rank_sums import counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
@@ -63,6 +63,8 @@ def run_under_hooks(
     show_plan(prepared, screen, table.SHOWN)
     together, reduced = Loggers(), ReducedGradients() if ranks.several else None
     sink = RunSink(run_dir, screen.say, together)
+    hooked = [hook.spec for hook in prepared.plan.hooks]
+    sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
@@ -85,6 +87,8 @@ def run_under_hooks(
             sink.settle()
             take_kept(run_dir)
             effects_of_all(hooks, ranks)
+            if any(each.action.captures for each in hooked):
+                counts_of_all(run_dir.captures.counts, ranks)
         stopped = hooks.stopped
         for line in summary(running):
             screen.say(line)
