@@ -33,7 +33,7 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
-from hookrun.cli.ranks import Refused, agreed, follow, ranks_of, refuse_of_ranks
+from hookrun.cli.ranks import RefusedByMain, agreed, follow, ranks_of, refuse_of_ranks
 from hookrun.cli.resume import (
     Resume,
     composed_again,
@@ -265,7 +265,7 @@ def _run_once(
     with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
         try:
             return _checked_and_run(asked, cfg, trust, resume, experiment, ranks)
-        except Refused as refused:
+        except RefusedByMain as refused:
             return refused.exit_code
 
 

@@ -43,7 +43,7 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
         yield ranks
 
 
-class Refused(HookrunError):
+class RefusedByMain(HookrunError):
     """Rank 0 tells what is wrong; this rank ends with the same code and says nothing."""
 
     def __init__(self, exit_code: int) -> None:
@@ -55,8 +55,8 @@ class Refused(HookrunError):
 def agreed(ranks: Ranks) -> Iterator[None]:
     """A block that has to succeed on every rank.
 
-    What it raises on rank 0 is raised there, and Refused on the others. Where it fails on another rank alone, rank 0
-    says so.
+    What it raises on rank 0 is raised there, and RefusedByMain on the others. Where it fails on another rank alone,
+    rank 0 says so.
     """
     if not ranks.several:
         yield
@@ -73,7 +73,7 @@ def agreed(ranks: Ranks) -> Iterator[None]:
     if failed is not None:
         rank, (text, code) = failed
         if not ranks.is_main:
-            raise Refused(code)
+            raise RefusedByMain(code)
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
 
 

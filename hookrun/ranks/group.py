@@ -37,7 +37,7 @@ class RankFailed(HookrunError):
         super().__init__(text)
 
 
-class Group(Ranks):
+class RankGroup(Ranks):
     """Several processes, joined by torch.distributed."""
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -162,7 +162,7 @@ _LOST = re.compile(
 
 
 @contextmanager
-def joined(started: Started, device: str, timeout: float) -> Iterator[Group]:
+def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]:
     """Meet the other processes, and part from them at the end of the block.
 
     device:  the type of the device that tensors are on: gloo serves the CPU, NCCL beside it CUDA
@@ -188,7 +188,7 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[Group]:
         what = f"rank {started.rank} of {started.size} did not meet the others within {timeout:g} seconds: {first}"
         raise HookrunError(f"compute.timeout: {what}: see whether every process was started") from error
     try:
-        yield Group(started.rank, started.size, distributed.distributed_c10d._get_default_store())
+        yield RankGroup(started.rank, started.size, distributed.distributed_c10d._get_default_store())
     finally:
         with suppress(Exception):  # of a group that has lost a rank
             distributed.destroy_process_group()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import count
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from hookrun.runtime.tokens.passes import Passes
 
 
+class RowsOfRank(NamedTuple):
+    """The places of a rank's rows in a batch of `whole` rows."""
+
+    mine: range
+    whole: int
+
+
 class _Forward(local):
     """The number of the root module's forward that is under way in a thread, from 1."""
 
@@ -38,6 +45,7 @@ class Clock:
     forward:      the forward of the root module that is under way in this thread
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
+    rows:         this rank's rows of the batch under way; None: the batch is not split
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
     passes:       which tokens the calls of the model compute; None where no hook asks
@@ -59,6 +67,7 @@ class Clock:
         "on_change",
         "passes",
         "population",
+        "rows",
         "samples",
         "scaler",
     )
@@ -73,6 +82,7 @@ class Clock:
         self._optimizer: ReferenceType[Optimizer] | None = None
         self.forward = _Forward()
         self.accumulating = False
+        self.rows: RowsOfRank | None = None
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Passes | None = None

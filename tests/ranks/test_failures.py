@@ -18,7 +18,7 @@ TRIPS = "+hooks.trips={select: fc, hook: forward, action: check, max: -1000, whe
 
 
 def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -> None:
-    argv = (*SMALL, "compute.timeout=5", "train.epochs=1")
+    argv = (*SMALL, "compute.timeout=30", "train.epochs=1")
     ended = workers.run(tmp_path, *argv, TRIPS + "}", "hydra.run.dir=error")
     assert ended.codes == [3, 3], ended.said
     assert "rank 1 failed: hook 'trips' (forward, check) on fc" in ended.said[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import json
 import os
@@ -22,6 +23,7 @@ def run(command: dict[str, object]) -> dict[str, object]:
     assert isinstance(argv, list)
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = main(argv)
+    gc.collect()  # connections of a run that failed are closed, as at the end of a process
     return {"code": code, "said": said.getvalue()}
 
 

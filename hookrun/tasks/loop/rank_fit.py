@@ -54,9 +54,12 @@ def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
     """Key, reason and next step, of a hook that sees a rank's own rows of the batch."""
     spec, action = hook.spec, hook.spec.action
     alone = "use compute.strategy=none"
-    if action.draws:
+    if action.draws and not action.draws_by_row:
         what = f"{action.action_name} draws numbers for the rows of a batch, and each rank would draw others"
         yield "action", what, alone
+    if action.draws and spec.keys.tokens is not None:
+        what = f"{action.action_name} draws numbers for positions, and other ranks have other positions"
+        yield "tokens", what, alone
     if action.scope == "together":
         what = f"{action.action_name} takes all rows of the batch together, and each rank has its own"
         yield "action", what, f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"

@@ -16,6 +16,7 @@ from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
+from hookrun.runtime.clock import RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.spec import Settings
 from hookrun.store.records import Of
@@ -27,6 +28,7 @@ from hookrun.tasks.loop.metrics import Average
 from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.loop.rank_rows import share
 from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
@@ -84,6 +86,9 @@ class Running:
             return None
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
+        if self.ranks.several:
+            mine = share(batch.whole, self.ranks.rank, self.ranks.size)
+            self.hooks.clock.rows = RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
         args, kwargs = as_call(batch.inputs, self.model)
