@@ -38,11 +38,15 @@ class RankFailed(HookrunError):
 
 
 class RankGroup(Ranks):
-    """Several processes, joined by torch.distributed."""
+    """Several processes, joined by torch.distributed.
+
+    failed: this rank has failed, or has lost contact
+    """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
         self.rank = rank
         self.size = size
+        self.failed = False
         self._store = store
 
     @property
@@ -86,7 +90,14 @@ class RankGroup(Ranks):
     def from_main(self, tensors: Sequence[Tensor]) -> None:
         """Take the content of rank 0's tensors, in place."""
         for tensor in tensors:
-            distributed.broadcast(tensor, 0)
+            if 0 in tensor.stride() and tensor.numel() > 1:  # an expanded one cannot be written
+                continue
+            content = (
+                tensor.detach().to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype).contiguous()
+            )
+            distributed.broadcast(content, 0)
+            with torch.no_grad():
+                tensor.copy_(content)
 
     def meet(self) -> None:
         """Wait until every rank is here."""
@@ -101,6 +112,7 @@ class RankGroup(Ranks):
         try:
             yield
         except BaseException as error:
+            self.failed = True
             if isinstance(error, RankFailed):
                 raise
             if not _is_lost_contact(error):
@@ -187,8 +199,12 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
         first = str(error).strip().splitlines()[0]
         what = f"rank {started.rank} of {started.size} did not meet the others within {timeout:g} seconds: {first}"
         raise HookrunError(f"compute.timeout: {what}: see whether every process was started") from error
+    group = RankGroup(started.rank, started.size, distributed.distributed_c10d._get_default_store())
     try:
-        yield RankGroup(started.rank, started.size, distributed.distributed_c10d._get_default_store())
+        yield group
     finally:
         with suppress(Exception):  # of a group that has lost a rank
-            distributed.destroy_process_group()
+            if group.failed:
+                distributed.distributed_c10d._abort_process_group()  # whoever waits for this rank need not wait on
+            else:
+                distributed.destroy_process_group()

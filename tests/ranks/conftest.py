@@ -58,13 +58,13 @@ class Workers:
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def start(self, folder: Path, *argv: str) -> None:
-        """Let both run the command line, as ranks 0 and 1."""
+    def start(self, folder: Path, *argv: str, leave: bool = False) -> None:
+        """Let both run the command line, as ranks 0 and 1; leave: and end then, as the processes of a run do."""
         port = unused_port()
         for rank, process in enumerate(self._processes):
             about = environment(rank, 2, port)
             assert process.stdin is not None
-            line = {"argv": list(argv), "environment": about, "folder": str(folder)}
+            line = {"argv": list(argv), "environment": about, "folder": str(folder), "leaves": leave}
             process.stdin.write(json.dumps(line) + "\n")
             process.stdin.flush()
 
@@ -77,9 +77,9 @@ class Workers:
                 found.append(json.loads(process.stdout.readline()))
         return Ended([each["code"] for each in found], [each["said"] for each in found])
 
-    def run(self, folder: Path, *argv: str) -> Ended:
+    def run(self, folder: Path, *argv: str, leave: bool = False) -> Ended:
         """Run the command line in both."""
-        self.start(folder, *argv)
+        self.start(folder, *argv, leave=leave)
         return self.end()
 
     def close(self) -> None:

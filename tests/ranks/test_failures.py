@@ -18,19 +18,19 @@ TRIPS = "+hooks.trips={select: fc, hook: forward, action: check, max: -1000, whe
 
 
 def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -> None:
-    argv = (*SMALL, "compute.timeout=30", "train.epochs=1")
-    ended = workers.run(tmp_path, *argv, TRIPS + "}", "hydra.run.dir=error")
-    assert ended.codes == [3, 3], ended.said
-    assert "rank 1 failed: hook 'trips' (forward, check) on fc" in ended.said[0]
-    status = hookrun.open_run(tmp_path / "error").status
-    assert (status["status"], status["exit_code"]) == ("failed", 3)
-    assert "rank 1 failed: hook 'trips'" in status["reason"]
+    argv = (*SMALL, "compute.timeout=60", "train.epochs=1")
     ended = workers.run(tmp_path, *argv, TRIPS + ", policy: stop}", "hydra.run.dir=stop")
     assert ended.codes == [3, 3], ended.said
     run = hookrun.open_run(tmp_path / "stop")
     assert run.status["status"] == "stopped"
     assert "rank 1: hook 'trips' on fc: expected every element" in run.status["reason"]
     assert [line["rank"] for line in run.stats if line["hook"] == "trips"] == [1]
+    ended = workers.run(tmp_path, *argv, TRIPS + "}", "hydra.run.dir=error", leave=True)
+    assert ended.codes == [3, 3], ended.said
+    assert "rank 1 failed: hook 'trips' (forward, check) on fc" in ended.said[0]
+    status = hookrun.open_run(tmp_path / "error").status
+    assert (status["status"], status["exit_code"]) == ("failed", 3)
+    assert "rank 1 failed: hook 'trips'" in status["reason"]
 
 
 def test_a_rank_that_is_killed_or_interrupted_ends_the_others(new_workers: Any, tmp_path: Path) -> None:

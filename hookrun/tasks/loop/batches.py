@@ -156,7 +156,11 @@ class Batches:
         self._seed = settings.seed
         self._batch_size = settings.data.batch_size
         self._generator = torch.Generator()
+        if not ranks.is_main:
+            ranks.meet()
         samples = data.load(settings.data, split, seed=settings.seed)
+        if ranks.is_main:
+            ranks.meet()  # rank 0 may have downloaded what the others then find
         self.data = samples
         self.samples = len(samples)
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))

@@ -46,11 +46,15 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
-    """What edits of activations changed, of the rows of all ranks; a parameter's gradient is the same on each."""
+    """What hooks did, of the rows of all ranks; a parameter's gradient is the same on each."""
     if not ranks.several:
         return
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
+    chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
+    fired = ranks.largest([number for site in chosen for number in (site.fired, site.idle)]) if chosen else []
+    for place, site in enumerate(chosen):  # on the ranks that they are for
+        site.fired, site.idle = fired[2 * place], fired[2 * place + 1]
     for place, site in enumerate(sites):
         site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
 

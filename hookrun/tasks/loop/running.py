@@ -125,7 +125,7 @@ class Running:
 
     def agree(self) -> None:
         """Where a check on one rank asks for the end of the run, every rank ends; every rank calls it."""
-        if self.ranks.several:
+        if self.ranks.several and self._may_stop:
             self.sink.stop = agreed_stop(self.hooks.stopped, self.ranks)
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -210,6 +210,7 @@ class Running:
         holding: what the caller adds up from batch to batch: a run that was cut off goes on in the middle of the pass.
                  None: it says nothing of that, and no state is saved during the pass
         """
+        self.ranks.from_main(list(self.model.buffers()))  # in training each rank has moved its own
         clock, training = self.hooks.clock, self.model.training
         at = PartialPass(clock.step, holding or {})
         if holding is None or not self.resuming.take(PASS, at.load_state_dict):
