@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import hookrun
 from hookrun.cli import main
+from hookrun.hook_types import HOOK_TYPES
 from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
 from hookrun.store.verify import verify
@@ -111,6 +112,39 @@ def test_training_with_hooks_on_everything(workers: Any, cwd: Path, capsys: Any)
         line for line in said[0].splitlines() if "changed" in line or "fired" in line or "captured" in line
     ]
     assert verify(two.path).bad == []
+
+
+EVERY = {
+    "started": "select: fc, hook: apply, action: fill, value: 0.02, parameters: [bias]",
+    "inputs": "select: conv1, hook: forward_pre, action: scale, factor: 0.9",
+    "added": "select: relu1, hook: forward, action: add_bias, value: 0.01, trainable: true",
+    "clamped": "select: conv2, hook: forward, action: clamp, min: -1, max: 1",
+    "replaced": "select: relu2, hook: forward, action: replace, value: 0.5, index: '..., 0'",
+    "saved": "select: conv2, hook: saved_tensors, action: cast, dtype: bfloat16",
+    "before": "select: relu2, hook: backward_pre, action: clamp, min: -0.00001, max: 0.00001",
+    "after": "select: conv2, hook: backward, action: scale, factor: 0.5",
+    "of_output": "select: fc, hook: output_grad, action: clamp, min: -0.002, max: 0.002",
+    "noisy": "select: fc.weight, hook: grad, action: noise, std: 0.001",
+    "clipped": "select: fc.weight, hook: grad, action: clip_norm, max_norm: 0.1, priority: 1",
+    "doubled": "select: conv1, hook: post_accumulate_grad, action: scale, factor: 2",
+    "pushed": "select: conv1, hook: optimizer_step_pre, action: add_bias, value: 0.001",
+    "bounded": "select: fc.bias, hook: optimizer_step_post, action: clamp, min: -0.0201, max: 0.0201",
+    "kept": "select: conv2, hook: backward, action: capture, target: 'grad_output[0]'",
+    "checked": "select: relu1, hook: forward, action: check, policy: stop",
+}
+"""A hook of every type, each with another action where there is one."""
+
+
+def test_a_hook_of_every_type(workers: Any, cwd: Path) -> None:
+    argv = [f"+hooks.{name}={{{hook}}}" for name, hook in EVERY.items()]
+    one = in_one(cwd, *argv, "data.batch_size=9")
+    two, _ = in_two(workers, cwd, *argv, "data.batch_size=9")
+    assert {hook["hook"] for hook in one.plan["hooks"]} == set(HOOK_TYPES), "every type is there"
+    for name, each in weights(one).items():
+        assert torch.allclose(each, weights(two)[name], atol=1e-5), name
+    assert_same_metrics(one, two)
+    assert_same_rows(one, two)
+    assert one.hooks == two.hooks, "as often, and as many elements changed"
 
 
 def test_a_rank_without_rows_takes_part(workers: Any, cwd: Path) -> None:
