@@ -30,8 +30,11 @@ Two of the others have a meaning whatever the action: `ok`, the verdict of a che
 that are used up.
 """
 
-ABOUT = frozenset((*RECORD_KEYS, "rank"))
-"""What says where a record is from, and nothing of what was recorded; `rank` stands in runs of several processes."""
+OF_RANK = "of_rank"
+"""In runs of several processes: which of them recorded it, of its own rows."""
+
+ABOUT = frozenset((*RECORD_KEYS, OF_RANK))
+"""What says where a record is from, and nothing of what was recorded."""
 
 Scope = Literal["tensor", "value", "together", "module"]
 

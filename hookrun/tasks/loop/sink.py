@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import Keeper
+from hookrun.actions.base import OF_RANK, Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
@@ -112,7 +112,7 @@ class RunSink(RecordSink):
         ranks = self._run_dir.ranks
         if ranks.several:
             if record["hook"] in self.of_rows:
-                record = {**record, "rank": ranks.rank}
+                record = {**record, OF_RANK: ranks.rank}
             elif not ranks.is_main:
                 return
         self.bytes[record["hook"]] += record.get("bytes", 0)
