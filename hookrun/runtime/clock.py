@@ -6,13 +6,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from itertools import count
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from hookrun.ranks.alone import own_rank
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
 from hookrun.runtime.module_calls import call_frame, frames_of
 from hookrun.spec.when import When
@@ -21,6 +22,13 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from hookrun.runtime.tokens.passes import Passes
+
+
+class RowsOfRank(NamedTuple):
+    """The places of a rank's rows in a batch of `whole` rows."""
+
+    mine: range
+    whole: int
 
 
 class _Forward(local):
@@ -37,6 +45,7 @@ class Clock:
     forward:      the forward of the root module that is under way in this thread
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
+    rows:         this rank's rows of the batch under way; None: the batch is not split
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
     passes:       which tokens the calls of the model compute; None where no hook asks
@@ -58,6 +67,7 @@ class Clock:
         "on_change",
         "passes",
         "population",
+        "rows",
         "samples",
         "scaler",
     )
@@ -72,6 +82,7 @@ class Clock:
         self._optimizer: ReferenceType[Optimizer] | None = None
         self.forward = _Forward()
         self.accumulating = False
+        self.rows: RowsOfRank | None = None
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Passes | None = None
@@ -287,6 +298,9 @@ def gate(
         tests.append(lambda: when.holds_at(clock._step, clock._epoch))
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
+    if (ranks := when.rank) is not None:
+        here = own_rank() in ranks
+        tests.append(lambda: here)
     if when.probability < 1:
         probability = when.probability
         tests.append(lambda: draw() < probability)

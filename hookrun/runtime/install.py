@@ -22,6 +22,7 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory, RecordSink
+from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.state import require_same_plan
 from hookrun.runtime.tokens.calls import Told
@@ -43,6 +44,7 @@ class Installation:
     strict:     leaving the block raises HookrunError then
     restored:   the identities of the hooks that had changed the model when its present state was saved; what they
                 would write again is put back
+    reduced:    runs the hooks on gradients of parameters, where several ranks compute these; None: torch does
     """
 
     _told_at = 3  # frames from where a warning is raised to the `with` statement
@@ -58,6 +60,7 @@ class Installation:
         standalone: bool = False,
         strict: bool = False,
         restored: Collection[str] = (),
+        reduced: ReducedGradients | None = None,
     ) -> None:
         self.plan = plan
         self._standalone = standalone
@@ -67,7 +70,7 @@ class Installation:
         self.sink = sink if sink is not None else Memory()
         self._model = model
         self._spans: Mapping[str, Tensor] = {}
-        self._wiring = Wiring(plan, model, self.clock, self.sink, restored)
+        self._wiring = Wiring(plan, model, self.clock, self.sink, restored, reduced)
 
     def __enter__(self) -> Installation:
         if self._wiring.sites:

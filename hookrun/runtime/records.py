@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import RECORD_KEYS, Keeper
+from hookrun.actions.base import ABOUT, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
@@ -299,7 +299,7 @@ def _place(record: dict[str, Any]) -> str:
 def line(record: dict[str, Any]) -> str:
     """A record as one line for people: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
-    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in RECORD_KEYS)
+    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
     return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
 
 

@@ -59,11 +59,12 @@ EXIT_CODES: Mapping[State, int | None] = {
     "interrupted": 130,
 }
 
-COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key")
+COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key", "turn")
 """What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw.
 
 The split is its number among the data's SPLITS, or -1. The position in the sample, the token there and, of attention
-patterns, the position of the key are -1 but for hooks with `tokens`.
+patterns, the position of the key are -1 but for hooks with `tokens`. The turn orders the rows of several ranks as one
+process would have recorded them; one process alone does not write it.
 """
 
 FIRING = -1

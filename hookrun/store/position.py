@@ -32,6 +32,7 @@ from hookrun.store.format import (
     TOKENS,
     decode,
 )
+from hookrun.store.indexes import index_names
 from hookrun.store.inside import is_there, open_inside
 from hookrun.store.records import Count, Name, Record, Status, checked
 from hookrun.store.shard import Shard
@@ -39,7 +40,7 @@ from hookrun.store.shard import Shard
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files that tell of a run's end: one that goes on has not come to it."""
 
-_SHARD = re.compile(r"\d{6,}\.safetensors")
+_SHARD = re.compile(r"([1-9]\d{0,5}_)?\d{6,}\.safetensors")
 _ASIDE = re.compile(r"\..+\.\d+\.tmp")
 """A file that `replacing` had not finished."""
 
@@ -115,6 +116,8 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
         for name, size in indexes.items():  # before the shards, so that it never names one that is gone
             _cut(folder / name, size)
         for name in shards:
+            for index in index_names(folder / name)[1:]:  # of other ranks, which no position names
+                (folder / name / index).unlink(missing_ok=True)
             for path in _left_over(folder / name, kept[name]):
                 path.unlink()
         for name, size in lines.items():

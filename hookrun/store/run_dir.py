@@ -11,11 +11,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -68,6 +69,8 @@ class RunDir:
     ended:       the status says how the run ended
     buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
     resumed:     the state that the run goes on from; None: it begins
+    ranks:       the processes of the run
+    batches:     how many have been computed, by all ranks together
     """
 
     def __init__(self, path: Path, buffer: int | None = None) -> None:
@@ -75,6 +78,8 @@ class RunDir:
         self.buffer = buffer
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
+        self.ranks: Ranks = ALONE
+        self.batches = 0
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
@@ -299,8 +304,11 @@ class RunDir:
 
         shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
         before: FolderPosition | None = getattr(self._reached, folder, None)
-        going_on = {} if before is None else {"goes_on": before}
-        return CaptureWriter(self.path / folder, shard_bytes, _rank(), **going_on)
+        going_on: dict[str, Any] = {} if before is None else {"goes_on": before}
+        if self.ranks.several:
+            batch = partial(getattr, self, "batches")
+            return CaptureWriter(self.path / folder, shard_bytes, self.ranks.rank, batch=batch)
+        return CaptureWriter(self.path / folder, shard_bytes, own_rank(), **going_on)
 
 
 def cut_off(status: Mapping[str, Any]) -> str:
@@ -325,13 +333,6 @@ def _alive(pid: int) -> bool:
     except OverflowError:
         return False  # no process has such a number
     return True
-
-
-def _rank() -> int:
-    """Of this process in a distributed run; 0 in any other."""
-    from torch import distributed
-
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:

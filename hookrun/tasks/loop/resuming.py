@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interruptions import pending
+from hookrun.interruptions import Interrupted, pending
 from hookrun.runtime import Installation
 from hookrun.store.files import StoreError
 from hookrun.store.format import encode
@@ -100,6 +100,11 @@ class Resuming:
 
         Raises the Interrupted of the signal.
         """
+        ranks = self._run_dir.ranks
+        if ranks.several:
+            if (number := ranks.largest([0 if (mine := pending()) is None else mine.signum])[0]) != 0:
+                raise pending() or Interrupted(number)  # a signal for one rank is for all
+            return
         signal = pending()
         self._put_off = self._put_off or (due and may_wait)
         due = (due and not may_wait) or (self._put_off and self._waited())
@@ -119,7 +124,9 @@ class Resuming:
         return time.monotonic() - self._saved
 
     def save(self) -> None:
-        """Write a state. HookrunError where a part of it cannot be saved."""
+        """Write a state; of a run of several ranks none. HookrunError where a part of it cannot be saved."""
+        if self._run_dir.ranks.several:
+            return
         began = time.monotonic()
         try:
             with self.around():

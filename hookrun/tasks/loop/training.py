@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -21,6 +22,7 @@ from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.step_gradients import StepGradients, step_gradients
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 
@@ -32,6 +34,7 @@ class Loop:
     steps:   makes the optimizer step where loss and gradients are finite
     epoch:   the one under way, and how many of its batches are behind
     means:   over the samples of this epoch
+    gradients: computes those of a step
     values:  the means of its training, once that is over: what is left is the validation and what follows
     best:    the highest score of an epoch so far: the accuracy, or the negative loss
     average: of the weights, which is what is validated; None: the weights themselves are
@@ -44,6 +47,7 @@ class Loop:
     train: Batches
     val: Batches | None
     means: Average
+    gradients: StepGradients
     average: WeightAverage | None = None
     epoch: int = 0
     batches: int = 0
@@ -108,8 +112,9 @@ def train(running: Running) -> None:
 def _made(running: Running) -> Loop:
     """The loop before its first step."""
     settings = running.settings.train
-    batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
-    val = Batches(running.prepared, "val") if running.prepared.data.sizes["val"] != 0 else None
+    ranks = running.ranks
+    batches = Batches(running.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
+    val = Batches(running.prepared, "val", ranks=ranks) if running.prepared.data.sizes["val"] != 0 else None
     trained = running.prepared.trained
     if trained is not None:
         trained.freeze_rest(running.model)  # what hooks added by now
@@ -134,6 +139,7 @@ def _made(running: Running) -> Loop:
         batches,
         val,
         running.average(),
+        step_gradients(running),
         average,
     )
 
@@ -152,6 +158,8 @@ def _save_last(loop: Loop) -> None:
 
 
 def _save(running: Running, name: str) -> None:
+    if not running.ranks.is_main:  # whose weights are the same
+        return
     path = running.run_dir.checkpoints / name
     checkpoint.save(running.model, path, applied=running.prepared.plan.applied())
 
@@ -182,10 +190,11 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             if _over(loop):
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
+    whole = running.of_all(loop.means)
     skipped = loop.steps.tell_epoch()
-    values = loop.means.read() or {"loss": math.nan}  # every step was left out
+    values = whole.read() or {"loss": math.nan}  # every step was left out
     if not running.stopped:  # half an epoch, ended by a check, is not a result
-        values = running.read("train", loop.means) if loop.means.samples else values
+        values = running.read("train", whole) if whole.samples else values
         running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
@@ -194,19 +203,18 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
 def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, float]) -> None:
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
-    weights = [batch.weight for batch in group]
-    whole = max(sum(weights), 1)
-    of_step = running.average()
+    shares = loop.gradients.shares(group)
+    of_step, losses = running.average(), list[Tensor | None]()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
         loop.steps.begin(group)
         for number, batch in enumerate(group):
             hooks.accumulating = number + 1 < len(group)
-            output = running.forward(batch)
-            loss = running.loss(output, batch)
-            scaler.scale(loss * (weights[number] / whole)).backward()
-            loop.steps.losses.append(loss.detach())
-            running.measure(of_step, loss.detach(), output, batch)
+            output, loss = loop.gradients.compute(batch, shares[number], last=number + 1 == len(group))
+            losses.append(None if loss is None else loss.detach())
+            if loss is not None:
+                running.measure(of_step, loss, output, batch)
+        loop.steps.losses += loop.gradients.losses(losses, shares)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
         outcome = loop.steps.step()
@@ -215,9 +223,10 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
         if outcome is not SKIPPED:
             average.include(of_step)
         if logs and outcome is not SKIPPED:
-            shown.update(of_step.read())
+            values = running.of_all(of_step).read()
+            shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            running.log("train", of_step.read(), "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
+            running.log("train", values, "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
         if logs:
             running.sink.settle()
     schedule = running.settings.train.scheduler
@@ -229,6 +238,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     ):
         loop.scheduler.step()
     hooks.step()
+    running.agree()
 
 
 def _after_epoch(loop: Loop) -> None:
