@@ -33,7 +33,7 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
-from hookrun.cli.ranks import RefusedByMain, agreed, follow, ranks_of, refuse_of_ranks
+from hookrun.cli.ranks import RefusedByMain, agreed, follow, ranks_of, refuse_needs
 from hookrun.cli.resume import (
     Resume,
     composed_again,
@@ -202,7 +202,8 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Go on with a run that did not come to its end."""
     folder = run_folder(resume.name)
     if _is_done(folder):
-        remove_left_states(folder)
+        if is_main():
+            remove_left_states(folder)
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
@@ -214,7 +215,7 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
 
 def _is_done(folder: Path) -> bool:
     is_done = state_of_run(folder) == DONE_STATE
-    if is_done:
+    if is_done and is_main():
         print(f"{folder} is done: there is nothing to resume")
     return is_done
 
@@ -296,7 +297,7 @@ def _checked_and_run(
         needs = NeededRuns(asked, trust)
         needs.find(experiment)
         if ranks.several:
-            refuse_of_ranks(resumes=resume is not None, needs=needs.missing)
+            refuse_needs(missing=needs.missing)
         known = needs.known(previous).of(experiment)
         try:
             prepared = tasks.prepare(known, trust=trust)
@@ -315,6 +316,7 @@ def _checked_and_run(
     where, run_dir = "hydra.run.dir" if resume is None else "resume", Path(cfg.hydra.runtime.output_dir)
     with claimed(run_dir, where, go_on=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
+            ranks.gathered([None, None])
             return DONE
         if experiment.settings.needs:
             is_new = needs.missing

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hookrun.cli.jobs import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import NO_FSDP, size_of_world, started
+from hookrun.ranks.started import NO_FSDP, started
 from hookrun.spec import Experiment
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
@@ -77,16 +77,9 @@ def agreed(ranks: Ranks) -> Iterator[None]:
         raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
 
 
-def refuse_of_ranks(*, resumes: bool, needs: bool) -> None:
-    """SpecError for what several processes cannot do.
-
-    resumes: the run is to go on from a state
-    needs:   it needs runs that have to be made first
-    """
-    if resumes:
-        what = f"found {size_of_world()} processes: what several ranks had computed is not in the states of a run"
-        raise SpecError([Problem("resume", what, "start the run anew")])
-    if needs:
+def refuse_needs(*, missing: bool) -> None:
+    """SpecError where the run needs others that have to be made first, which several processes cannot do."""
+    if missing:
         what = "runs that it needs are not there, and each of several processes would make them"
         raise SpecError(
             [Problem("needs", what, "run the same command once without torchrun and compute.strategy")]

@@ -50,6 +50,9 @@ NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
 PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
 
+Line = tuple[str, dict[str, Any]]
+"""One that a rank beside rank 0 keeps for it: `stats`, `sample` or `token`, and what stands in it."""
+
 State = Literal["running", "done", "failed", "interrupted", "stopped"]
 EXIT_CODES: Mapping[State, int | None] = {
     "running": None,

@@ -19,7 +19,7 @@ from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_inside, replacing
 from hookrun.store.format import COLUMNS, FIRING
 from hookrun.store.indexes import index_name, shard_name
-from hookrun.store.position import FolderPosition
+from hookrun.store.position import IndexPosition
 from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 
@@ -99,7 +99,7 @@ class CaptureWriter:
         shard_bytes: int = SHARD_BYTES,
         rank: int = 0,
         batch: Callable[[], int] | None = None,
-        goes_on: FolderPosition = FolderPosition(),  # noqa: B008 - it is frozen
+        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - it is frozen
     ) -> None:
         own = rank if batch is not None else 0
         if (folder / index_name(own)).exists() and not goes_on.shards:
@@ -209,12 +209,13 @@ class CaptureWriter:
         self._raise_failure()
 
     def position(self) -> dict[str, Any]:
-        """How far the folder reaches once what is buffered is on the disk, as a FolderPosition."""
+        """How far the folder reaches once what is buffered is on the disk, as an IndexPosition."""
         self.flush()
         counts = dict[str, dict[str, tuple[int, int, int]]]()
         for (hook, module), each in self.counts.items():
             counts.setdefault(hook, {})[module] = (each.tensors, each.bytes, each.rows)
-        return {"index": self._index.reach(), "shards": self.shards, "counts": counts}
+        turns = self._batch is not None
+        return {"index": self._index.reach(), "shards": self.shards, "counts": counts, "turns": turns}
 
     def close(self) -> None:
         """Write what is buffered and take no more."""

@@ -1,4 +1,4 @@
-"""Two processes that stay for all tests of a module: starting one costs seconds."""
+"""Processes that stay for all tests of a session: starting one costs seconds."""
 
 from __future__ import annotations
 
@@ -39,78 +39,74 @@ class Ended:
 
 
 class Workers:
-    """Two processes, each of which runs the same commands as one rank."""
+    """Processes, each of which runs the same commands as one rank; one that has ended is started anew."""
 
     def __init__(self) -> None:
-        variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        self._processes = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env=variables,
-            )
-            for _ in range(2)
-        ]
+        self._processes = list[subprocess.Popen[str]]()
 
     @property
     def pids(self) -> list[int]:
         return [process.pid for process in self._processes]
 
-    def start(self, folder: Path, *argv: str, leave: bool = False) -> None:
-        """Let both run the command line, as ranks 0 and 1; leave: and end then, as the processes of a run do."""
+    def start(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> None:
+        """Let so many run the command line, one rank each; leave: and end then, as the processes of a run do."""
         port = unused_port()
-        for rank, process in enumerate(self._processes):
-            about = environment(rank, 2, port)
-            assert process.stdin is not None
+        while len(self._processes) < ranks:
+            self._processes.append(_started())
+        for rank in range(ranks):
+            if self._processes[rank].poll() is not None:
+                _close(self._processes[rank])
+                self._processes[rank] = _started()
+            stdin = self._processes[rank].stdin
+            assert stdin is not None
+            about = environment(rank, ranks, port)
             line = {"argv": list(argv), "environment": about, "folder": str(folder), "leaves": leave}
-            process.stdin.write(json.dumps(line) + "\n")
-            process.stdin.flush()
+            stdin.write(json.dumps(line) + "\n")
+            stdin.flush()
+        self._busy = ranks
 
     def end(self, only: int | None = None) -> Ended:
         """Wait for what they were started with."""
         found: list[dict[str, Any]] = []
-        for rank, process in enumerate(self._processes):
+        for rank, process in enumerate(self._processes[: self._busy]):
             if only is None or rank == only:
                 assert process.stdout is not None
                 found.append(json.loads(process.stdout.readline()))
         return Ended([each["code"] for each in found], [each["said"] for each in found])
 
-    def run(self, folder: Path, *argv: str, leave: bool = False) -> Ended:
-        """Run the command line in both."""
-        self.start(folder, *argv, leave=leave)
+    def run(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> Ended:
+        """Run the command line in so many."""
+        self.start(folder, *argv, ranks=ranks, leave=leave)
         return self.end()
+
+    def kill(self, rank: int) -> None:
+        """As a machine does that has no memory left."""
+        self._processes[rank].kill()
+        self._processes[rank].wait()
 
     def close(self) -> None:
         for process in self._processes:
-            assert process.stdin is not None and process.stdout is not None
-            process.stdin.close()
-        for process in self._processes:
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+            _close(process)
 
 
-@pytest.fixture(scope="module")
+def _started() -> subprocess.Popen[str]:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(WORKER)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.close()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
     made = Workers()
     yield made
     made.close()
-
-
-@pytest.fixture
-def new_workers() -> Iterator[Callable[[], Workers]]:
-    """Makes two more, for a test that does not leave them alive."""
-    made: list[Workers] = []
-
-    def make() -> Workers:
-        made.append(Workers())
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
 
 
 @pytest.fixture

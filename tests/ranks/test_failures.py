@@ -33,21 +33,20 @@ def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -
     assert "rank 1 failed: hook 'trips'" in status["reason"]
 
 
-def test_a_rank_that_is_killed_or_interrupted_ends_the_others(new_workers: Any, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_or_interrupted_ends_the_others(workers: Any, tmp_path: Path) -> None:
     """The others say who is gone; a signal for one rank ends all, after the step."""
     argv = (*SMALL, "compute.timeout=20", "train.epochs=100000")
-    pair = new_workers()
-    pair.start(tmp_path, *argv, "hydra.run.dir=signalled")
+    workers.start(tmp_path, *argv, "hydra.run.dir=signalled")
     wait_for(tmp_path / "signalled" / "metrics.jsonl")
-    os.kill(pair.pids[1], signal.SIGTERM)
-    ended = pair.end()
+    os.kill(workers.pids[1], signal.SIGTERM)
+    ended = workers.end()
     assert ended.codes == [143, 143], ended.said
     assert hookrun.open_run(tmp_path / "signalled").status["status"] == "interrupted"
-    pair.start(tmp_path, *argv, "hydra.run.dir=killed")
+    workers.start(tmp_path, *argv, "hydra.run.dir=killed")
     wait_for(tmp_path / "killed" / "metrics.jsonl")
-    os.kill(pair.pids[1], signal.SIGKILL)
+    workers.kill(1)
     since = time.monotonic()
-    assert pair.end(only=0).codes == [1]
+    assert workers.end(only=0).codes == [1]
     assert time.monotonic() - since < 20
     status = hookrun.open_run(tmp_path / "killed").status
     assert status["status"] == "failed"

@@ -11,6 +11,7 @@ from torch import Tensor
 from hookrun.containers import rebuild
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
+from hookrun.store.position import PositionRecord
 from hookrun.store.writer import Count
 from hookrun.tasks.loop.average import Average
 
@@ -72,12 +73,18 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
         site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
 
 
-def counts_of_all(counts: dict[tuple[str, str], Count], ranks: Ranks) -> None:
-    """What every rank captured, counted as one process counts it: rows and bytes add up, and firings are the same."""
-    if not ranks.several:
-        return
+def counts_of_all(
+    counts: dict[tuple[str, str], Count], ranks: Ranks, reached: PositionRecord | None = None
+) -> None:
+    """What every rank captured, counted as one process counts it: rows and bytes add up, and firings are the same.
+
+    reached: how far the captures reached when the run went on: there may have been more ranks then
+    """
     mine = [[*key, each.tensors, each.bytes, each.rows] for key, each in counts.items()]
     found = ranks.gathered(mine)
+    for absent in () if reached is None else reached.captures.others[ranks.size - 1 :]:
+        modules = ((hook, *each) for hook, of in absent.counts.items() for each in of.items())
+        found.append([[hook, module, *counted] for hook, module, counted in modules])
     for rank, lines in enumerate(found):
         for hook, module, tensors, size, rows in lines if rank != ranks.rank else ():
             each = counts.setdefault((hook, module), Count())

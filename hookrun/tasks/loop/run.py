@@ -16,7 +16,7 @@ from hookrun.store.rank_dir import RankDir
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
-from hookrun.store.states import newest_state, remove_states, remove_unfinished
+from hookrun.store.states import named_state, newest_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready
 from hookrun.tasks.goals import goal_of
 from hookrun.tasks.loop.resuming import require_same
@@ -43,7 +43,7 @@ def run_in(
     run_dir.ranks = ranks
     with failure_recorded(run_dir), ranks.failures_told():
         run_dir.set_status("running")
-        ranks.gathered(str(run_dir.path))
+        ranks.gathered([str(run_dir.path), None if run_dir.resumed is None else run_dir.resumed.path.name])
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()  # what the others captured is on the disk
@@ -65,8 +65,13 @@ def run_in(
 def follow_in(ready: Ready, ranks: Ranks) -> int:
     """Run the task beside rank 0, which owns the directory and says where it is; what `run_in` returns."""
     with ranks.failures_told():
-        path = Path(ranks.gathered(None)[0])
-        run_dir = RankDir(path, ranks, ready.settings.compute.capture_buffer * 2**20)
+        place, state = ranks.gathered(None)[0]
+        if place is None:  # another process has just finished it
+            return 0
+        saved = None if state is None else named_state(Path(place), state)
+        position = None if saved is None else saved.part("files")
+        run_dir = RankDir(Path(place), ranks, ready.settings.compute.capture_buffer * 2**20, position)
+        run_dir.resumed = saved
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
         ranks.meet()

@@ -269,7 +269,7 @@ class Running:
         try:
             with ExitStack() as stack:
                 if holding is not None:
-                    stack.enter_context(self.resuming.hold(PASS, at.state_dict))
+                    stack.enter_context(self.resuming.hold(PASS, at.state_dict, at.sums))
                 stack.enter_context(torch.no_grad())
                 self.resuming.begin()
                 passed = self._passed(batches, at, label, shown, saves=holding is not None)

@@ -40,6 +40,7 @@ class StepGradients:
         output = self.running.forward(batch)
         loss = self.running.loss(output, batch)
         self.running.scaler.scale(loss * share).backward()
+        self.running.after(batch)
         return Passed(output, loss)
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Tensor | float]) -> list[Tensor]:

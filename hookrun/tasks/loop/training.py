@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookrun.store import checkpoint
+from hookrun.store.rank_dir import take_kept
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.clipping import clip
@@ -73,6 +74,10 @@ class Loop:
             "average": None if self.average is None else self.average.state_dict(),
         }
 
+    def sums(self) -> dict[str, Average]:
+        """What is added up over the rows of this rank alone, by its place in the state."""
+        return {"means": self.means}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self.epoch, self.batches = state["epoch"], state["batches"]
@@ -93,7 +98,7 @@ def train(running: Running) -> None:
     loop, resuming = _made(running), running.resuming
     if loop.average is not None:
         resuming.around = loop.average.swapped_out
-    with resuming.hold("train", loop.state_dict):
+    with resuming.hold("train", loop.state_dict, loop.sums):
         resuming.take("train", loop.load_state_dict)
         resuming.begin()
         running.model.train()
@@ -267,6 +272,7 @@ def _after_epoch(loop: Loop) -> None:
         else:
             loop.scheduler.step()
     loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
+    take_kept(running.run_dir)
     every = running.settings.train.checkpoint.every.epochs
     running.resuming.point(every is not None and loop.epoch % every == 0, may_wait=True)
 

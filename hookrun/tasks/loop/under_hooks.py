@@ -89,7 +89,7 @@ def run_under_hooks(
             take_kept(run_dir)
             effects_of_all(hooks, ranks)
             if any(each.action.captures for each in hooked):
-                counts_of_all(run_dir.captures.counts, ranks)
+                counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
         stopped = hooks.stopped
         for line in summary(running):
             screen.say(line)
