@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from hookrun.errors import CompileError, Problem, listed
 from hookrun.index import Index
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
+from hookrun.plan.table import Column
 from hookrun.ranks.started import NO_FSDP
 from hookrun.spec import Settings
 from hookrun.tasks.loop.own_losses import TrainLoss
@@ -63,9 +64,6 @@ def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
     if action.scope == "together":
         what = f"{action.action_name} takes all rows of the batch together, and each rank has its own"
         yield "action", what, f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
-    if action.captures and action.budget() is not None:
-        what = "each rank keeps its own rows, and they would be used up by other rows than in one process"
-        yield "max_bytes", what, "use `keep`, which goes by the samples' numbers"
     for field, value in action.outside_values().items():
         if value.draws:
             yield field, "each rank would draw the samples that other rows are given", alone
@@ -107,19 +105,37 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
         if loss.code is not None:
             lines.append(f"train.loss: {loss.name} is taken for the mean over the samples of a batch")
     for hook in plan.hooks:
-        action = hook.spec.action
-        if not hook.spec.hook_type.of_rows:
-            continue
-        if action.own_code:
-            lines.append(f"{hook.spec.name}: your own function is given a rank's own rows")
-        elif (
-            action.observes
-            and not action.captures
-            and not action.may_stop()
-            and action.action_name != "check"
-        ):
-            lines.append(f"{hook.spec.name}: {action.action_name} tells of each rank's own rows")
+        if (what := _differs(hook)) is not None:
+            lines.append(f"{hook.spec.name}: {what}")
     return lines
+
+
+def _differs(hook: PlannedHook) -> str | None:
+    """What is another number with several ranks; None where nothing is."""
+    action = hook.spec.action
+    if not hook.spec.hook_type.of_rows:
+        return None
+    if action.own_code:
+        return "your own function is given a rank's own rows"
+    if action.observes and not (action.captures or action.may_stop() or action.action_name == "check"):
+        return f"{action.action_name} tells of each rank's own rows"
+    return None
+
+
+def under_ranks(plan: ResolvedPlan) -> Column:
+    """The column of the plan that says what each hook sees where several ranks split the batches."""
+    return "under ranks", {hook.spec.name: _sees(hook) for hook in plan.hooks}
+
+
+def _sees(hook: PlannedHook) -> str:
+    hook_type, action = hook.spec.hook_type, hook.spec.action
+    if hook_type.phase == "installation":
+        return "the same on each"
+    if not hook_type.of_rows:
+        return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
+    if _differs(hook) is not None:
+        return "differs: own rows"
+    return "all rows" if action.captures else "own rows"
 
 
 def _drops(module: nn.Module) -> bool:

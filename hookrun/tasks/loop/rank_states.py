@@ -7,7 +7,7 @@ on with the sums of all ranks, and the others with none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from operator import getitem
 from typing import Any
@@ -25,8 +25,10 @@ RankState = Mapping[str, Any]
 """`generators`, `hooks`, `sums` (what holds, the key there, the state of an Average) and `kept` lines."""
 
 
-def for_rank(tree: Mapping[str, Any], ranks: Ranks) -> RankState:
+def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -> RankState:
     """What this rank goes on from, of what a state holds.
+
+    of_batch: the names of hooks that count what they change in the rank's own rows
 
     `generators` is missing where the run had no such rank before. `kept` holds on rank 0 the lines of ranks that the
     run has no more, which it has to write.
@@ -35,13 +37,13 @@ def for_rank(tree: Mapping[str, Any], ranks: Ranks) -> RankState:
     if len(before) == ranks.size:
         return before[ranks.rank]
     if not ranks.is_main:
-        return _without_sums(tree, before)
+        return _without_sums(tree, before, of_batch)
     kept = [line for each in before for line in each["kept"]]
     states = [each["sums"] for each in before]
     sums = {place: _together([each[place] for each in states]) for place in states[0]}
     return {
         **before[0],
-        "hooks": _hooks_together([each["hooks"] for each in before]),
+        "hooks": _hooks_together([each["hooks"] for each in before], of_batch),
         "sums": sums,
         "kept": kept,
     }
@@ -66,9 +68,12 @@ def _of_one(tree: Mapping[str, Any]) -> RankState:
     return {"generators": tree["generators"], "hooks": tree["hooks"], "sums": sums, "kept": []}
 
 
-def _without_sums(tree: Mapping[str, Any], before: Sequence[RankState]) -> RankState:
+def _without_sums(
+    tree: Mapping[str, Any], before: Sequence[RankState], of_batch: Collection[str]
+) -> RankState:
+    none = {"changed": 0, "total": 0}
     sites = {
-        hook: {path: {**site, "changed": 0, "total": 0} for path, site in modules.items()}
+        hook: {path: {**site, **(none if hook in of_batch else {})} for path, site in modules.items()}
         for hook, modules in tree["hooks"]["sites"].items()
     }
     hooks = {**tree["hooks"], "sites": sites, "sink": {**tree["hooks"]["sink"], "bytes": {}}}
@@ -89,12 +94,14 @@ def _together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return whole.state_dict()
 
 
-def _hooks_together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _hooks_together(states: Sequence[Mapping[str, Any]], of_batch: Collection[str]) -> dict[str, Any]:
     """Of rank 0, which has met every batch, with what the hooks have done on all ranks."""
 
     def site(hook: str, path: str) -> dict[str, Any]:
         found = [state["sites"][hook][path] for state in states]
         most = {key: max(each[key] for each in found) for key in ("fired", "idle")}
+        if hook not in of_batch:  # the same on each
+            return {**found[0], **most}
         sums = {key: sum(each[key] for each in found) for key in ("changed", "total")}
         return {**found[0], **most, **sums}
 

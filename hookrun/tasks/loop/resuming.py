@@ -70,7 +70,8 @@ class Resuming:
         self._generators: Mapping[str, Any] | None = None
         if saved is not None:
             with _fitting(saved):
-                mine = for_rank(saved.tree, run_dir.ranks)
+                of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
+                mine = for_rank(saved.tree, run_dir.ranks, of_batch)
                 self._waiting = with_sums(saved.part("held"), mine["sums"])
                 self._generators = mine.get("generators", {})
                 load_model(model, saved.part("model"))

@@ -164,6 +164,7 @@ class Running:
 
     def after(self, batch: Batch) -> None:
         """A batch is over on every rank. One that had no row for a rank left that rank's hooks a draw behind."""
+        self.sink.batch_is_over()
         self.run_dir.batches += 1
         if self.ranks.several and batch.whole < self.ranks.size:
             draws_of_main(self.hooks, self.ranks)

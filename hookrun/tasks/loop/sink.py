@@ -13,11 +13,12 @@ from hookrun.actions.base import OF_RANK, Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
-from hookrun.runtime.records import RecordSink
+from hookrun.runtime.records import Budget, RecordSink, batch_rows
 from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import in_reach, opened
+from hookrun.snapshot import in_reach, opened, snapshot
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks
 from hookrun.tensor_copies import readable
 
 
@@ -43,6 +44,7 @@ class RunSink(RecordSink):
         self._texts_known = set[int]()
         self._run_dir = run_dir
         self._show = show
+        self._of_ranks = BudgetsOfRanks()
 
     def keeper(self, site: PlacedHook) -> Keeper:
         """Write each value at once; the writer takes a copy."""
@@ -84,6 +86,26 @@ class RunSink(RecordSink):
                 loggers.value(site, value)
 
         return self.within_budget(site, keep)
+
+    def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
+        """`keep`, as long as the hook's `max_bytes` last: of several ranks together, which tell after each batch."""
+        limit = site.spec.action.budget()
+        if limit is None or not self._run_dir.ranks.several or not site.hook_type.of_rows:
+            return super().within_budget(site, keep)
+        budget, of_ranks = self._budgets.setdefault(site.hook_name, Budget(limit)), self._of_ranks
+        of_ranks.add(site, budget)
+
+        def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            if not budget.spent and (value := in_reach(value)) is not None:
+                with torch._C._DisableFuncTorch():
+                    own = snapshot(value)
+                of_ranks.hold(site, keep, own, rows, tokens, batch_rows(site, own, rows), self.size(own))
+
+        return limited
+
+    def batch_is_over(self) -> None:
+        """What hooks with `max_bytes` have captured in it is kept, as far as that of all ranks fits."""
+        self._of_ranks.settle(self._run_dir.ranks, self.show)
 
     def state_dict(self) -> dict[str, Any]:
         """What it holds between two steps; what is pending goes to stats.jsonl before."""

@@ -20,6 +20,7 @@ from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.rank_fit import under_ranks
 from hookrun.tasks.loop.rank_sums import counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
@@ -31,7 +32,8 @@ from hookrun.tasks.loop.summary import inactive_lines, summary
 
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
     """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
-    table.show(prepared.plan, screen.console, limit)
+    several = prepared.settings.compute.strategy != "none"
+    table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
     screen.say(f"weights: {_weights(prepared)}")
     for line in prepared.lines:
         screen.say(line)
