@@ -11,9 +11,13 @@ from pydantic import Field, model_validator
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import Number, check_order
 from hookrun.actions.tensors import nearest_finite
+from hookrun.errors import listed
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
+
+_SHOWN = 4
+"""Samples that a message names."""
 
 
 class Check(Action):
@@ -89,4 +93,5 @@ def verdict(record: Mapping[str, Any]) -> str:
     """What a check required and what it found: ``expected every element to be finite, found nan``."""
     least, largest = float(record["least"]), float(record["largest"])
     found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    return f"{record['message']}, found {found}"
+    rows = listed(list(map(str, record["samples"])), _SHOWN) if record.get("samples") else ""
+    return f"{record['message']}, found {found}" + (f" among the samples {rows}" if rows else "")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from threading import local
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,14 @@ class RowsOfRank(NamedTuple):
 
     mine: range
     whole: int
+
+
+class Moment(NamedTuple):
+    """Where a run was. counting: what edits changed was counted."""
+
+    step: int
+    epoch: int
+    counting: bool
 
 
 class _Forward(local):
@@ -138,6 +147,21 @@ class Clock:
             self._optimizer = ref(optimizer)
         if self._optimizer() is optimizer:
             self.step += 1
+
+    @property
+    def moment(self) -> Moment:
+        """Where the run is."""
+        return Moment(self._step, self._epoch, self.counting)
+
+    @contextmanager
+    def back_at(self, moment: Moment) -> Iterator[None]:
+        """Within the block what is recorded is recorded as of then; schedules are not asked."""
+        now = self.moment
+        self._step, self._epoch, self.counting = moment
+        try:
+            yield
+        finally:
+            self._step, self._epoch, self.counting = now
 
     def _changed(self) -> None:
         if self.on_change is not None:

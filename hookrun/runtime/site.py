@@ -381,6 +381,8 @@ class PlacedHook:
             with torch._C._DisableFuncTorch():
                 ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
+        if self.clock.rows is not None and self.hook_type.of_rows and self.clock.samples is not None:
+            record["samples"] = self.clock.samples.tolist()  # of several ranks this one has those
         if policy != "error" or not self.sink.has_values:
             self.emit(record)
         elif not ok:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import subprocess
@@ -13,6 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from hookrun.store.captures import StoredCapture
+from hookrun.store.reader import Run
 
 WORKER = Path(__file__).with_name("worker.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +106,56 @@ def _close(process: subprocess.Popen[str]) -> None:
     process.stdin.close()
     process.wait()
     process.stdout.close()
+
+
+class Same:
+    """What a run of several ranks has to have in common with that of one process."""
+
+    @staticmethod
+    def stored(run: Run, name: str = "last") -> dict[str, torch.Tensor]:
+        return load_file(run.path / "checkpoints" / f"{name}.safetensors")
+
+    @staticmethod
+    def rows_of(run: Run, hook: str, module: str) -> StoredCapture:
+        rows = run.captures[hook][module]
+        assert isinstance(rows, StoredCapture)
+        return rows
+
+    @staticmethod
+    def weights(one: Run, two: Run, name: str = "last", atol: float = 1e-6) -> None:
+        for key, each in Same.stored(one, name).items():
+            assert torch.allclose(each, Same.stored(two, name)[key], atol=atol), (name, key)
+
+    @staticmethod
+    def rows(one: Run, two: Run, rtol: float = 1e-4) -> None:
+        assert set(one.captures) == set(two.captures)
+        for hook, modules in one.captures.items():
+            for module in modules:
+                rows, others = Same.rows_of(one, hook, module), Same.rows_of(two, hook, module)
+                for column in ("sample_ids", "epochs", "steps", "calls", "splits", "positions"):
+                    assert torch.equal(getattr(rows, column), getattr(others, column)), (hook, column)
+                assert torch.allclose(rows[:], others[:], rtol=rtol, atol=1e-5), hook
+
+    @staticmethod
+    def line(line: dict[str, Any], other: dict[str, Any], rtol: float = 1e-4) -> None:
+        """The same keys, equal numbers within float32's rounding of sums, and the rest the same."""
+        assert list(line) == list(other)
+        for name, value in line.items():
+            if isinstance(value, float):
+                same = value == other[name] or math.isclose(value, other[name], rel_tol=rtol, abs_tol=1e-6)
+                assert same, (name, line, other)
+            else:
+                assert value == other[name], (name, line, other)
+
+    @staticmethod
+    def metrics(one: Run, two: Run, rtol: float = 1e-4) -> None:
+        for line, other in zip(one.metrics, two.metrics, strict=True):
+            Same.line(line, other, rtol)
+
+
+@pytest.fixture(scope="session")
+def same() -> type[Same]:
+    return Same
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,9 @@ def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -
     run = hookrun.open_run(tmp_path / "stop")
     assert run.status["status"] == "stopped"
     assert "rank 1: hook 'trips' on fc: expected every element" in run.status["reason"]
-    assert [line["of_rank"] for line in run.stats if line["hook"] == "trips"] == [1]
+    (tripped,) = (line for line in run.stats if line["hook"] == "trips")
+    assert tripped["of_rank"] == 1 and len(tripped["samples"]) == 32
+    assert f"among the samples {tripped['samples'][0]}, " in run.status["reason"]
     ended = workers.run(tmp_path, *argv, TRIPS + "}", "hydra.run.dir=error", leave=True)
     assert ended.codes == [3, 3], ended.said
     assert "rank 1 failed: hook 'trips' (forward, check) on fc" in ended.said[0]

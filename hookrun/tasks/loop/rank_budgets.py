@@ -13,6 +13,7 @@ from torch import Tensor
 from hookrun.actions.base import Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.ranks.alone import Ranks
+from hookrun.runtime.clock import Moment
 from hookrun.runtime.records import Budget, first_rows, spent_line
 from hookrun.runtime.site import PlacedHook
 
@@ -24,8 +25,8 @@ Key = tuple[str, str, str, int, int]
 class _Held:
     """A value that waits for the end of its batch.
 
-    rows:     how many rows of the batch it has; None: its first dimension is not that of the batch
-    counting: whether the step is a logged one
+    rows:   how many rows of the batch it has; None: its first dimension is not that of the batch
+    moment: when it was captured
     """
 
     key: Key
@@ -36,7 +37,7 @@ class _Held:
     tokens: TokenRows | None
     rows: int | None
     bytes: int
-    counting: bool
+    moment: Moment
 
     def write(self, count: int | None = None) -> None:
         """Keep it, or its first `count` rows, as at its firing."""
@@ -44,13 +45,14 @@ class _Held:
         if count is not None:
             value, places = first_rows(value, places, count)
             tokens = None if tokens is None else tokens.at(torch.arange(count))
-        firing, clock = self.site.firing_state, self.site.clock
-        before = firing.within, firing.of_call, clock.counting
-        firing.within, firing.of_call, clock.counting = self.key[2], self.key[3], self.counting
+        firing = self.site.firing_state
+        before = firing.within, firing.of_call
+        firing.within, firing.of_call = self.key[2], self.key[3]
         try:
-            self.keep(value, places, tokens)
+            with self.site.clock.back_at(self.moment):
+                self.keep(value, places, tokens)
         finally:
-            firing.within, firing.of_call, clock.counting = before
+            firing.within, firing.of_call = before
 
 
 class BudgetsOfRanks:
@@ -79,7 +81,7 @@ class BudgetsOfRanks:
         place = site.hook_name, site.path, site.within, site.call
         self._counts[place] += 1
         key = (*place, self._counts[place])
-        self._held.append(_Held(key, site, keep, value, places, tokens, rows, size, site.clock.counting))
+        self._held.append(_Held(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
 
     def settle(self, ranks: Ranks, show: Callable[[str], None]) -> None:
         """A batch is over; every rank calls it. What all together may keep is kept.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -71,6 +72,14 @@ def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
         site.fired, site.idle = fired[2 * place], fired[2 * place + 1]
     for place, site in enumerate(sites):
         site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
+
+
+def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) -> None:
+    """The bytes that hooks counted, of the rows of all ranks; what is the same on each counts once."""
+    names = sorted(of_rows)
+    for name, total in zip(names, ranks.total([counted[name] for name in names]), strict=True):
+        if total:
+            counted[name] = int(total)
 
 
 def counts_of_all(

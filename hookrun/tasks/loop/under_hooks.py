@@ -21,7 +21,7 @@ from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
 from hookrun.tasks.loop.rank_fit import under_ranks
-from hookrun.tasks.loop.rank_sums import counts_of_all, effects_of_all
+from hookrun.tasks.loop.rank_sums import bytes_of_all, counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
@@ -90,6 +90,7 @@ def run_under_hooks(
             sink.settle()
             take_kept(run_dir)
             effects_of_all(hooks, ranks)
+            bytes_of_all(sink.bytes, sink.of_rows, ranks)
             if any(each.action.captures for each in hooked):
                 counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
         stopped = hooks.stopped
