@@ -142,7 +142,8 @@ class Same:
         assert list(line) == list(other)
         for name, value in line.items():
             if isinstance(value, float):
-                same = value == other[name] or math.isclose(value, other[name], rel_tol=rtol, abs_tol=1e-6)
+                its = other[name]
+                same = repr(value) == repr(its) or math.isclose(value, its, rel_tol=rtol, abs_tol=1e-6)
                 assert same, (name, line, other)
             else:
                 assert value == other[name], (name, line, other)

@@ -37,7 +37,8 @@ STEER = (
     "+hooks.steer={select: blocks.0.resid_mid, hook: forward, action: scale, factor: 1.5, tokens: [0, -1]}"
 )
 BROKEN = (
-    "+hooks.broken={select: blocks.0.resid_post, hook: forward, action: scale, factor: nan, when: {step: 1, mode: train}}"
+    "+hooks.broken={select: blocks.0.resid_post, hook: forward, action: scale, factor: nan, "
+    "when: {step: 1, mode: train}}"
 )
 TRAINED = (
     "train.epochs=2",
