@@ -134,7 +134,7 @@ class Same:
                 rows, others = Same.rows_of(one, hook, module), Same.rows_of(two, hook, module)
                 for column in ("sample_ids", "epochs", "steps", "calls", "splits", "positions"):
                     assert torch.equal(getattr(rows, column), getattr(others, column)), (hook, column)
-                assert torch.allclose(rows[:], others[:], rtol=rtol, atol=1e-5), hook
+                assert torch.allclose(rows[:], others[:], rtol=rtol, atol=1e-5, equal_nan=True), hook
 
     @staticmethod
     def line(line: dict[str, Any], other: dict[str, Any], rtol: float = 1e-4) -> None:
