@@ -75,6 +75,11 @@ class HookType:
         return self.on != "module"
 
     @property
+    def of_rows(self) -> bool:
+        """Whether its value is computed from the rows of a batch, of which each of several ranks has its own."""
+        return self.on == "module" and self.phase != "installation"
+
+    @property
     def needs_backward(self) -> bool:
         """Whether a forward pass alone does not show what it does."""
         return self.phase in ("backward", "step") or self.until_backward

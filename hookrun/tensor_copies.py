@@ -201,3 +201,9 @@ def differentiable(value: Any, *, leaf: bool = False) -> Any:
         return value
     with torch.enable_grad():
         return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor with its elements where there are any, else itself."""
+    found = readable(tensor)
+    return tensor if found is None else found

@@ -31,6 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("containers",),
     ("snapshot", "trial_copies"),
     ("models", "data"),
+    ("ranks",),
     ("store",),
     ("run_values",),
     ("plan",),

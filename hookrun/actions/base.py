@@ -30,6 +30,12 @@ Two of the others have a meaning whatever the action: `ok`, the verdict of a che
 that are used up.
 """
 
+OF_RANK = "of_rank"
+"""In runs of several processes: which of them recorded it, of its own rows."""
+
+ABOUT = frozenset((*RECORD_KEYS, OF_RANK))
+"""What says where a record is from, and nothing of what was recorded."""
+
 Scope = Literal["tensor", "value", "together", "module"]
 
 
@@ -79,6 +85,12 @@ class Site(Protocol):
         """A generator of this site's own, seeded for this one draw; the global generators stay untouched.
 
         HookError where the action does not declare `draws`.
+        """
+
+    def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:
+        """A tensor in the form of `like`, which `fill` fills in place from the generator of this one draw.
+
+        Where several ranks have rows of the batch, what a row is given is the same for any number of ranks.
         """
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
@@ -158,7 +170,8 @@ class Action(BaseModel):
               `value` whole; all its tensors `together`, as a list (on optimizer hooks those of all selected
               parameters), for a list of new ones; or the `module`
     captures: it uses `Site.keep`
-    draws:    it uses `Site.generator`
+    draws:    it uses `Site.drawn` or `Site.generator`
+    draws_by_row: it uses `Site.drawn` alone, so that several ranks give each row what one process gives it
     freezes:  its modules' parameters require no gradient afterwards
     reads_arguments: it reads `Site.args`
     computes_anew: its result is not computed element by element from the tensor that it replaces, so that its shape and
@@ -175,6 +188,7 @@ class Action(BaseModel):
     scope: ClassVar[Scope] = "tensor"
     captures: ClassVar[bool] = False
     draws: ClassVar[bool] = False
+    draws_by_row: ClassVar[bool] = False
     freezes: ClassVar[bool] = False
     reads_arguments: ClassVar[bool] = False
     computes_anew: ClassVar[bool] = False

@@ -11,9 +11,13 @@ from pydantic import Field, model_validator
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import Number, check_order
 from hookrun.actions.tensors import nearest_finite
+from hookrun.errors import listed
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
+
+_SHOWN = 4
+"""Samples that a message names."""
 
 
 class Check(Action):
@@ -92,7 +96,8 @@ def verdict(record: Mapping[str, Any]) -> str:
     """
     least, largest = float(record["least"]), float(record["largest"])
     found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
-    said = f"{record['message']}, found {found}"
+    rows = listed(list(map(str, record["samples"])), _SHOWN) if record.get("samples") else ""
+    said = f"{record['message']}, found {found}" + (f" among the samples {rows}" if rows else "")
     if "last_good" not in record:  # a record of an earlier version
         return said
     before = record["last_good"]

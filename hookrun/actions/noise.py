@@ -12,7 +12,7 @@ from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import Finite
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Generator, Tensor
 
 
 class Noise(Action):
@@ -27,6 +27,7 @@ class Noise(Action):
 
     action_name = "noise"
     draws = True
+    draws_by_row = True
     std: Annotated[Finite, Field(ge=0)] = 0.1
     kind: Literal["gaussian", "uniform", "multiplicative"] = "gaussian"
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**63)] | None = None
@@ -37,20 +38,23 @@ class Noise(Action):
 
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function x -> noisy x."""
-        import torch
+        std, drawn = self.std, site.drawn
+        bound = math.sqrt(3.0) * std  # on [-b, b] the standard deviation is b / sqrt(3)
 
-        std, generator, empty_like = self.std, site.generator, torch.empty_like
+        def normal(empty: Tensor, generator: Generator) -> Tensor:
+            return empty.normal_(0.0, std, generator=generator)
+
+        def even(empty: Tensor, generator: Generator) -> Tensor:
+            return empty.uniform_(-bound, bound, generator=generator)
 
         def gaussian(x: Tensor) -> Tensor:
-            return empty_like(x).normal_(0.0, std, generator=generator(x)).add_(x)
+            return drawn(x, normal).add_(x)
 
         def multiplicative(x: Tensor) -> Tensor:
             # Not x * (1 + noise): in half precision 1 + noise would round small noise away.
-            return x.addcmul(x, empty_like(x).normal_(0.0, std, generator=generator(x)))
-
-        bound = math.sqrt(3.0) * std  # on [-b, b] the standard deviation is b / sqrt(3)
+            return x.addcmul(x, drawn(x, normal))
 
         def uniform(x: Tensor) -> Tensor:
-            return empty_like(x).uniform_(-bound, bound, generator=generator(x)).add_(x)
+            return drawn(x, even).add_(x)
 
         return {"gaussian": gaussian, "uniform": uniform, "multiplicative": multiplicative}[self.kind]

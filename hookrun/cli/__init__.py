@@ -46,8 +46,11 @@ def _main(arguments: list[str]) -> int:
         return code_of(interruption)
     except Exception as error:
         from hookrun.cli.jobs import exit_code, report
+        from hookrun.errors import Refusal
+        from hookrun.ranks.started import is_main
 
-        report(error)
+        if is_main() or not isinstance(error, Refusal):  # rank 0 tells what is wrong with a configuration
+            report(error)
         return exit_code(error)
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +33,7 @@ from hookrun.cli.logs import sweep_lines
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.origins import origins_told
 from hookrun.cli.overrides import take_trust
+from hookrun.cli.ranks import RefusedByMain, agreed, follow, ranks_of, refuse_needs
 from hookrun.cli.resume import (
     Resume,
     composed_again,
@@ -44,6 +46,9 @@ from hookrun.cli.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_fo
 from hookrun.cli.typed import take_flag
 from hookrun.cli.waiting import wait_is_over, waiting_for
 from hookrun.errors import Problem, SpecError
+from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks.started import is_main
+from hookrun.spec import Experiment
 from hookrun.store.format import JOB, State
 from hookrun.trust import of_environment, read_once
 
@@ -197,7 +202,8 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
     """Go on with a run that did not come to its end."""
     folder = run_folder(resume.name)
     if _is_done(folder):
-        remove_left_states(folder)
+        if is_main():
+            remove_left_states(folder)
         return DONE
     shown = [f"task={name}" for name, task in tasks.tasks().items() if task.shows]
     if typed := [text for text in asked.overrides if text in shown]:
@@ -209,7 +215,7 @@ def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
 
 def _is_done(folder: Path) -> bool:
     is_done = state_of_run(folder) == DONE_STATE
-    if is_done:
+    if is_done and is_main():
         print(f"{folder} is done: there is nothing to resume")
     return is_done
 
@@ -255,12 +261,27 @@ def _run_once(
             waiting_for("looking for other mistakes")
             raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
-    if not shows:
-        tasks.refuse_ranks()
-    if experiment.settings.baseline and not shows:
+    if experiment.settings.baseline and not shows and is_main():
         print("NOTE: baseline: true is for sweeps (-m), which then run without hooks too; this is one run")
-    if not shows and resume is None:
-        unused_run_dir(cfg, "hydra.run.dir")
+    if shows and not is_main():  # rank 0 shows it
+        return DONE
+    with nullcontext(ALONE) if shows else ranks_of(experiment) as ranks:
+        try:
+            return _checked_and_run(asked, cfg, trust, resume, experiment, ranks)
+        except RefusedByMain as refused:
+            return refused.exit_code
+
+
+def _checked_and_run(
+    asked: Composition,
+    cfg: DictConfig,
+    trust: frozenset[str],
+    resume: Resume | None,
+    experiment: Experiment,
+    ranks: Ranks,
+) -> int:
+    """Check everything, then show it or run it. Each of several ranks comes here; all but rank 0 then follow it."""
+    config, shows = plain_run(cfg), tasks.task_of(experiment).shows
 
     def composed(overrides: list[str]) -> dict[str, Any]:
         with explained(asked):
@@ -268,13 +289,17 @@ def _run_once(
 
     _import_torch()
     waiting_for("building the model and checking the hooks")
-    with origins_told(cfg), tasks.in_order_of(config):
+    with agreed(ranks), origins_told(cfg), tasks.in_order_of(config):
+        if not shows and resume is None and ranks.is_main:
+            unused_run_dir(cfg, "hydra.run.dir")
         experiment = planned(experiment, asked.overrides, composed)
         if resume is not None and (Path(cfg.hydra.runtime.output_dir) / JOB).exists():
             experiment = experiment.of_a_sweep()
         previous = previous_run([experiment], Path(cfg.hydra.runtime.output_dir).parent)
         needs = NeededRuns(asked, trust)
         needs.find(experiment)
+        if ranks.several:
+            refuse_needs(missing=needs.missing)
         known = needs.known(previous).of(experiment)
         try:
             prepared = tasks.prepare(known, trust=trust)
@@ -284,6 +309,8 @@ def _run_once(
                 tasks.show_without_data(known, error, trust)
             raise
     wait_is_over()
+    if not ranks.is_main:
+        return follow(prepared, ranks)
     needs.prepare(shows=shows)
     if shows:
         tasks.show(prepared)
@@ -291,6 +318,7 @@ def _run_once(
     where, run_dir = "hydra.run.dir" if resume is None else "resume", Path(cfg.hydra.runtime.output_dir)
     with claimed(run_dir, where, go_on=resume is not None):
         if resume is not None and _is_done(run_dir):  # another process has just finished it
+            ranks.gathered([None, None])
             return DONE
         if experiment.settings.needs:
             is_new = needs.missing
@@ -298,5 +326,5 @@ def _run_once(
             if is_new:  # now that there is what its values come from
                 prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
         with explained(asked):
-            returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume))
+            returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))
     return int(returned.return_value)

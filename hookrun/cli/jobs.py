@@ -23,6 +23,7 @@ from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
 from hookrun.interruptions import code_of, handled, pending, shielded
+from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
@@ -56,11 +57,13 @@ class SingleRun:
 
     latest: `outputs/latest` is to point to it, if it is new
     resume: it goes on in its directory; None: it is new
+    ranks:  the processes of the run, of which this is rank 0
     """
 
     prepared: Ready
     latest: bool = True
     resume: Resume | None = None
+    ranks: Ranks = ALONE
 
     def __call__(self, cfg: DictConfig) -> int:
         from hookrun import tasks
@@ -73,7 +76,10 @@ class SingleRun:
                 print(note)
             keep_found_runs(run_dir, cfg, self.prepared)
         with unguarded():
-            return _attempt(run_dir, lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway))
+            return _attempt(
+                run_dir,
+                lambda: tasks.run(self.prepared, run_dir, go_on=go_on, anyway=anyway, ranks=self.ranks),
+            )
 
 
 @dataclass(frozen=True)

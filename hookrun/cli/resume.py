@@ -26,7 +26,7 @@ from hookrun.store.stored_config import read_yaml
 
 RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
-_FREE = ("tags", "objective", "needs", "train.checkpoint")
+_FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may change between a run and its resumption."""
 _MOST_SHOWN = 20
 

@@ -36,10 +36,11 @@ from hookrun.cli.stored_sweep import KEY
 from hookrun.cli.study import prepare_study
 from hookrun.cli.sweep_check import SECONDS, check
 from hookrun.errors import HookrunError, Problem, SpecError, nearest, reason
+from hookrun.ranks.started import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.outputs import outputs_folder
-from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
+from hookrun.tasks import check_jobs, parse_experiment, required_goal, task_of
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
 """The roots of keys by which the jobs of a sweep may compile differently."""
@@ -86,7 +87,9 @@ def sweep(
     over = _over(hashes, sweep_dir, jobs) if go_on else frozenset[int]()
     experiments, refused, shows = _validated(app, cfg, jobs, over, go_on)
     if not shows:
-        refuse_ranks()
+        refuse_sweep_of_ranks()
+    elif not is_main():  # rank 0 shows it
+        return DONE
     if refused and not _compile_differently(app, cfg):
         experiments = {}  # told at once, before torch is imported
     for experiment in experiments.values():
@@ -107,6 +110,17 @@ def sweep(
         needs.make()
         added = jobs[: len(jobs) - len(named or ())]
         return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)), added)
+
+
+def refuse_sweep_of_ranks() -> None:
+    """SpecError where the process is one of several: a sweep is the work of one."""
+    if (size := size_of_world()) > 1:
+        what = (
+            f"found {size} processes (WORLD_SIZE), and a sweep runs its jobs one after the other in one: a rank that "
+            "failed in a job would take all later jobs with it"
+        )
+        hint = "start each job by torchrun of its own, with compute=ddp; or the sweep without torchrun"
+        raise SpecError([Problem("-m", what, hint)])
 
 
 def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
@@ -134,7 +148,9 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
     shows = task_of(experiment).shows
     if not shows:
-        refuse_ranks()
+        refuse_sweep_of_ranks()
+    elif not is_main():
+        return DONE
     needs.find(experiment)
     needs.prepare(shows=shows)
     previous = previous_run([experiment], outputs_folder())

@@ -67,6 +67,8 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
     if spec.keys.tokens is not None:
         yield f"{spec.where}.tokens", "are found anew for each call, which a graph cannot", plainly
     when = spec.keys.when
+    if when.rank is not None:
+        yield f"{spec.where}.when.rank", "is not read inside a graph", plainly
     for key, given in (("call", when.call is not None), ("probability", when.probability < 1)):
         if given:
             yield f"{spec.where}.when.{key}", "decides anew at each call, and a graph decides once", plainly

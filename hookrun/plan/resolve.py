@@ -194,6 +194,10 @@ def _meaningless(spec: HookSpec) -> Iterator[Problem]:
         if was_given and key not in kind.takes:
             text = f"has no meaning on hook type {kind.name!r}, which fires {kind.fires} and sees {kind.sees}"
             yield Problem(f"{spec.where}.{key}", text, f"leave `{key}` out")
+    if keys.when.rank is not None and not spec.action.observes:
+        text = f"{spec.action.action_name} changes values, and on some ranks alone their models would become different"
+        hint = "leave it out; it is for hooks that only look: capture, print, stats, check"
+        yield Problem(f"{spec.where}.when.rank", text, hint)
 
 
 def _count_problem(spec: HookSelection, paths: list[str], names: ModelNames) -> Problem:

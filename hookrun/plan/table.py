@@ -27,16 +27,23 @@ MOST_TEXT = 48
 """Characters of a target or an index."""
 
 
-def table(plan: ResolvedPlan, limit: int | None = None) -> Table:
+Column = tuple[str, Mapping[str, str]]
+"""One more column: its heading, and the text for each hook by name."""
+
+
+def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = None) -> Table:
     """The plan as a rich table; of the modules of each hook at most `limit`."""
     from rich import box
     from rich.table import Table
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+    names = ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape")
+    heading, texts = more if more is not None else ("", {})
+    for name in (*names, *filter(None, [heading])):
         drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
     for order, hook in enumerate(plan.hooks):
-        drawn.add_row(str(order), *_cells(hook, limit))
+        last = [texts.get(hook.spec.name, "")] if heading else []
+        drawn.add_row(str(order), *_cells(hook, limit), *last)
     return drawn
 
 
@@ -50,13 +57,13 @@ def text(plan: ResolvedPlan) -> str:
     return "\n".join(line.rstrip() for line in file.getvalue().splitlines()).strip("\n")
 
 
-def show(plan: ResolvedPlan, console: Console, limit: int | None = None) -> None:
+def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:
     """Print the plan, of the modules of each hook at most `limit`.
 
     A terminal too narrow for the table gets a few lines for each hook instead, and so does a file where COLUMNS says
     how wide a line may be.
     """
-    drawn = table(plan, limit)
+    drawn = table(plan, limit, more)
     width = console.measure(drawn, options=console.options.update(width=_ANY)).maximum
     is_limited = console.is_terminal or os.environ.get("COLUMNS", "").isdecimal()
     if plan.hooks and (not is_limited or width <= console.width):
@@ -66,6 +73,8 @@ def show(plan: ResolvedPlan, console: Console, limit: int | None = None) -> None
     else:
         for order, hook in enumerate(plan.hooks):
             console.print("\n".join(_card(order, hook, limit)), soft_wrap=True)
+            if more is not None and (said := more[1].get(hook.spec.name)):
+                console.print(f"   {more[0]}: {said}", soft_wrap=True)
     for line in notes(plan):
         console.print(line, soft_wrap=True)
 

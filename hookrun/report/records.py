@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hookrun.actions.base import RECORD_KEYS
+from hookrun.actions.base import ABOUT
 from hookrun.errors import listed
 from hookrun.report.draw.axes import spans_magnitudes
 from hookrun.report.draw.charts import COLOURS, Figure, Series, lines
@@ -43,7 +43,7 @@ def recorded(record: Record) -> dict[str, Any]:
     """What the action recorded; nothing of a notice."""
     if not NOTICES.isdisjoint(record):
         return {}
-    return {key: value for key, value in record.items() if key not in RECORD_KEYS}
+    return {key: value for key, value in record.items() if key not in ABOUT}
 
 
 def is_measured(record: Record) -> bool:

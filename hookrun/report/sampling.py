@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from hookrun.errors import HookrunError
-from hookrun.store.captures import StoredCapture, read_captures, read_index
+from hookrun.store.captures import StoredCapture, read_captures
+from hookrun.store.indexes import read_index
 from hookrun.store.shard import Entry, Shard, row_bytes
 
 T = TypeVar("T")

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import count
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from hookrun.ranks.alone import own_rank
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions
 from hookrun.runtime.last_good import LastGood
 from hookrun.runtime.module_calls import call_frame, frames_of
@@ -22,6 +24,21 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
     from hookrun.runtime.tokens.passes import Passes
+
+
+class RowsOfRank(NamedTuple):
+    """The places of a rank's rows in a batch of `whole` rows."""
+
+    mine: range
+    whole: int
+
+
+class Moment(NamedTuple):
+    """Where a run was. counting: what edits changed was counted."""
+
+    step: int
+    epoch: int
+    counting: bool
 
 
 class _Forward(local):
@@ -38,6 +55,7 @@ class Clock:
     forward:      the forward of the root module that is under way in this thread
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
+    rows:         this rank's rows of the batch under way; None: the batch is not split
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
     last_good:    where checks that fail at once passed before
@@ -61,6 +79,7 @@ class Clock:
         "on_change",
         "passes",
         "population",
+        "rows",
         "samples",
         "scaler",
     )
@@ -75,6 +94,7 @@ class Clock:
         self._optimizer: ReferenceType[Optimizer] | None = None
         self.forward = _Forward()
         self.accumulating = False
+        self.rows: RowsOfRank | None = None
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Passes | None = None
@@ -131,6 +151,21 @@ class Clock:
             self._optimizer = ref(optimizer)
         if self._optimizer() is optimizer:
             self.step += 1
+
+    @property
+    def moment(self) -> Moment:
+        """Where the run is."""
+        return Moment(self._step, self._epoch, self.counting)
+
+    @contextmanager
+    def back_at(self, moment: Moment) -> Iterator[None]:
+        """Within the block what is recorded is recorded as of then; schedules are not asked."""
+        now = self.moment
+        self._step, self._epoch, self.counting = moment
+        try:
+            yield
+        finally:
+            self._step, self._epoch, self.counting = now
 
     def _changed(self) -> None:
         if self.on_change is not None:
@@ -291,6 +326,9 @@ def gate(
         tests.append(lambda: when.holds_at(clock._step, clock._epoch))
     if (calls := when.call) is not None:
         tests.append(lambda: call() in calls)
+    if (ranks := when.rank) is not None:
+        here = own_rank() in ranks
+        tests.append(lambda: here)
     if when.probability < 1:
         probability = when.probability
         tests.append(lambda: draw() < probability)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import RECORD_KEYS, Keeper
+from hookrun.actions.base import ABOUT, Keeper
 from hookrun.actions.check import verdict
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
@@ -43,6 +43,30 @@ class Budget:
         return fits
 
 
+def spent_line(site: PlacedHook, budget: Budget) -> str:
+    """What is said once a hook keeps nothing more."""
+    used, clock = f"{budget.used:,} of {budget.limit:,} bytes", site.clock
+    at = f"epoch {clock.epoch}, step {clock.step}"
+    return f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
+
+
+def batch_rows(site: PlacedHook, value: Any, rows: Tensor | None) -> int | None:
+    """How many rows of the batch the value has; None where its first dimension is not that of the batch."""
+    found = list(held(value))
+    lengths = {len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in found}
+    count = lengths.pop() if len(lengths) == 1 else 0
+    samples = site.clock.samples if rows is None else rows
+    if not count or not site.hook_type.batch or (samples is not None and len(samples) != count):
+        return None
+    return count
+
+
+def first_rows(value: Any, rows: Tensor | None, count: int) -> tuple[Any, Tensor]:
+    """The first rows of a value, and their places in the batch; rows: the places of all of them, unless 0, 1, 2, …"""
+    part = copied(value, lambda tensor: tensor.detach()[:count])
+    return part, torch.arange(count, device="cpu") if rows is None else rows[:count]
+
+
 class RecordSink(ABC):
     """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
 
@@ -66,7 +90,7 @@ class RecordSink(ABC):
         limit = site.spec.action.budget()
         if limit is None:
             return keep
-        budget, clock = self._budgets.setdefault(site.hook_name, Budget(limit)), site.clock
+        budget = self._budgets.setdefault(site.hook_name, Budget(limit))
 
         def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if budget.spent or (value := in_reach(value)) is None:
@@ -78,10 +102,7 @@ class RecordSink(ABC):
             if (part := self._first_rows(site, value, rows, budget)) is not None:
                 some, places = part
                 keep(some, places, None if tokens is None else tokens.at(torch.arange(len(places))))
-            used, at = f"{budget.used:,} of {limit:,} bytes", f"epoch {clock.epoch}, step {clock.step}"
-            self.show(
-                f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
-            )
+            self.show(spent_line(site, budget))
             site.emit({"spent": limit})
 
         return limited
@@ -94,20 +115,15 @@ class RecordSink(ABC):
         self, site: PlacedHook, value: Any, rows: Tensor | None, budget: Budget
     ) -> tuple[Any, Tensor] | None:
         """As many rows of a batch as still fit, with their places in it; None where there is not one."""
-        found = list(held(value))
-        lengths = {len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in found}
-        count = lengths.pop() if len(lengths) == 1 else 0
-        samples = site.clock.samples if rows is None else rows
-        if not count or not site.hook_type.batch or (samples is not None and len(samples) != count):
-            return None  # the first dimension is not that of the batch
-        row = sum(tensor.numel() * tensor.element_size() for tensor in found) // count
+        count = batch_rows(site, value, rows)
+        if count is None:
+            return None
+        row = self.size(value) // count
         fitting = min((budget.limit - budget.used) // max(row, 1), count)
         if not fitting:
             return None
-        part = copied(value, lambda tensor: tensor.detach()[:fitting])
         budget.takes(row * fitting)
-        places = torch.arange(count, device="cpu") if rows is None else rows
-        return part, places[:fitting]
+        return first_rows(value, rows, fitting)
 
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The op: its failure ends the run."""
@@ -273,7 +289,7 @@ def _place(record: dict[str, Any]) -> str:
 def line(record: dict[str, Any]) -> str:
     """A record as one line for people: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
-    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in RECORD_KEYS)
+    data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
     return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"
 
 

@@ -21,6 +21,7 @@ from hookrun.actions.values import OutsideValue
 from hookrun.errors import CheckFailed, HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
+from hookrun.runtime.drawn import Fill, drawn
 from hookrun.runtime.firing_state import FiringState, TokensNow
 from hookrun.runtime.kept_samples import KeptSamples
 from hookrun.runtime.last_good import Judged
@@ -31,7 +32,7 @@ from hookrun.runtime.state import HeldObjects
 from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.snapshot import copied
-from hookrun.tensor_copies import readable
+from hookrun.tensor_copies import plain, readable
 from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
@@ -297,6 +298,10 @@ class PlacedHook:
             raise self._undeclared("draws random numbers", "declare `draws = True`")
         return self._draws.generator(like.device)
 
+    def drawn(self, like: Tensor, fill: Fill) -> Tensor:
+        """Random numbers in the form of `like`."""
+        return drawn(like, fill, self.generator(like), self.clock.rows if self.hook_type.of_rows else None)
+
     def chance(self) -> float:
         """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
         return self._draws.chance(self.spec.keys.when.seed)
@@ -375,9 +380,11 @@ class PlacedHook:
             return
         if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
             with torch._C._DisableFuncTorch():
-                ok, least, largest = found.all(), _plain(least).min(), _plain(largest).max()
+                ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
         cls, clock = type(self.module).__name__, self.clock
         record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
+        if self.clock.rows is not None and self.hook_type.of_rows and self.clock.samples is not None:
+            record["samples"] = self.clock.samples.tolist()  # of several ranks this one has those
         if policy != "error" or not self.sink.has_values:
             self.emit({**record, "class": cls})
             return
@@ -402,8 +409,3 @@ class PlacedHook:
 
     def _undeclared(self, does: str, hint: str) -> HookError:
         return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    found = readable(tensor)
-    return tensor if found is None else found

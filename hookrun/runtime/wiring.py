@@ -26,9 +26,11 @@ from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records_at_once import at_once
+from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.runtime.unscaled import unscaled
+from hookrun.runtime.wrapped import GradientsOfWrapped, refuse_sharded, several_ranks
 
 R = TypeVar("R", bound=RegisteredHook)
 
@@ -41,6 +43,7 @@ class Wiring:
     sequences: which tokens the calls of the model compute; None where no hook asks, or none are installed
 
     restored: the identities of the hooks that had changed the model when its present state was saved
+    reduced:  runs the hooks on gradients of parameters, where several ranks compute these; None: torch does
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Wiring:
         clock: Clock,
         sink: Sink,
         restored: Collection[str] = (),
+        reduced: ReducedGradients | None = None,
     ) -> None:
         self.plan = plan
         self.clock = clock
@@ -59,6 +63,7 @@ class Wiring:
         self.sequences: Sequences | None = None
         self._model = model
         self._restored = restored
+        self._reduced = reduced
         self._shared = Shared(model, clock)
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
@@ -219,11 +224,23 @@ class Wiring:
                 on_steps.append(site)
             else:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
+        hooked = {site.path: site.module for sites in on_gradients.values() for site in sites}
+        hooked |= {site.path: site.module for site in on_steps}
+        gradients = self._gradients_of_ranks() if hooked and self._reduced is None else None
+        if gradients is not None:
+            for path, module in hooked.items():
+                gradients.watch(path, module, parameters[path])
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter requires no gradient")
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
-            self._handles.append(registered.register(parameters[path]))
+            if self._reduced is None:
+                self._handles.append(registered.register(parameters[path]))
+                if gradients is not None:
+                    refuse_sharded(parameters[path], sites[0].spec.where, path)
+                    gradients.add(parameters[path], registered)
+            else:
+                self._reduced.add(parameters[path], registered)
         if on_steps:
             steps = self._made(OptimizerSteps, on_steps)
             follow(steps)
@@ -248,6 +265,15 @@ class Wiring:
                 added = {number: hook for number, hook in registered.items() if number not in before}
                 registered.clear()
                 registered.update(before | added)  # each in its old place
+
+    def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
+        """Where this process is one of several, the user's own loop may wrap the model; None where it is alone."""
+        if not several_ranks():
+            return None
+        gradients = GradientsOfWrapped(self._model)
+        self._registered.append(gradients)
+        self._handles.append(self._model.register_forward_pre_hook(gradients.forward_pre, prepend=True))
+        return gradients
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""

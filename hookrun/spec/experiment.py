@@ -32,6 +32,8 @@ MOST_PARTS = 100
 """Groups of an optimizer, or schedules that one is composed of."""
 
 MOST_MINUTES = 10**6
+MOST_SECONDS = 7 * 24 * 3600
+"""The longest that a rank waits for another: a week."""
 MOST_STATES = 10**6
 
 Count = Field(default=None, ge=1, le=MOST)
@@ -261,6 +263,9 @@ class Compute(Section):
 
     `precision` other than fp32 is automatic mixed precision; `compile` is torch's; `capture_buffer` is MiB of memory
     for captured rows on their way to the disk, which a slow disk makes the model wait for.
+
+    strategy: how a run that torchrun started is split over its processes: `ddp` has the whole model in each
+    timeout:  seconds after which a process that does not answer counts as gone
     """
 
     device: str = "auto"
@@ -269,6 +274,8 @@ class Compute(Section):
     deterministic: bool = True
     compile: bool = False
     capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
+    strategy: Literal["none", "ddp", "fsdp"] = "none"
+    timeout: float = Field(default=600, ge=1, le=MOST_SECONDS, allow_inf_nan=False)
 
 
 MOST_TAGS = 100

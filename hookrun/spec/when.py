@@ -72,6 +72,21 @@ def _plain(counts: frozenset[int] | Range) -> Any:
     )  # a set has no order of its own
 
 
+MOST_RANK = 10**6
+
+
+def _ranks(raw: Any) -> Any:
+    numbers = [raw] if isinstance(raw, int) and not isinstance(raw, bool) else raw
+    if not isinstance(numbers, list | tuple | set | frozenset) or not numbers:
+        raise ValueError(f"found {shown(raw)}, expected a rank, such as 0, or a list of ranks")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MOST_RANK:
+            raise ValueError(f"found {shown(number)}, expected the number of a process, from 0 on")
+    return frozenset(numbers)
+
+
+Ranks = Annotated[frozenset[int], BeforeValidator(_ranks), PlainSerializer(sorted)]
+
 Counts = Annotated[frozenset[int] | Range, BeforeValidator(_counts), PlainSerializer(_plain)]
 
 
@@ -81,6 +96,7 @@ class When(BaseModel):
     mode:        the model is in training or in evaluation mode
     step, epoch: a number, a list of numbers, or ``{start, end, every}``
     call:        the n-th call of a module that is used several times within one forward
+    rank:        on one of a run's processes, or those of a list, for hooks that only look; one alone is rank 0
     probability: of each firing, from a generator of its own (`seed`)
     """
 
@@ -89,6 +105,7 @@ class When(BaseModel):
     step: Counts | None = None
     epoch: Counts | None = None
     call: Counts | None = None
+    rank: Ranks | None = None
     probability: float = Field(default=1.0, ge=0, le=1)
     seed: int = Field(default=0, ge=0, lt=2**63)
 
@@ -112,6 +129,8 @@ class When(BaseModel):
             if counts is not None:
                 shown = ",".join(map(str, sorted(counts))) if isinstance(counts, frozenset) else str(counts)
                 parts.append(f"{name} {shown}")
+        if self.rank is not None:
+            parts.append(f"rank {','.join(map(str, sorted(self.rank)))}")
         if self.probability < 1:
             parts.append(f"p={self.probability:g}")
         return ", ".join(parts) or "always"

@@ -14,8 +14,8 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.files import StoreError, blocks_of_lines, os_reason
-from hookrun.store.format import COLUMNS, FIRING, INDEX, STORED_DTYPES
+from hookrun.store.files import StoreError, os_reason
+from hookrun.store.format import COLUMNS, FIRING, STORED_DTYPES
 from hookrun.store.inside import size_inside
 from hookrun.store.sample_names import SampleTable
 from hookrun.store.shard import Entry, Shard
@@ -26,8 +26,8 @@ _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
 
 # Of each of COLUMNS: what is meant where the column is missing, and the least that it may hold.
-_DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1)
-_LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1)
+_DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
+_LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class StoredCapture:
         of_tokens = [table[:, COLUMNS.index(column)] for column in ("position", "key")]
         pairs = torch.stack([splits, samples, *of_tokens], dim=1)[by_split]
         once = bool((pairs.diff(dim=0) != 0).any(1).all()) and not (samples == FIRING).any()
-        order = by_split if once else torch.arange(len(samples), device="cpu")
+        order = by_split if once else _as_recorded(table)
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:
@@ -294,25 +294,10 @@ Leaf = StoredCapture | Lookup[StoredCapture]
 """What a hook captured at a module: one tensor, or the tensors of a container by their paths."""
 
 
-def read_index(folder: Path) -> tuple[list[Shard], str]:
-    """The shards that the index of a folder names, and a note on a last line that is cut off, or ``""``.
-
-    The folder is one of a run directory: neither it nor its files may be links. StoreError for a line that describes
-    no shard, and for two lines of one shard.
-    """
-    path = folder / INDEX
-    shards, note = dict[str, Shard](), ""
-    for block in blocks_of_lines(path, folder.parent):
-        note = block.note
-        for number, record in enumerate(block.records, start=block.first):
-            try:
-                shard = Shard.of(record)
-                if shard.file in shards:
-                    raise ValueError(f"the shard {shard.file!r} stands in an earlier line too")
-            except ValueError as error:
-                raise StoreError(f"{path}, line {number}: {error}") from error
-            shards[shard.file] = shard
-    return list(shards.values()), note
+def _as_recorded(table: Tensor) -> Tensor:
+    """The places of the rows in the order of recording: of several ranks batch by batch, as one process records."""
+    by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
+    return by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
 
 
 class _Shards:

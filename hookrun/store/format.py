@@ -51,6 +51,9 @@ NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
 PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
 
+Line = tuple[str, dict[str, Any]]
+"""One that a rank beside rank 0 keeps for it: `stats`, `sample` or `token`, and what stands in it."""
+
 State = Literal["running", "done", "failed", "interrupted", "stopped"]
 EXIT_CODES: Mapping[State, int | None] = {
     "running": None,
@@ -60,11 +63,12 @@ EXIT_CODES: Mapping[State, int | None] = {
     "interrupted": 130,
 }
 
-COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key")
+COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key", "turn")
 """What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw.
 
 The split is its number among the data's SPLITS, or -1. The position in the sample, the token there and, of attention
-patterns, the position of the key are -1 but for hooks with `tokens`.
+patterns, the position of the key are -1 but for hooks with `tokens`. The turn orders the rows of several ranks as one
+process would have recorded them; one process alone does not write it.
 """
 
 FIRING = -1

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from hookrun.errors import listed
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason, read_json, write_json
-from hookrun.store.format import CAPTURES, INDEX, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
+from hookrun.store.format import CAPTURES, MANIFEST, NOT_IN_MANIFEST, PREDICTIONS, STATES
+from hookrun.store.indexes import index_names
 from hookrun.store.inside import kind_of, listed_inside, open_inside
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ def _hashed_shards(folder: Path) -> dict[tuple[str, int], str]:
     return {
         (f"{name}/{record['shard']}", record["bytes"]): record["sha256"]
         for name in (CAPTURES, PREDICTIONS)
-        for block in blocks_of_lines(folder / name / INDEX, folder)
+        for index in index_names(folder / name)
+        for block in blocks_of_lines(folder / name / index, folder)
         for record in block.records
     }

@@ -21,7 +21,6 @@ from hookrun.store.format import (
     ERROR,
     GENERATIONS,
     HOOKS,
-    INDEX,
     LENS,
     MANIFEST,
     METRICS,
@@ -32,6 +31,7 @@ from hookrun.store.format import (
     TOKENS,
     decode,
 )
+from hookrun.store.indexes import index_name, index_names
 from hookrun.store.inside import is_there, open_inside
 from hookrun.store.records import Count, Name, Record, Status, checked
 from hookrun.store.shard import Shard
@@ -39,26 +39,47 @@ from hookrun.store.shard import Shard
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
 """Files that tell of a run's end: one that goes on has not come to it."""
 
-_SHARD = re.compile(r"\d{6,}\.safetensors")
+_SHARD = re.compile(r"([1-9]\d{0,5}_)?\d{6,}\.safetensors")
 _ASIDE = re.compile(r"\..+\.\d+\.tmp")
 """A file that `replacing` had not finished."""
 
 
-class FolderPosition(Record):
-    """How far a folder of shards reaches.
+class IndexPosition(Record):
+    """How far what one rank has written into a folder of shards reaches.
 
     index:  bytes of its index
     shards: lines of it, and the number of the next shard
     counts: hook -> module -> tensors, their bytes and the rows they became
+    turns:  its rows say at which turn of all ranks they were recorded
     """
 
     index: Count = 0
     shards: Count = 0
     counts: dict[Name, dict[Name, Annotated[tuple[Count, Count, Count], Field(strict=False)]]] = {}
+    turns: bool = False
+
+
+class FolderPosition(IndexPosition):
+    """How far a folder of shards reaches: what rank 0 has written, and the `others`, in the order of the ranks."""
+
+    others: list[IndexPosition] = []
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether several ranks have written into it."""
+        return self.turns or any(each.turns for each in self.others)
+
+    def of_rank(self, rank: int) -> IndexPosition:
+        """The part of one rank; that of one which has written nothing is empty."""
+        parts = [self, *self.others]
+        return parts[rank] if rank < len(parts) else IndexPosition(turns=True)
 
 
 class PositionRecord(Record):
-    """How far the files of a run directory reach: bytes of the files of lines, and the two folders of shards."""
+    """How far the files of a run directory reach: bytes of the files of lines, and the two folders of shards.
+
+    batches: how many were computed
+    """
 
     metrics: Count = 0
     stats: Count = 0
@@ -66,6 +87,7 @@ class PositionRecord(Record):
     tokens: Count = 0
     generations: Count = 0
     lens: Count = 0
+    batches: Count = 0
     captures: FolderPosition = FolderPosition()
     predictions: FolderPosition = FolderPosition()
 
@@ -103,7 +125,11 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
         LENS: position.lens,
     }
     shards = {CAPTURES: position.captures, PREDICTIONS: position.predictions}
-    indexes = {f"{name}/{INDEX}": reached.index for name, reached in shards.items()}
+    indexes = {
+        f"{name}/{index_name(rank)}": reached.of_rank(rank).index
+        for name, reached in shards.items()
+        for rank in range(1 + len(reached.others))
+    }
     for name in (*shards, CHECKPOINTS):
         _require_folder(folder / name)
     for name, size in (*lines.items(), *indexes.items()):
@@ -115,6 +141,9 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
         for name, size in indexes.items():  # before the shards, so that it never names one that is gone
             _cut(folder / name, size)
         for name in shards:
+            for index in index_names(folder / name)[1:]:
+                if f"{name}/{index}" not in indexes:  # of a rank that no position names
+                    (folder / name / index).unlink(missing_ok=True)
             for path in _left_over(folder / name, kept[name]):
                 path.unlink()
         for name, size in lines.items():
@@ -155,8 +184,13 @@ def _require_lines(root: Path, name: str, size: int) -> None:
 
 
 def _named_shards(root: Path, name: str, reached: FolderPosition) -> set[str]:
-    """The files that the index names up to the position, each there in its full size."""
-    index = root / name / INDEX
+    """The files that the indexes name up to the position, each there in its full size."""
+    ranks = range(1 + len(reached.others))
+    return {file for rank in ranks for file in _named_by(root, name, index_name(rank), reached.of_rank(rank))}
+
+
+def _named_by(root: Path, name: str, index_file: str, reached: IndexPosition) -> set[str]:
+    index = root / name / index_file
     if not reached.index:
         if reached.shards:
             raise StoreError(f"cannot go on in {root}: the state names shards in {name} and no index of them")

@@ -14,7 +14,7 @@ from torch import Tensor
 from hookrun.data.info import SPLITS, DataInfo, Split
 from hookrun.errors import HookrunError
 from hookrun.lookup import Lookup
-from hookrun.store.captures import Leaf, StoredCapture, read_captures, read_index
+from hookrun.store.captures import Leaf, StoredCapture, read_captures
 from hookrun.store.exports import Labelled, as_table, merge
 from hookrun.store.files import StoreError, blocks_of_lines, collector_paused, os_reason
 from hookrun.store.format import (
@@ -23,7 +23,6 @@ from hookrun.store.format import (
     ENV,
     GENERATIONS,
     HOOKS,
-    INDEX,
     LENS,
     METRICS,
     MODEL,
@@ -34,6 +33,7 @@ from hookrun.store.format import (
     STATUS,
 )
 from hookrun.store.generation_line import GENERATIONS_LINE
+from hookrun.store.indexes import index_names, read_index
 from hookrun.store.inside import is_there
 from hookrun.store.lens_lines import LENS_LINE
 from hookrun.store.read_records import read_record, read_records
@@ -145,7 +145,8 @@ class Run:
     def notes(self) -> list[str]:
         """What to know of a run that was cut off: its process has ended, a line is unfinished."""
         paths = [self.path / name for name in (METRICS, STATS, GENERATIONS)]
-        paths += [self.path / name / INDEX for name in (CAPTURES, PREDICTIONS)]
+        folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
+        paths += [folder / index for folder in folders for index in index_names(folder)]
         torn = [block.note for path in paths for block in blocks_of_lines(path, self.path) if block.note]
         return [self.cut_off, *torn] if self.cut_off else torn
 

@@ -12,11 +12,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hookrun.ranks.alone import ALONE, Ranks, own_rank
 from hookrun.store.files import (
     Lines,
     StoreError,
@@ -46,9 +47,11 @@ from hookrun.store.format import (
     STATS,
     STATUS,
     TOKENS,
+    Line,
     State,
 )
 from hookrun.store.manifest import write_manifest
+from hookrun.store.shard_positions import shard_positions
 from hookrun.version import __version__
 
 if TYPE_CHECKING:
@@ -71,13 +74,21 @@ class RunDir:
     ended:       the status says how the run ended
     buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
     resumed:     the state that the run goes on from; None: it begins
+    reached:     how far its files reached when it went on; None: it begins
+    ranks:       the processes of the run
+    batches:     how many have been computed, by all ranks together
+    kept:        lines that wait until rank 0 takes them; its own it writes at once
     """
+
+    kept: Sequence[Line] = ()
 
     def __init__(self, path: Path, buffer: int | None = None) -> None:
         self.path = path
         self.buffer = buffer
         self.checkpoints = path / CHECKPOINTS
         self.resumed: SavedState | None = None
+        self.ranks: Ranks = ALONE
+        self.batches = 0
         self._metrics = Lines(path / METRICS)
         self._stats = Lines(path / STATS)
         self._samples = Lines(path / SAMPLES)
@@ -88,7 +99,7 @@ class RunDir:
         self._place: os.stat_result | None = None
         self._started = ""
         self._manifest = ""
-        self._reached: PositionRecord | None = None
+        self.reached: PositionRecord | None = None
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
@@ -124,8 +135,12 @@ class RunDir:
         cut_back(folder, reached)
         run = cls(folder, buffer)
         run._started = started_before(folder)
-        run._reached = reached
+        run.go_on_from(reached)
         return run
+
+    def go_on_from(self, reached: PositionRecord) -> None:
+        """The files reach that far, and no further."""
+        self.reached, self.batches = reached, reached.batches
 
     def position(self) -> dict[str, Any]:
         """How far each file reaches, all of it on the disk: what a resumable state names, for `reopen` to go on from.
@@ -145,8 +160,8 @@ class RunDir:
             "tokens": self._tokens.size(),
             "generations": self._generations.size(),
             "lens": self._lens.size(),
-            "captures": self._folder_position(CAPTURES),
-            "predictions": self._folder_position(PREDICTIONS),
+            "batches": self.batches,
+            **self.shard_positions(),
         }
 
     def sync(self) -> None:
@@ -159,12 +174,14 @@ class RunDir:
             each.sync()
         sync_folder(self.path)  # that the files are there too
 
-    def _folder_position(self, name: str) -> dict[str, Any]:
-        if name in self.__dict__:  # a writer that nobody asked for would import torch
-            found: dict[str, Any] = getattr(self, name).position()
-            return found
-        before: FolderPosition | None = getattr(self._reached, name, None)
-        return {"index": 0, "shards": 0, "counts": {}} if before is None else before.model_dump()
+    def shard_positions(self) -> dict[str, Any]:
+        """How far captures and predictions of all ranks reach; every rank calls it."""
+        return shard_positions(self.ranks, self._writers, self.reached)
+
+    @property
+    def _writers(self) -> dict[str, CaptureWriter]:
+        """Those that were asked for: another one would import torch."""
+        return {name: self.__dict__[name] for name in (CAPTURES, PREDICTIONS) if name in self.__dict__}
 
     def set_status(
         self,
@@ -274,10 +291,10 @@ class RunDir:
     @property
     def shards(self) -> int:
         """How many shards of captured and predicted rows are on the disk, those left by an earlier process included."""
-        there = (
-            self.__dict__.get(name, getattr(self._reached, name, None)) for name in (CAPTURES, PREDICTIONS)
-        )
-        return sum(each.shards for each in there if each is not None)
+        writers, reached, rank = self._writers, self.reached, self.ranks.rank
+        others = () if reached is None else {CAPTURES, PREDICTIONS} - writers.keys()
+        before = [getattr(reached, name).of_rank(rank) for name in others]
+        return sum(each.shards for each in (*writers.values(), *before))
 
     def close(self) -> None:
         """Write what is buffered and close every file; the status stays as it was set."""
@@ -288,15 +305,13 @@ class RunDir:
             stack.callback(self._tokens.close)
             stack.callback(self._generations.close)
             stack.callback(self._lens.close)
-            for name in ("captures", "predictions"):
-                if name in self.__dict__:  # a writer that nobody asked for would import torch
-                    stack.callback(getattr(self, name).close)
+            for writer in self._writers.values():
+                stack.callback(writer.close)
 
     def flush(self) -> None:
         """Wait until the captures and predictions so far are on the disk."""
-        for name in (CAPTURES, PREDICTIONS):
-            if name in self.__dict__:
-                getattr(self, name).flush()
+        for writer in self._writers.values():
+            writer.flush()
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self._require_same_place()
@@ -320,9 +335,13 @@ class RunDir:
         from hookrun.store.writer import BUFFERS, SHARD_BYTES, CaptureWriter
 
         shard_bytes = SHARD_BYTES if self.buffer is None else max(self.buffer // BUFFERS, 1)
-        before: FolderPosition | None = getattr(self._reached, folder, None)
-        going_on = {} if before is None else {"goes_on": before}
-        return CaptureWriter(self.path / folder, shard_bytes, _rank(), **going_on)
+        before: FolderPosition | None = getattr(self.reached, folder, None)
+        mine = None if before is None else before.of_rank(self.ranks.rank)
+        going_on: dict[str, Any] = {} if mine is None else {"goes_on": mine}
+        if self.ranks.several or (before is not None and before.in_turns):
+            going_on["batch"] = partial(getattr, self, "batches")
+            return CaptureWriter(self.path / folder, shard_bytes, self.ranks.rank, **going_on)
+        return CaptureWriter(self.path / folder, shard_bytes, own_rank(), **going_on)
 
 
 def cut_off(status: Mapping[str, Any]) -> str:
@@ -347,13 +366,6 @@ def _alive(pid: int) -> bool:
     except OverflowError:
         return False  # no process has such a number
     return True
-
-
-def _rank() -> int:
-    """Of this process in a distributed run; 0 in any other."""
-    from torch import distributed
-
-    return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0
 
 
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:

@@ -112,6 +112,11 @@ def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
     return None, damaged
 
 
+def named_state(run: Path, name: str) -> SavedState:
+    """The state of that name. StoreError where it is not whole."""
+    return _read(run, run / CHECKPOINTS / name)
+
+
 def remove_states(run: Path) -> None:
     """Remove every state: the run came to its end. StoreError where the file system refuses."""
     for number in _numbers(run):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hookrun.store.captures import open_whole_shard, read_index
+from hookrun.store.captures import open_whole_shard
 from hookrun.store.files import StoreError, blocks_of_lines, os_reason
 from hookrun.store.format import (
     CAPTURES,
@@ -30,6 +30,7 @@ from hookrun.store.format import (
     TOKENS,
     UNFINISHED,
 )
+from hookrun.store.indexes import index_names, read_index
 from hookrun.store.inside import is_there, listed_inside
 from hookrun.store.lens_lines import LENS_LINE
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest
@@ -172,10 +173,11 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
         if f"{name}/{INDEX}" in findings.faults:
             continue  # what it names is not known
         with findings.judging(name):
+            own = {f"{name}/{index}" for index in index_names(folder / name)}
             findings.notes += [
                 (each, f"{folder / each} is in no index")
                 for each in _names(folder, name)
-                if each not in shards and each != f"{name}/{INDEX}"
+                if each not in shards and each not in own
             ]
     for name, shard in shards.items():
         with findings.judging(name):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
 from hookrun.store.background import Background
 from hookrun.store.files import Lines, StoreError, make_inside, replacing
-from hookrun.store.format import COLUMNS, FIRING, INDEX
-from hookrun.store.position import FolderPosition
+from hookrun.store.format import COLUMNS, FIRING
+from hookrun.store.indexes import index_name, shard_name
+from hookrun.store.position import IndexPosition
 from hookrun.store.shard import Entry, Shard
 from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_tensors
 
@@ -28,6 +30,8 @@ BUFFERS = 3
 _TABLE_BYTES = 8 * len(COLUMNS)  # of a row
 _CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
 
+
+_MOST_FIRINGS = 2**20  # of a hook at a module in one batch
 
 _ALIGNED = 64  # bytes: of where a chunk may begin
 
@@ -81,6 +85,8 @@ class CaptureWriter:
     counts: (hook, module) -> what was recorded there so far, the buffer included
     shards: how many shards are written and indexed
     rank:   of this process in a distributed run
+    batch:  gives the number of the batch under way, where several ranks write into the folder, each its own rows of it;
+            None: this process is the only one
 
     A buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. While one is
     filled, one may wait and one is written: memory stays under three of them. A shard is written aside, flushed,
@@ -92,9 +98,11 @@ class CaptureWriter:
         folder: Path,
         shard_bytes: int = SHARD_BYTES,
         rank: int = 0,
-        goes_on: FolderPosition = FolderPosition(),  # noqa: B008 - it is frozen
+        batch: Callable[[], int] | None = None,
+        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - it is frozen
     ) -> None:
-        if (folder / INDEX).exists() and not goes_on.shards:
+        own = rank if batch is not None else 0
+        if (folder / index_name(own)).exists() and not goes_on.shards:
             raise StoreError(f"{folder} already holds captures; write into another folder")
         self.folder = folder
         self.counts = {
@@ -103,9 +111,13 @@ class CaptureWriter:
             for module, counted in modules.items()
         }
         self.shards = goes_on.shards
-        self._index = Lines(folder / INDEX, durable=True)
+        self._index = Lines(folder / index_name(own), durable=True)
         self._shard_bytes = shard_bytes
         self._rank = rank
+        self._named = partial(shard_name, own)
+        self._batch = batch
+        self._turns = dict[tuple[str, str], tuple[int, int]]()
+        self._columns = COLUMNS if batch is not None else COLUMNS[:-1]
         self._buffered = 0
         self._runs: list[_Run] = []
         self._last: dict[_Stream, _Run] = {}
@@ -147,6 +159,7 @@ class CaptureWriter:
         part = -1 if split is None else SPLITS.index(split)
         moment = torch.tensor((epoch, step, call, self._rank, part), dtype=torch.int64, device="cpu")
         count = self.counts.setdefault((hook, module), Count())
+        turn = 0 if self._batch is None else self._turn((hook, module), self._batch())
         for inside, leaf in leaves(value):
             if leaf is None:
                 continue
@@ -157,18 +170,34 @@ class CaptureWriter:
                 raise StoreError(f"cannot capture the {leaf.dtype} tensor of {at}: {problem}")
             tensor = leaf.detach()
             by_sample = samples is not None and tensor.dim() > 0 and len(tensor) == len(samples)
+            if self._batch is not None and samples is not None and not by_sample:
+                what = (
+                    f"a tensor of shape {list(tensor.shape)} in a batch of {len(samples)} rows of this rank"
+                )
+                raise StoreError(
+                    f"cannot capture hook {hook!r} at module {module!r}: {what}: each rank would have another one"
+                )
             rows = tensor if by_sample else tensor.unsqueeze(0)
-            table = torch.empty((len(rows), len(COLUMNS)), dtype=torch.int64, device="cpu")
+            table = torch.empty((len(rows), len(self._columns)), dtype=torch.int64, device="cpu")
             table[:, 0] = samples if by_sample and samples is not None else FIRING
             table[:, 1 : 1 + len(moment)] = moment
             table[:, 1 + len(moment) :] = -1
             if tokens is not None and by_sample:
                 for name, column in _token_columns(tokens):
                     table[:, COLUMNS.index(name)] = column
+            if self._batch is not None:
+                table[:, -1] = turn
             self._put(_Stream(hook, module, place), rows, table, "sample" if by_sample else "firing")
             count.tensors += 1
             count.bytes += tensor.numel() * tensor.dtype.itemsize
             count.rows += len(rows)
+
+    def _turn(self, stream: tuple[str, str], batch: int) -> int:
+        """Which of the batch's firings of a hook at a module it is, and of which batch: the same on every rank."""
+        before, count = self._turns.get(stream, (-1, 0))
+        count = count + 1 if before == batch else 0
+        self._turns[stream] = batch, count
+        return batch * _MOST_FIRINGS + min(count, _MOST_FIRINGS - 1)
 
     def flush(self) -> None:
         """Write what is buffered as one shard, index it, and wait for that.
@@ -180,12 +209,13 @@ class CaptureWriter:
         self._raise_failure()
 
     def position(self) -> dict[str, Any]:
-        """How far the folder reaches once what is buffered is on the disk, as a FolderPosition."""
+        """How far the folder reaches once what is buffered is on the disk, as an IndexPosition."""
         self.flush()
         counts = dict[str, dict[str, tuple[int, int, int]]]()
         for (hook, module), each in self.counts.items():
             counts.setdefault(hook, {})[module] = (each.tensors, each.bytes, each.rows)
-        return {"index": self._index.reach(), "shards": self.shards, "counts": counts}
+        turns = self._batch is not None
+        return {"index": self._index.reach(), "shards": self.shards, "counts": counts, "turns": turns}
 
     def close(self) -> None:
         """Write what is buffered and take no more."""
@@ -205,13 +235,13 @@ class CaptureWriter:
 
     def _write(self, buffer: _Buffer) -> None:
         runs = buffer.runs
-        name = f"{self.shards:06d}.safetensors"
+        name = self._named(self.shards)
         if self.shards == 0:
             make_inside(self.folder)
         self._index.require_there()
         with replacing(self.folder / name) as file:
             sha256, size = write_tensors(file, _tensors(runs))
-        self._index.append(Shard(name, sha256, size, COLUMNS, _entries(runs)).record())
+        self._index.append(Shard(name, sha256, size, self._columns, _entries(runs)).record())
         self.shards += 1
         if buffer.memory is not None:
             self._spare.append(buffer.memory)

@@ -18,6 +18,7 @@ from hookrun import spec
 from hookrun.data.info import SPLITS
 from hookrun.discovery import discovered
 from hookrun.errors import CompileError, HookrunError, Problem, Refusal, SpecError, listed
+from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.spec import Experiment
 from hookrun.spec.experiment import RunWeights
 from hookrun.spec.needs import PREVIOUS
@@ -184,7 +185,10 @@ def refuse_ranks() -> None:
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks.isdecimal() and int(ranks) > 1:
         what = f"found {ranks} processes (WORLD_SIZE), and a run uses one"
-        hint = "start it without torchrun; hooks in a distributed loop of your own: `with hookrun.hooked(model, spec)`"
+        hint = (
+            "compute=ddp splits one run over them; hooks in a distributed loop of your own: "
+            "`with hookrun.hooked(model, spec)`"
+        )
         raise SpecError([Problem("compute", what, hint)])
 
 
@@ -206,17 +210,18 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
     task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
 
 
-def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False) -> int:
+def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE) -> int:
     """Run the task in the directory `path`.
 
     go_on:  in the directory of a run that did not come to its end, from the newest state there
     anyway: also where that state is of another configuration, model, data or version
+    ranks:  the processes of the run, of which this is rank 0
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
     """
     from hookrun.tasks.loop.run import run_in
 
-    return run_in(ready, path, go_on=go_on, anyway=anyway)
+    return run_in(ready, path, go_on=go_on, anyway=anyway, ranks=ranks)
 
 
 def objective(run_dir: Path) -> float:

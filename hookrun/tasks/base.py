@@ -28,12 +28,14 @@ class Task(TaskKeys):
     shows:        it is shown by `show` and leaves nothing behind; else it is run by `execute` in a run directory
     has_plan:     hooks are compiled for it, and `show` prints their plan
     trains:       it trains the model: hooks are proven in training mode, optimizer and schedule are checked
+    splits_batches: several ranks can split its batches, and what it tells is that of all rows
     takes_place:  it is typed in place of the experiment's own task, and shows the plan of that one
     """
 
     shows: ClassVar[bool] = False
     has_plan: ClassVar[bool] = False
     trains: ClassVar[bool] = False
+    splits_batches: ClassVar[bool] = False
     takes_place: ClassVar[bool] = False
 
     @abstractmethod

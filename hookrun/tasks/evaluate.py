@@ -24,6 +24,7 @@ class EvaluateTask(TaskWithBackward):
 
     task_name: ClassVar[str] = "evaluate"
     scores: ClassVar[bool] = True
+    splits_batches: ClassVar[bool] = True
 
     metrics: Metrics = None
     tokens: TokensClause | None = None
@@ -38,7 +39,7 @@ class EvaluateTask(TaskWithBackward):
         """Log the means over all samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
 
-        batches = BatchesOfSplits(running.prepared, self.parts)
+        batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)
         names = running.sample_names(batches.parts)
         values = running.evaluate(batches, self.split, self.name, self.forward(running), names)
         running.conclude(self.split, values, "epoch")

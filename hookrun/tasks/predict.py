@@ -28,6 +28,7 @@ class PredictTask(TaskWithBackward):
     """
 
     task_name: ClassVar[str] = "predict"
+    splits_batches: ClassVar[bool] = True
 
     metrics: Metrics = None
     tokens: TokensClause | None = None
@@ -46,7 +47,7 @@ class PredictTask(TaskWithBackward):
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS
 
-        batches = BatchesOfSplits(running.prepared, self.parts)
+        batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)
         names = running.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
@@ -59,23 +60,24 @@ class PredictTask(TaskWithBackward):
             for batch in passed:
                 with running.logged(clock.step):
                     output = forward(batch)
-                running.run_dir.predictions.add(
-                    *PREDICTED,
-                    output,
-                    sample_ids=batch.ids,
-                    epoch=clock.epoch,
-                    step=clock.step,
-                    call=0,
-                    split=batch.split,
-                )
-                if self.metrics is not None:
-                    loss = running.loss(output, batch) if wants_loss else None
-                    running.measure(average, loss, output, batch)
-                names.write(batch, output)
-                written.samples += len(batch.ids)
+                if len(batch.ids):  # else all its rows are other ranks'
+                    running.run_dir.predictions.add(
+                        *PREDICTED,
+                        output,
+                        sample_ids=batch.ids,
+                        epoch=clock.epoch,
+                        step=clock.step,
+                        call=0,
+                        split=batch.split,
+                    )
+                    if self.metrics is not None:
+                        loss = running.loss(output, batch) if wants_loss else None
+                        running.measure(average, loss, output, batch)
+                    names.write(batch, output)
+                written.samples += batch.whole
                 running.hooks.step()
         names.write_pictures()
-        values = running.read(self.split, average) if self.metrics is not None else {}
+        values = running.read(self.split, running.of_all(average)) if self.metrics is not None else {}
         running.conclude(self.split, {"samples": written.samples, **values})
 
 

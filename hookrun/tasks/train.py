@@ -26,6 +26,7 @@ class TrainTask(TaskUnderHooks):
     task_name: ClassVar[str] = "train"
     is_default: ClassVar[bool] = True
     trains: ClassVar[bool] = True
+    splits_batches: ClassVar[bool] = True
     scores: ClassVar[bool] = True
     refuses: ClassVar[Mapping[str, str]] = {
         "backward": "task=train has a backward pass of its own, from train.loss: use task=predict or evaluate"

@@ -166,6 +166,11 @@ class TaskUnderHooks(Task):
         check_spans(met, settings, self.split_seen(), None if cut_short else reach)
         if misfits := self.misfits(plan, settings):
             raise CompileError(misfits)
+        if settings.compute.strategy != "none":
+            from hookrun.tasks.loop.rank_fit import check_ranks
+
+            differs = check_ranks(plan, built.model, built.loss, trains=self.trains, strict=settings.strict)
+            prepared = replace(prepared, notes=(*prepared.notes, *differs))
         plan = replace(plan, samples=self.samples_in_all(settings, sizes))
         return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))
 
@@ -255,6 +260,10 @@ class TaskUnderHooks(Task):
 
         train = settings.train
         problems = list[Problem]()
+        if settings.compute.strategy != "none":
+            from hookrun.tasks.loop.rank_fit import settings_misfits
+
+            problems += settings_misfits(settings, scores=self.scores_with_loss())
         if self.trains:
             problems += check_optimizer(train.optimizer)
             problems += check_scheduler(train.scheduler) if train.scheduler is not None else []

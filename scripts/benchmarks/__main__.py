@@ -1,4 +1,4 @@
-"""Measure one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|lm|peers|all]``."""
+"""Measure one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|ranks|lm|peers|all]``."""
 
 from __future__ import annotations
 

@@ -61,6 +61,9 @@ class FakeSite:
         self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())
         return self.bias
 
+    def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:
+        return fill(torch.empty_like(like), self.generator(like))
+
     def generator(self, like: Tensor) -> Generator:
         return Generator(like.device).manual_seed(5)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hookrun.store.captures import read_index
 from hookrun.store.checkpoint import read
+from hookrun.store.indexes import read_index
 from hookrun.store.reader import Run, open_run
 
 ROOT = Path(__file__).resolve().parents[2]

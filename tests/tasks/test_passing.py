@@ -20,11 +20,12 @@ class Points:
         self.run_dir, self.due = run_dir, list[bool]()
         self.seconds = 0.0
 
-    def point(self, due: bool = False) -> None:
+    def point(self, due: bool = False) -> bool:
         self.due.append(due)
         if due:
             self.run_dir.position()
             self.seconds = 0.0
+        return due
 
 
 def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Path) -> None:

@@ -130,11 +130,22 @@ class ModuleHook(RegisteredHook):
 
 
 class ParameterHook(RegisteredHook):
-    """Base of what is registered on a parameter."""
+    """Base of what is registered on a parameter.
+
+    before_accumulation: it sees the gradient of each micro-batch, before that is added to those before
+    waits: asked at each gradient: whether it is this rank's part of one, and `reduced` is called once it is whole
+    """
+
+    before_accumulation: ClassVar[bool] = False
+    waits: Callable[[], bool] | None = None
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register it."""
         raise TypeError(f"{type(self).__name__} does not say how it is registered")
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        """The parameter's gradient is summed over all ranks: do what a registered hook does."""
+        raise TypeError(f"{type(self).__name__} does not say what it does to a gradient of several ranks")
 
 
 def in_graph(firings: Sequence[Firing], value: Any) -> Any:

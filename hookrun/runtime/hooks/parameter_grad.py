@@ -15,6 +15,7 @@ class ParameterGrad(ParameterHook):
     """`grad`: the gradient of a parameter, before it is accumulated."""
 
     hook_types = (GRAD,)
+    before_accumulation = True
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """As a tensor hook."""
@@ -23,10 +24,19 @@ class ParameterGrad(ParameterHook):
 
     def grad(self, grad: Tensor) -> Tensor | None:
         """torch's tensor hook."""
+        if self.waits is not None and self.waits():
+            return None
         new = grad
         for op in self.ops:
             new = op(new)
         return None if new is grad else new
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        """The same to the gradient that all ranks together have; one without a gradient has none to see."""
+        if (grad := parameter.grad) is not None:
+            for op in self.ops:
+                grad = op(grad)
+            parameter.grad = grad
 
 
 class AccumulatedGrad(ParameterHook):
@@ -45,6 +55,11 @@ class AccumulatedGrad(ParameterHook):
 
     def accumulated(self, parameter: nn.Parameter) -> None:
         """torch's post-accumulate-grad hook."""
+        if self.waits is None or not self.waits():
+            self.reduced(parameter)
+
+    def reduced(self, parameter: nn.Parameter) -> None:
+        """What it does to a gradient that is accumulated, and whole."""
         if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
             return
         new = grad

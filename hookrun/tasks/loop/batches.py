@@ -16,11 +16,13 @@ from hookrun import data
 from hookrun.data import Split
 from hookrun.data.samples import IGNORED, Samples
 from hookrun.interruptions import left_to_main
+from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime.rng import derived_seed
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Data
 from hookrun.tasks.loop.generators import all_seeded, seeded
 from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.rank_rows import RankRows, without_pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Batch:
     inputs:     a tensor [B, ...] or several by name
     target:     [B, ...]
     data:       the samples that the batch is of
+    whole:      how many rows it has on all ranks together
     """
 
     ids: Tensor
@@ -39,6 +42,7 @@ class Batch:
     population: int
     split: Split
     data: Samples
+    whole: int
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
@@ -110,17 +114,21 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         return len(self._samples)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
+        """The sample, and its number as it was asked for: `~n` is sample n as a pattern, see `RankRows`."""
+        number = max(index, ~index)
         if self._seeded is None:
-            inputs, target = self._samples[index]
+            inputs, target = self._samples[number]
         else:
-            with self._seeded(derived_seed(self._seed, self.epoch, index)):
-                inputs, target = self._samples[index]
+            with self._seeded(derived_seed(self._seed, self.epoch, number)):
+                inputs, target = self._samples[number]
         return index, inputs, target
 
     def __getitems__(self, indices: list[int]) -> _Whole | list[tuple[int, Any, Tensor]]:
         """A batch, which `_collated` gets: torch's loader asks for it where it is there."""
         take = getattr(self._samples, "batch", None)
-        found = None if take is None or self._seeded is not None else take(indices)
+        found = (
+            None if take is None or self._seeded is not None else take([max(each, ~each) for each in indices])
+        )
         return [self[index] for index in indices] if found is None else _Whole(torch.tensor(indices), *found)
 
 
@@ -134,6 +142,10 @@ class _Whole(NamedTuple):
 
 def _collated(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
     return found if isinstance(found, _Whole) else default_collate(found)
+
+
+def _collated_of_rank(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
+    return without_pattern(*_collated(found))
 
 
 class _From(Sampler[int]):
@@ -156,16 +168,23 @@ class Batches:
     data:    the samples themselves
     samples: how many there are
     shuffle: a new order in each epoch, decided by the seed and the epoch alone
+    ranks:   the processes that split each batch
     """
 
-    def __init__(self, prepared: BatchSource, split: Split, *, shuffle: bool = False) -> None:
+    def __init__(
+        self, prepared: BatchSource, split: Split, *, shuffle: bool = False, ranks: Ranks = ALONE
+    ) -> None:
         settings = prepared.settings
         self._device = prepared.device
         self._split = split
         self._seed = settings.seed
         self._batch_size = settings.data.batch_size
         self._generator = torch.Generator()
+        if not ranks.is_main:
+            ranks.meet()
         samples = data.load(settings.data, split, seed=settings.seed)
+        if ranks.is_main:
+            ranks.meet()  # rank 0 may have downloaded what the others then find
         self.data = samples
         self.samples = len(samples)
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
@@ -173,9 +192,7 @@ class Batches:
         self._order = _From(order)
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
-            batch_size=settings.data.batch_size,
-            sampler=self._order,
-            collate_fn=_collated,
+            **_rows_of(ranks, self._order, settings.data.batch_size),
             num_workers=settings.data.workers,
             worker_init_fn=left_to_main,
             generator=self._generator,
@@ -194,25 +211,35 @@ class Batches:
         self._generator.manual_seed(derived_seed(self._seed, number))
         self._numbered.epoch = number
         self._order.skipped = start * self._batch_size
-        samples = self.data
-        for ids, inputs, target in islice(self._loader, self._length - start):
+        samples, size = self.data, self._batch_size
+        for at, (ids, inputs, target) in enumerate(islice(self._loader, self._length - start), start):
             placed = self._placed(inputs), self._placed(target)
-            yield Batch(ids, *placed, self._population, self._split, samples)
+            whole = min(size, self.samples - at * size)
+            yield Batch(ids, *placed, self._population, self._split, samples, whole)
 
     def _placed(self, value: Any) -> Any:
         return _on(self._device, value, {"non_blocking": True})
+
+
+def _rows_of(ranks: Ranks, order: _From, batch_size: int) -> dict[str, Any]:
+    """How a loader makes batches of an order: whole ones, or the rank's rows of each."""
+    if not ranks.several:
+        return {"batch_size": batch_size, "sampler": order, "collate_fn": _collated}
+    rows = RankRows(order, batch_size, ranks.rank, ranks.size)
+    return {"batch_sampler": rows, "collate_fn": _collated_of_rank}
 
 
 class BatchesOfSplits:
     """One pass over several splits, one after the other; `len` is the number of batches of all of them.
 
     parts: the batches of each split; a split that the data does not have is left out
+    ranks: the processes that split each batch
     """
 
-    def __init__(self, prepared: Prepared, splits: Sequence[Split]) -> None:
+    def __init__(self, prepared: Prepared, splits: Sequence[Split], ranks: Ranks = ALONE) -> None:
         sizes = prepared.data.sizes
         there = [split for split in splits if sizes[split] != 0 or len(splits) == 1]
-        self.parts = {split: Batches(prepared, split) for split in there}
+        self.parts = {split: Batches(prepared, split, ranks=ranks) for split in there}
 
     def __len__(self) -> int:
         return sum(map(len, self.parts.values()))

@@ -92,17 +92,34 @@ def _refused(key: str, what: str, hint: str) -> SpecError:
     return SpecError([Problem(f"{_WHERE}.{key}" if key else _WHERE, what, hint)])
 
 
+def _reduce(running: Running) -> None:
+    """Where several ranks have rows of the batch: the gradients that hooks are on are summed, and their hooks run."""
+    if not running.ranks.several:
+        return
+    hooked = running.reduced.parameters
+    there = running.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
+    with torch.no_grad():
+        for parameter in (each for each, found in zip(hooked, there, strict=True) if found):
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            running.ranks.sum_([parameter.grad])
+    running.reduced.run()
+
+
 def forward_and_backward(running: Running, score: Score, batch: Batch) -> Any:
     """The model's output, detached, after a backward pass from the score; no gradient is left in a parameter.
 
     Inputs of floating-point numbers carry a gradient as well, so that a `backward` hook on the first module sees it.
     """
+    if not len(batch.ids):
+        _reduce(running)
+        return None
     inputs = rebuild(batch.inputs, partial(differentiable, leaf=running.settings.compute.compile))
     try:
         with torch.enable_grad():
             output = running.forward(replace(batch, inputs=inputs))
             found = score(output, batch.target)
         found.backward()
+        _reduce(running)
     finally:
         running.model.zero_grad(set_to_none=True)
     return rebuild(output, lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf)

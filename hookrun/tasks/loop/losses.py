@@ -160,6 +160,9 @@ LOSSES: Mapping[str, Loss] = {
 }
 """`output` is the model's own loss, `output_mean` and `output_sum` make one of whatever it returns."""
 
+SUMS = frozenset({"output_sum"})
+"""Losses that are a sum over the batch; the others are the mean."""
+
 NEED_TARGET = frozenset(LOSSES) - {"output", "output_mean", "output_sum"}
 
 

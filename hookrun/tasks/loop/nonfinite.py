@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hookrun.errors import HookrunError
+from hookrun.ranks.alone import Ranks
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.before_step import BeforeStep
 from hookrun.tasks.loop.finite import all_finite, not_finite
-from hookrun.tasks.loop.producer import producer
+from hookrun.tasks.loop.producer import UNKNOWN, producer
 from hookrun.tasks.loop.running import Running
 
 WHERE = "train.on_nonfinite"
@@ -127,7 +128,7 @@ class FiniteSteps:
         wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
         what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
         self._optimizer.zero_grad(set_to_none=True)  # room for a second run
-        source = producer(running, self._before, self._group, wrong)
+        source = _of_ranks(producer(running, self._before, self._group, wrong), running.ranks)
         text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
         self._before.restore_buffers()
         if policy == "error":
@@ -151,3 +152,10 @@ class FiniteSteps:
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not mend it")
         running.screen.note(lines)
         return {"skipped_steps": count}
+
+
+def _of_ranks(source: str, ranks: Ranks) -> str:
+    """What the first rank has found that has found something in its own rows of the batch."""
+    found = ranks.gathered(source)
+    known = (f"rank {rank}: {text}" for rank, text in enumerate(found) if UNKNOWN not in text)
+    return next(known, source) if ranks.several else source

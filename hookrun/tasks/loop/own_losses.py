@@ -14,7 +14,7 @@ from hookrun.callables import Code
 from hookrun.containers import tensors
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.spec.experiment import Named
-from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, NEXT_TOKEN, Loss, loss_arguments, loss_named
+from hookrun.tasks.loop.losses import LOSSES, NEED_TARGET, NEXT_TOKEN, SUMS, Loss, loss_arguments, loss_named
 from hookrun.trusted import LOSSES as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
 
@@ -31,6 +31,7 @@ class TrainLoss:
     """A loss that can be computed.
 
     needs_target: it cannot do without targets
+    sums:         it is the sum over a batch; else the mean
     code:         of the user's own; None for one of ours
     """
 
@@ -38,6 +39,7 @@ class TrainLoss:
     function: Loss
     needs_target: bool
     code: Code | None = None
+    sums: bool = False
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
         """The loss of a batch, a tensor of no dimensions."""
@@ -69,7 +71,8 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
     if named.name in LOSSES:
         if problems := loss_arguments(named.name, args, WHERE):
             raise SpecError(problems)
-        return TrainLoss(named.name, loss_named(named.name, args), named.name in NEED_TARGET)
+        is_sum = named.name in SUMS
+        return TrainLoss(named.name, loss_named(named.name, args), named.name in NEED_TARGET, sums=is_sum)
     if is_own(named.name, KIND):
         own = load(named.name, KIND, f"{WHERE}.name" if args else WHERE)
         return TrainLoss(own.name, OwnLoss(own, made(own, args, WHERE, called_with=2)), False, own.code)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import SECONDS
+from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.resuming import Resuming
 
 
@@ -39,6 +40,10 @@ class PartialPass:
         sums = {name: each.state_dict() for name, each in self.holding.items()}
         return {"step": self.step, "batches": self.batches, "holding": sums}
 
+    def sums(self) -> dict[str, Average]:
+        """What is added up of it over the rows of this rank alone, by its place in the state."""
+        return {f"holding.{name}": each for name, each in self.holding.items() if isinstance(each, Average)}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self.step, self.batches = state["step"], state["batches"]
@@ -59,6 +64,5 @@ class DurableRows:
     def point(self) -> None:
         """A batch is over."""
         due = self._run_dir.shards != self._shards or self._resuming.seconds >= SECONDS
-        self._resuming.point(due)
-        if due:
+        if self._resuming.point(due):
             self._shards = self._run_dir.shards

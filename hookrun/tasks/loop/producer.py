@@ -24,6 +24,8 @@ from hookrun.tasks.loop.watch import Origin, Watch
 
 T = TypeVar("T")
 
+UNKNOWN = "where it begins is not known"
+
 _SHOWN = 4
 
 
@@ -41,7 +43,7 @@ def producer(running: Running, before: BeforeStep, group: Sequence[Batch], wrong
     except (
         Exception
     ) as error:  # of any module, or a model that cannot be copied: the finding itself still stands
-        return f"where it begins is not known, as the step could not be computed once more: {reason(error)}"
+        return f"{UNKNOWN}, as the step could not be computed once more: {reason(error)}"
 
 
 def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
@@ -186,7 +188,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 _NOT_AGAIN = (
-    "where it begins is not known: computed once more from the same state, the step is finite, so that the model, "
+    f"{UNKNOWN}: computed once more from the same state, the step is finite, so that the model, "
     "the loss or a hook depends on something that changes from call to call"
 )
 

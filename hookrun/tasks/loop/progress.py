@@ -24,10 +24,13 @@ class _Console(Console):
 
 
 class Screen:
-    """Writes to stdout. The bar is drawn on terminals only and gone when a pass is over."""
+    """Writes to stdout. The bar is drawn on terminals only and gone when a pass is over.
 
-    def __init__(self) -> None:
-        self.console = _Console(highlight=False, emoji=False, markup=False, soft_wrap=True)
+    quiet: nothing is written: another rank shows the run
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.console = _Console(highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet)
 
     @property
     def width(self) -> int | None:

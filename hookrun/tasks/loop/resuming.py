@@ -17,18 +17,23 @@ import torch
 from torch import nn
 
 from hookrun.errors import HookrunError, Problem, SpecError
-from hookrun.interruptions import pending
+from hookrun.interruptions import Interrupted, pending
 from hookrun.runtime import Installation
+from hookrun.runtime.rng import derived_seed
 from hookrun.store.files import StoreError
 from hookrun.store.format import encode
 from hookrun.store.named_files import named_files
+from hookrun.store.rank_dir import take_lines
+from hookrun.store.rank_trees import gathered_trees
 from hookrun.store.run_dir import RunDir
 from hookrun.store.states import LEAST_KEPT, SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
+from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.behind import Behind
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
+from hookrun.tasks.loop.rank_states import RANKS, SUMS, RankState, for_rank, with_sums
 from hookrun.tasks.loop.results import Results
 from hookrun.version import __version__
 
@@ -41,6 +46,9 @@ most so many seconds."""
 
 _FREE = {"tags", "objective", "needs"}
 """Sections of the settings that may change between a run and its resumption: nothing is computed from them."""
+
+_FREE_TO_COMPUTE = ("strategy", "timeout")
+"""Keys of `compute` that may: a run may go on with another number of processes."""
 
 
 class Resuming:
@@ -60,25 +68,37 @@ class Resuming:
         self._saved = time.monotonic()
         self._written, self._cost, self._spent, self._put_off = 0, 0.0, 0.0, False
         saved = run_dir.resumed
+        self._sums = dict[str, Callable[[], Mapping[str, Average]]]()
         self._waiting = dict[str, Any]()
         self._generators: Mapping[str, Any] | None = None
         if saved is not None:
             with _fitting(saved):
-                self._waiting = dict(saved.part("held"))
-                self._generators = saved.part("generators")
+                of_batch = {each.spec.name for each in hooks.plan.hooks if each.spec.hook_type.batch}
+                mine = for_rank(saved.tree, run_dir.ranks, of_batch)
+                self._waiting = with_sums(saved.part("held"), mine["sums"])
+                self._generators = mine.get("generators", {})
                 load_model(model, saved.part("model"))
                 # Under resume_anyway another plan is meant: what it has in common with the saved one is loaded.
-                hooks.load_state_dict(saved.part("hooks"), strict=False)
+                hooks.load_state_dict(mine["hooks"], strict=False)
+                take_lines(run_dir, mine["kept"])
             hooks.sink.stop = None  # a check that asked for the end may ask again
 
     @contextmanager
-    def hold(self, name: str, state: Callable[[], Any]) -> Iterator[None]:
-        """Within the block every state has a part `name`: what `state` returns then, plain values and tensors."""
-        self._held[name] = state
+    def hold(
+        self,
+        name: str,
+        state: Callable[[], Any],
+        sums: Callable[[], Mapping[str, Average]] = dict,
+    ) -> Iterator[None]:
+        """Within the block every state has a part `name`: what `state` returns then, plain values and tensors.
+
+        sums: place in that part -> what adds up the rows of this rank alone, where several split the batches
+        """
+        self._held[name], self._sums[name] = state, sums
         try:
             yield
         finally:
-            del self._held[name]
+            del self._held[name], self._sums[name]
 
     def take(self, name: str, load: Callable[[Any], object]) -> bool:
         """Load the part `name` of the state that the run goes on from; False where there is none, or it was taken."""
@@ -93,11 +113,17 @@ class Resuming:
         """Everything is made that draws at random as it is made: the generators go on from where they stood."""
         if self._generators is not None and self._run_dir.resumed is not None:
             with _fitting(self._run_dir.resumed):
-                set_generators(self._generators)
+                if self._generators:
+                    set_generators(self._generators)
+                else:  # the run had no such rank before
+                    step = self._hooks.clock.step
+                    torch.manual_seed(derived_seed(self._ready.settings.seed, self._run_dir.ranks.rank, step))
             self._generators = None
 
-    def point(self, due: bool = False, *, may_wait: bool = False) -> None:
+    def point(self, due: bool = False, *, may_wait: bool = False) -> bool:
         """The run could go on from here: save a state where one is due, or where a signal ends the run.
+
+        Every rank calls it: what one of them says is for all. Returns whether a state was saved.
 
         may_wait: one that is due may be put off until what the last one cost is a small share of the time since then
 
@@ -108,10 +134,13 @@ class Resuming:
         waited = self._put_off and self._waited()
         minutes = self._checkpoint.every.minutes
         late = minutes is not None and self.seconds >= 60 * minutes
-        if (due and not may_wait) or waited or late or signal is not None:
-            self.save(behind=may_wait and signal is None)
-        if signal is not None:
-            raise signal
+        due = (due and not may_wait) or waited or late or signal is not None
+        number, saves = self._run_dir.ranks.largest([0 if signal is None else signal.signum, due])
+        if saves:
+            self.save(behind=may_wait and not number)
+        if number:
+            raise signal or Interrupted(number)
+        return bool(saves)
 
     def _waited(self) -> bool:
         is_free = self._written < LEAST_KEPT or self._spent < _FREELY
@@ -123,23 +152,30 @@ class Resuming:
         return time.monotonic() - self._saved
 
     def save(self, *, behind: bool = False) -> None:
-        """Write a state. HookrunError where a part of it cannot be saved.
+        """Write a state; every rank calls it, and rank 0 writes. HookrunError where a part of it cannot be saved.
 
         behind: the run may go on while it is written
         """
         began = time.monotonic()
         try:
             with self.around():
-                tree = {
+                sums = {
+                    f"{name}.{place}": each for name, of in self._sums.items() for place, each in of().items()
+                }
+                tree: dict[str, Any] = {
                     "held": {name: state() for name, state in self._held.items()},
+                    SUMS: list(sums),
                     "model": model_state(self._model, trains=self._ready.task.trains),
                     "generators": generator_states(),
                     "hooks": self._hooks.state_dict(),
                     "files": self._run_dir.written(),
                 }
+                if self._run_dir.ranks.several:
+                    tree[RANKS] = self._of_ranks(tree, sums)
                 clock = self._hooks.clock
                 about = {**self._about, "at": {"epoch": clock.epoch, "step": clock.step}}
-                self.behind.write(flatten(tree), partial(self._write, about), soon=behind)
+                if self._run_dir.ranks.is_main:
+                    self.behind.write(flatten(tree), partial(self._write, about), soon=behind)
         except NotPlain as error:
             raise HookrunError(
                 f"the run cannot be saved so that it could go on: {error}; train.checkpoint.every=null does without"
@@ -151,6 +187,16 @@ class Resuming:
     def _write(self, about: Mapping[str, Any], tree: Flat) -> None:
         self._run_dir.sync()
         write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
+
+    def _of_ranks(self, tree: Mapping[str, Any], sums: Mapping[str, Average]) -> list[RankState]:
+        """What every rank holds that may differ from the others."""
+        mine = {
+            "generators": tree["generators"],
+            "hooks": tree["hooks"],
+            "sums": {place: each.state_dict() for place, each in sums.items()},
+            "kept": self._run_dir.kept,
+        }
+        return gathered_trees(self._run_dir.ranks, mine)
 
     @cached_property
     def _about(self) -> dict[str, Any]:
@@ -172,6 +218,8 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
     """What has to be the same for a run to go on in the directory `run`."""
     settings = ready.settings.model_dump(mode="json", serialize_as_any=True, exclude=_FREE)
     settings["train"].pop("checkpoint")
+    for key in _FREE_TO_COMPUTE:
+        settings["compute"].pop(key)
     settings["task"] = {"name": ready.task.name, **settings["task"]}
     found: dict[str, Any] = {"hookrun": __version__, "torch": str(torch.__version__), **settings}
     if isinstance(ready, Prepared):

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interruptions import code_of, shielded
+from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.store.files import StoreError
+from hookrun.store.rank_dir import RankDir
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 from hookrun.store.scores import result
-from hookrun.store.states import newest_state, remove_states, remove_unfinished
+from hookrun.store.states import named_state, newest_state, remove_states, remove_unfinished
 from hookrun.tasks.base import Ready
 from hookrun.tasks.goals import goal_of
 from hookrun.tasks.loop.resuming import require_same
@@ -22,12 +24,15 @@ from hookrun.tasks.loop.resuming import require_same
 STOPPED = 3
 
 
-def run_in(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False) -> int:
+def run_in(
+    ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE
+) -> int:
     """Run the task in the directory `path`.
 
     go_on:  the directory is that of a run which did not come to its end: go on from its newest state that is whole;
             where there is none, what it recorded is cleared away and it begins anew
     anyway: go on also where the state is of another configuration, model, data or version
+    ranks:  the processes of the run, of which this is rank 0; the others are in `follow_in`
 
     Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before, but for
     a state that is of another run: that is a SpecError, and nothing was touched.
@@ -35,10 +40,13 @@ def run_in(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = Fals
     goal = goal_of(ready.experiment)
     buffer = ready.settings.compute.capture_buffer * 2**20
     run_dir = _reopened(ready, path, buffer, anyway=anyway) if go_on else RunDir.create(path, buffer)
-    with failure_recorded(run_dir):
+    run_dir.ranks = ranks
+    with failure_recorded(run_dir), ranks.failures_told():
         run_dir.set_status("running")
+        ranks.gathered([str(run_dir.path), None if run_dir.resumed is None else run_dir.resumed.path.name])
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
+        ranks.meet()  # what the others captured is on the disk
         found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
         with shielded():
@@ -52,6 +60,22 @@ def run_in(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = Fals
     if not ready.settings.train.checkpoint.keep_done:
         told(partial(remove_states, path))
     return 0
+
+
+def follow_in(ready: Ready, ranks: Ranks) -> int:
+    """Run the task beside rank 0, which owns the directory and says where it is; what `run_in` returns."""
+    with ranks.failures_told():
+        place, state = ranks.gathered(None)[0]
+        if place is None:  # another process has just finished it
+            return 0
+        saved = None if state is None else named_state(Path(place), state)
+        position = None if saved is None else saved.part("files")
+        run_dir = RankDir(Path(place), ranks, ready.settings.compute.capture_buffer * 2**20, position)
+        run_dir.resumed = saved
+        with ending(run_dir.close):
+            stopped = ready.task.execute(ready, run_dir)
+        ranks.meet()
+    return 0 if stopped is None else STOPPED
 
 
 def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -17,7 +17,10 @@ from hookrun.data import Split
 from hookrun.errors import HookrunError
 from hookrun.interruptions import pending
 from hookrun.plan.texts import decoder_of, tokenizer_of
+from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
+from hookrun.runtime.clock import RowsOfRank
+from hookrun.runtime.reduced import ReducedGradients
 from hookrun.spec import Settings
 from hookrun.store.records import Of
 from hookrun.store.run_dir import RunDir
@@ -30,6 +33,8 @@ from hookrun.tasks.loop.measuring import Measuring
 from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
+from hookrun.tasks.loop.rank_rows import share
+from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
 from hookrun.tasks.loop.sink import RunSink
@@ -45,6 +50,7 @@ class Running:
     scaler:   of the gradients; it does nothing but under `compute.precision: fp16`
     resuming: the states that the run can go on from
     _others:  the output of the batch under way without the hooks, where a metric compares with it
+    reduced:  the hooks on gradients of parameters, where several ranks compute these
     """
 
     prepared: Prepared
@@ -54,7 +60,13 @@ class Running:
     screen: Screen
     scaler: GradScaler
     resuming: Resuming
+    reduced: ReducedGradients = field(default_factory=ReducedGradients)
     _others: Any = None
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes of the run."""
+        return self.run_dir.ranks
 
     @property
     def settings(self) -> Settings:
@@ -76,7 +88,9 @@ class Running:
         return any(hook.spec.action.may_stop() for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
-        """The model's output, under automatic mixed precision where that was asked for."""
+        """The model's output, under automatic mixed precision where that was asked for; None where there is no row."""
+        if not len(batch.ids):
+            return None
         if self.measuring.without_hooks:
             self._others = self._without_hooks(batch)
         self.meets(batch)
@@ -88,6 +102,9 @@ class Running:
         """The next calls of the model are for the samples of the batch."""
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
+        if self.ranks.several:
+            mine = share(batch.whole, self.ranks.rank, self.ranks.size)
+            self.hooks.clock.rows = RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
 
@@ -112,6 +129,8 @@ class Running:
     def measure(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
         """Add a batch to the means: its loss, where that is asked for, and the model's output."""
         others, self._others = self._others, None
+        if loss is not None and self.ranks.several and self.prepared.loss.sums:
+            loss = loss * (batch.whole / len(batch.ids))  # each rank has a part of the sum over the batch
         self.measuring.add(average, loss, output, batch, others)
 
     @cached_property
@@ -138,6 +157,22 @@ class Running:
     def average(self) -> Average:
         """The means of the task's metrics, with no sample seen yet."""
         return self.measuring.average()
+
+    def of_all(self, average: Average) -> Average:
+        """What all ranks have seen together; every rank asks."""
+        return summed(average, self.measuring.average, self.ranks)
+
+    def after(self, batch: Batch) -> None:
+        """A batch is over on every rank. One that had no row for a rank left that rank's hooks a draw behind."""
+        self.sink.batch_is_over()
+        self.run_dir.batches += 1
+        if self.ranks.several and batch.whole < self.ranks.size:
+            draws_of_main(self.hooks, self.ranks)
+
+    def agree(self) -> None:
+        """Where a check on one rank asks for the end of the run, every rank ends; every rank calls it."""
+        if self.ranks.several and self._may_stop:
+            self.sink.stop = agreed_stop(self.hooks.stopped, self.ranks)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Automatic mixed precision, where that was asked for."""
@@ -201,16 +236,17 @@ class Running:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    loss = self.loss(output, batch)
-                    self.measure(average, loss, output, batch)
-                if names is not None:
+                    if len(batch.ids):  # else all its rows are other ranks'
+                        loss = self.loss(output, batch)
+                        self.measure(average, loss, output, batch)
+                if names is not None and len(batch.ids):
                     names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
-                    shown.update(average.read())
+                    shown.update(self.of_all(average).read())
         if names is not None:
             names.write_pictures()
-        return self.read(split, average)
+        return self.read(split, self.of_all(average))
 
     @contextmanager
     def evaluating(
@@ -226,6 +262,7 @@ class Running:
         holding: what the caller adds up from batch to batch: a run that was cut off goes on in the middle of the pass.
                  None: it says nothing of that, and no state is saved during the pass
         """
+        self.ranks.from_main(list(self.model.buffers()))  # in training each rank has moved its own
         clock, training = self.hooks.clock, self.model.training
         at = PartialPass(clock.step, holding or {})
         if holding is None or not self.resuming.take(PASS, at.load_state_dict):
@@ -236,7 +273,7 @@ class Running:
         try:
             with ExitStack() as stack:
                 if holding is not None:
-                    stack.enter_context(self.resuming.hold(PASS, at.state_dict))
+                    stack.enter_context(self.resuming.hold(PASS, at.state_dict, at.sums))
                 stack.enter_context(torch.no_grad())
                 self.resuming.begin()
                 passed = self._passed(batches, at, label, shown, saves=holding is not None)
@@ -262,6 +299,8 @@ class Running:
             for batch in tracked:
                 yield batch
                 at.batches += 1
+                self.after(batch)
+                self.agree()
                 if self.stopped:
                     if saves:
                         self.resuming.save()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hookrun.actions.base import Keeper
+from hookrun.actions.base import OF_RANK, Keeper
 from hookrun.actions.rows import TokenRows
 from hookrun.data import Split
 from hookrun.plan.texts import decoder_of
-from hookrun.runtime.records import RecordSink
+from hookrun.runtime.records import Budget, RecordSink, batch_rows
 from hookrun.runtime.site import PlacedHook
-from hookrun.snapshot import in_reach, opened
+from hookrun.snapshot import in_reach, opened, snapshot
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.loggers.together import Loggers
+from hookrun.tasks.loop.rank_budgets import BudgetsOfRanks
 from hookrun.tensor_copies import readable
 
 
@@ -26,6 +27,7 @@ class RunSink(RecordSink):
 
     split: the part of the data that the batch under way is of
     loggers: where to show them live
+    of_rows: the hooks that see a rank's own rows of a batch, or are for some ranks alone
     bytes: of the tensors that each hook counted the bytes of, in all
     counted: [B], numbers for the rows of a batch whose samples are not known; None: a row for each firing then
     """
@@ -35,17 +37,21 @@ class RunSink(RecordSink):
     def __init__(self, run_dir: RunDir, show: Callable[[str], None], loggers: Loggers | None = None) -> None:
         super().__init__()
         self.bytes = Counter[str]()
+        self.of_rows: Collection[str] = ()
         self.split: Split | None = None
         self.counted: Tensor | None = None
         self.loggers = loggers if loggers is not None else Loggers()
         self._texts_known = set[int]()
         self._run_dir = run_dir
         self._show = show
+        self._of_ranks = BudgetsOfRanks()
 
     def keeper(self, site: PlacedHook) -> Keeper:
         """Write each value at once; the writer takes a copy."""
         writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
+        if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
+            return lambda value, rows=None, tokens=None: None  # it is the same on every rank
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if (value := in_reach(value)) is None:
@@ -81,6 +87,26 @@ class RunSink(RecordSink):
 
         return self.within_budget(site, keep)
 
+    def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
+        """`keep`, as long as the hook's `max_bytes` last: of several ranks together, which tell after each batch."""
+        limit = site.spec.action.budget()
+        if limit is None or not self._run_dir.ranks.several or not site.hook_type.of_rows:
+            return super().within_budget(site, keep)
+        budget, of_ranks = self._budgets.setdefault(site.hook_name, Budget(limit)), self._of_ranks
+        of_ranks.add(site, budget)
+
+        def limited(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
+            if not budget.spent and (value := in_reach(value)) is not None:
+                with torch._C._DisableFuncTorch():
+                    own = snapshot(value)
+                of_ranks.hold(site, keep, own, rows, tokens, batch_rows(site, own, rows), self.size(own))
+
+        return limited
+
+    def batch_is_over(self) -> None:
+        """What hooks with `max_bytes` have captured in it is kept, as far as that of all ranks fits."""
+        self._of_ranks.settle(self._run_dir.ranks, self.show)
+
     def state_dict(self) -> dict[str, Any]:
         """What it holds between two steps; what is pending goes to stats.jsonl before."""
         found = super().state_dict()
@@ -106,7 +132,13 @@ class RunSink(RecordSink):
         self._show(text)
 
     def store(self, record: dict[str, Any]) -> None:
-        """Append to stats.jsonl."""
+        """Append to stats.jsonl; of several ranks each tells of its own rows, and rank 0 of what all have in common."""
+        ranks = self._run_dir.ranks
+        if ranks.several:
+            if record["hook"] in self.of_rows:
+                record = {**record, OF_RANK: ranks.rank}
+            elif not ranks.is_main:
+                return
         self.bytes[record["hook"]] += record.get("bytes", 0)
         self._run_dir.log_stats(record)
         self.loggers.record(record)

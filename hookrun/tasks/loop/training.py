@@ -8,10 +8,12 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from hookrun.store import checkpoint
+from hookrun.store.rank_dir import take_kept
 from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.clipping import clip
@@ -21,6 +23,7 @@ from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.step_gradients import StepGradients, step_gradients
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 
@@ -32,6 +35,7 @@ class Loop:
     steps:   makes the optimizer step where loss and gradients are finite
     epoch:   the one under way, and how many of its batches are behind
     means:   over the samples of this epoch
+    gradients: computes those of a step
     values:  the means of its training, once that is over: what is left is the validation and what follows
     best:    the highest score of an epoch so far: the accuracy, or the negative loss
     average: of the weights, which is what is validated; None: the weights themselves are
@@ -44,6 +48,7 @@ class Loop:
     train: Batches
     val: Batches | None
     means: Average
+    gradients: StepGradients
     average: WeightAverage | None = None
     epoch: int = 0
     batches: int = 0
@@ -69,6 +74,10 @@ class Loop:
             "average": None if self.average is None else self.average.state_dict(),
         }
 
+    def sums(self) -> dict[str, Average]:
+        """What is added up over the rows of this rank alone, by its place in the state."""
+        return {"means": self.means}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state."""
         self.epoch, self.batches = state["epoch"], state["batches"]
@@ -89,7 +98,7 @@ def train(running: Running) -> None:
     loop, resuming = _made(running), running.resuming
     if loop.average is not None:
         resuming.around = loop.average.swapped_out
-    with resuming.hold("train", loop.state_dict):
+    with resuming.hold("train", loop.state_dict, loop.sums):
         resuming.take("train", loop.load_state_dict)
         resuming.begin()
         running.model.train()
@@ -108,8 +117,9 @@ def train(running: Running) -> None:
 def _made(running: Running) -> Loop:
     """The loop before its first step."""
     settings = running.settings.train
-    batches = Batches(running.prepared, "train", shuffle=settings.shuffle)
-    val = Batches(running.prepared, "val") if running.prepared.data.sizes["val"] != 0 else None
+    ranks = running.ranks
+    batches = Batches(running.prepared, "train", shuffle=settings.shuffle, ranks=ranks)
+    val = Batches(running.prepared, "val", ranks=ranks) if running.prepared.data.sizes["val"] != 0 else None
     trained = running.prepared.trained
     if trained is not None:
         trained.freeze_rest(running.model)  # what hooks added by now
@@ -134,6 +144,7 @@ def _made(running: Running) -> Loop:
         batches,
         val,
         running.average(),
+        step_gradients(running),
         average,
     )
 
@@ -153,6 +164,8 @@ def _save_last(loop: Loop) -> None:
 
 
 def _save(running: Running, name: str) -> None:
+    if not running.ranks.is_main:  # whose weights are the same
+        return
     """Soon: before the next state, and before `_save_last` ends."""
     path = running.run_dir.checkpoints / name
     found = checkpoint.checkpoint_of(running.model, path, applied=running.prepared.plan.applied())
@@ -185,10 +198,11 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             if _over(loop):
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
+    whole = running.of_all(loop.means)
     skipped = loop.steps.tell_epoch()
-    values = loop.means.read() or {"loss": math.nan}  # every step was left out
+    values = whole.read() or {"loss": math.nan}  # every step was left out
     if not running.stopped:  # half an epoch, ended by a check, is not a result
-        values = running.read("train", loop.means) if loop.means.samples else values
+        values = running.read("train", whole) if whole.samples else values
         running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
     return values
@@ -197,19 +211,18 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
 def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, float]) -> None:
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
-    weights = [batch.weight for batch in group]
-    whole = max(sum(weights), 1)
-    of_step = running.average()
+    shares = loop.gradients.shares(group)
+    of_step, losses = running.average(), list[Tensor | None]()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
         loop.steps.begin(group)
         for number, batch in enumerate(group):
             hooks.accumulating = number + 1 < len(group)
-            output = running.forward(batch)
-            loss = running.loss(output, batch)
-            scaler.scale(loss * (weights[number] / whole)).backward()
-            loop.steps.losses.append(loss.detach())
-            running.measure(of_step, loss.detach(), output, batch)
+            output, loss = loop.gradients.compute(batch, shares[number], last=number + 1 == len(group))
+            losses.append(None if loss is None else loss.detach())
+            if loss is not None:
+                running.measure(of_step, loss, output, batch)
+        loop.steps.losses += loop.gradients.losses(losses, shares)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
         outcome = loop.steps.step()
@@ -218,9 +231,10 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
         if outcome is not SKIPPED:
             average.include(of_step)
         if logs and outcome is not SKIPPED:
-            shown.update(of_step.read())
+            values = running.of_all(of_step).read()
+            shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            running.log("train", of_step.read(), "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
+            running.log("train", values, "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
         if logs:
             running.sink.settle()
     schedule = running.settings.train.scheduler
@@ -232,6 +246,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     ):
         loop.scheduler.step()
     hooks.step()
+    running.agree()
 
 
 def _after_epoch(loop: Loop) -> None:
@@ -258,6 +273,7 @@ def _after_epoch(loop: Loop) -> None:
         else:
             loop.scheduler.step()
     loop.epoch, loop.batches, loop.values, loop.means = loop.epoch + 1, 0, None, running.average()
+    take_kept(running.run_dir)
     every = running.settings.train.checkpoint.every.epochs
     running.resuming.point(every is not None and loop.epoch % every == 0, may_wait=True)
 

@@ -12,12 +12,16 @@ from hookrun.interruptions import listening
 from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.runtime import Installation
+from hookrun.runtime.reduced import ReducedGradients
+from hookrun.store.rank_dir import take_kept
 from hookrun.store.run_dir import RunDir, environment
 from hookrun.tasks.loop.facts import hook_facts, model_facts
 from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.rank_fit import under_ranks
+from hookrun.tasks.loop.rank_sums import bytes_of_all, counts_of_all, effects_of_all
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
@@ -28,7 +32,8 @@ from hookrun.tasks.loop.summary import inactive_lines, summary
 
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
     """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
-    table.show(prepared.plan, screen.console, limit)
+    several = prepared.settings.compute.strategy != "none"
+    table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
     screen.say(f"weights: {_weights(prepared)}")
     for line in prepared.lines:
         screen.say(line)
@@ -55,22 +60,29 @@ def run_under_hooks(
     run_dir.write_env(environment(device=str(prepared.device)))
     run_dir.write_model(model_facts(prepared.model, prepared.weights))
     settings = prepared.settings
-    screen = Screen()
+    ranks = run_dir.ranks
+    screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, table.SHOWN)
-    together = Loggers()
+    together, reduced = Loggers(), ReducedGradients() if ranks.several else None
     sink = RunSink(run_dir, screen.say, together)
+    hooked = [hook.spec for hook in prepared.plan.hooks]
+    sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
     model = prepared.model.to(prepared.device)
     scaler = GradScaler(prepared.device.type, enabled=settings.compute.precision == "fp16")
     with (
-        together.open(loggers, LoggedRun(run_dir.path, _config(prepared))),
+        together.open(loggers if ranks.is_main else (), LoggedRun(run_dir.path, _config(prepared))),
         session(settings.compute, settings.seed),
-        Installation(prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied) as hooks,
+        Installation(
+            prepared.plan, model, sink=sink, scaler=scaler, restored=prepared.applied, reduced=reduced
+        ) as hooks,
     ):
         _load_leftover(prepared, hooks)
         resuming = Resuming(prepared, run_dir, model, hooks)
         if run_dir.resumed is not None:
             screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
-        running = Running(prepared, hooks, sink, run_dir, screen, scaler, resuming)
+        running = Running(
+            prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
+        )
         # What was recorded before a failure is what explains it.
         last = (
             resuming.behind.close,
@@ -80,6 +92,12 @@ def run_under_hooks(
         )
         with ending(*last), listening():
             perform(running)
+            sink.settle()
+            take_kept(run_dir)
+            effects_of_all(hooks, ranks)
+            bytes_of_all(sink.bytes, sink.of_rows, ranks)
+            if any(each.action.captures for each in hooked):
+                counts_of_all(run_dir.captures.counts, ranks, run_dir.reached)
         stopped = hooks.stopped
         for line in summary(running):
             screen.say(line)

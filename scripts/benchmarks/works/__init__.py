@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.measure import Result, Settings
-from benchmarks.works import capture, hooks, lm, loop, peers, selectors, start, stats
+from benchmarks.works import capture, hooks, lm, loop, peers, ranks, selectors, start, stats
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,11 @@ _ROWS = {
     ("stats",): stats.ROWS,
     ("lm",): lm.ROWS,
     ("loop",): loop.ROWS,
+    ("ranks",): ranks.ROWS,
     ("capture",): capture.ROWS,
 }
 WORKS = tuple(Work(measure, subjects) for subjects, rows in _ROWS.items() for measure in rows)
-SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "lm", "peers")
+SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "ranks", "lm", "peers")
 
 
 def of_subject(subject: str) -> Iterator[Work]:

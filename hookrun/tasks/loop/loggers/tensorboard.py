@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from hookrun.actions.base import RECORD_KEYS
+from hookrun.actions.base import ABOUT
 from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger, flat, tag
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class TensorBoard(RunLogger):
             return  # the end of a hook's captures, not a value
         place = _tag(record["hook"], record["module"], record["path"])
         for name, value in record.items():
-            if name not in RECORD_KEYS and isinstance(value, int | float) and not isinstance(value, bool):
+            if name not in ABOUT and isinstance(value, int | float) and not isinstance(value, bool):
                 at = self._step(record["mode"], record["step"])
                 self._scalar(f"{place}/{name}/{record['mode']}", value, at)
 

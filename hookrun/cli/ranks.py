@@ -1,0 +1,98 @@
+"""One run by several processes: rank 0 does what a single process does, the others compute beside it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hookrun.cli.jobs import exit_code
+from hookrun.errors import HookrunError, Problem, SpecError
+from hookrun.ranks.alone import ALONE, Ranks
+from hookrun.ranks.started import NO_FSDP, started
+from hookrun.spec import Experiment
+from hookrun.tasks import Ready, refuse_ranks, task_of
+
+
+@contextmanager
+def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
+    """The processes of the run: met on entry, parted from on exit.
+
+    Raises SpecError where torchrun started several and the experiment does not say how to split a run over them.
+    """
+    compute = experiment.settings.compute
+    if compute.strategy == "none":
+        refuse_ranks()
+        yield ALONE
+        return
+    if compute.strategy == "fsdp":
+        raise SpecError([NO_FSDP])
+    me = started()
+    if me is None:
+        yield ALONE
+        return
+    task = task_of(experiment)
+    if me.size > 1 and not task.splits_batches:
+        what = f"found {me.size} processes, and task={task.name} is one for a single process"
+        raise SpecError([Problem("task", what, "start it without torchrun")])
+    from hookrun.ranks.group import joined
+    from hookrun.tasks.loop.session import device_named
+
+    device = device_named(compute.device)
+    with joined(me, device.type, compute.timeout) as ranks, ranks.failures_told():
+        yield ranks
+
+
+class RefusedByMain(HookrunError):
+    """Rank 0 tells what is wrong; this rank ends with the same code and says nothing."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__("refused by rank 0")
+
+
+@contextmanager
+def agreed(ranks: Ranks) -> Iterator[None]:
+    """A block that has to succeed on every rank.
+
+    What it raises on rank 0 is raised there, and RefusedByMain on the others. Where it fails on another rank alone,
+    rank 0 says so.
+    """
+    if not ranks.several:
+        yield
+        return
+    failure: HookrunError | None = None
+    try:
+        yield
+    except HookrunError as error:
+        failure = error
+    outcomes = ranks.gathered(None if failure is None else [str(failure), failure.exit_code])
+    if failure is not None and ranks.is_main:
+        raise failure
+    failed = next(((rank, each) for rank, each in enumerate(outcomes) if each is not None), None)
+    if failed is not None:
+        rank, (text, code) = failed
+        if not ranks.is_main:
+            raise RefusedByMain(code)
+        raise HookrunError(f"rank {rank} cannot run the experiment, and rank 0 can:\n{text}")
+
+
+def refuse_needs(*, missing: bool) -> None:
+    """SpecError where the run needs others that have to be made first, which several processes cannot do."""
+    if missing:
+        what = "runs that it needs are not there, and each of several processes would make them"
+        raise SpecError(
+            [Problem("needs", what, "run the same command once without torchrun and compute.strategy")]
+        )
+
+
+def follow(prepared: Ready, ranks: Ranks) -> int:
+    """What a rank beside rank 0 does in a run; returns its exit code."""
+    from hookrun.tasks.loop.run import follow_in
+
+    try:
+        return follow_in(prepared, ranks)
+    except Exception as error:
+        what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
+        print(f"rank {ranks.rank}: {what}", file=sys.stderr, flush=True)
+        return exit_code(error)

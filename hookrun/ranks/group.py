@@ -1,0 +1,210 @@
+"""What the processes of a run tell each other: sums, texts, and that one of them failed."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.distributed.distributed_c10d import Store
+
+from hookrun.errors import HookrunError
+from hookrun.ranks.alone import Ranks
+from hookrun.ranks.started import Started
+
+_FAILED = "hookrun/failed"
+_PRESENT = "hookrun/present/{}"
+_ROLL_CALL = 3.0
+"""Seconds that the others have to say that they are there, once a rank has lost one of them."""
+_MOST_TEXT = 4000
+"""Characters of an error that the other ranks are told."""
+
+
+class RankFailed(HookrunError):
+    """Another rank of the run failed, or is gone; the message names it.
+
+    exit_code: that of the rank which failed
+    """
+
+    def __init__(self, text: str, exit_code: int = 1) -> None:
+        self.exit_code = exit_code
+        super().__init__(text)
+
+
+class RankGroup(Ranks):
+    """Several processes, joined by torch.distributed.
+
+    failed: this rank has failed, or has lost contact
+    """
+
+    def __init__(self, rank: int, size: int, store: Store) -> None:
+        self.rank = rank
+        self.size = size
+        self.failed = False
+        self._store = store
+
+    @property
+    def several(self) -> bool:
+        """Whether gradients and sums are those of several processes."""
+        return True
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sum of each value over all ranks, in float64."""
+        tensor = torch.tensor(list(values), dtype=torch.float64, device="cpu")
+        distributed.all_reduce(tensor)
+        found: list[float] = tensor.tolist()
+        return found
+
+    def largest(self, values: Sequence[int]) -> list[int]:
+        """The largest of each value over all ranks."""
+        tensor = torch.tensor(list(values), dtype=torch.int64, device="cpu")
+        distributed.all_reduce(tensor, distributed.ReduceOp.MAX)
+        found: list[int] = tensor.tolist()
+        return found
+
+    def gathered(self, plain: Any) -> list[Any]:
+        """What each rank gave, in the order of the ranks: plain values, as JSON holds them."""
+        mine = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+        distributed.all_gather(sizes, torch.tensor([len(mine)], device="cpu"))
+        longest = max(int(each) for each in sizes)
+        padded = torch.zeros(longest, dtype=torch.uint8, device="cpu")
+        padded[: len(mine)] = mine
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        distributed.all_gather(found, padded)
+        return [
+            json.loads(text[: int(size)].numpy().tobytes()) for text, size in zip(found, sizes, strict=True)
+        ]
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Add the tensors of all ranks, in place."""
+        for tensor in tensors:
+            distributed.all_reduce(tensor)
+
+    def from_main(self, tensors: Sequence[Tensor]) -> None:
+        """Take the content of rank 0's tensors, in place."""
+        for tensor in tensors:
+            if 0 in tensor.stride() and tensor.numel() > 1:  # an expanded one cannot be written
+                continue
+            content = (
+                tensor.detach().to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype).contiguous()
+            )
+            distributed.broadcast(content, 0)
+            with torch.no_grad():
+                tensor.copy_(content)
+
+    def meet(self) -> None:
+        """Wait until every rank is here."""
+        self.largest([0])
+
+    @contextmanager
+    def failures_told(self) -> Iterator[None]:
+        """Where the block fails, the other ranks are told why; where another rank has failed, its error is raised.
+
+        Raises RankFailed in place of what torch.distributed says of a rank that is gone.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self.failed = True
+            if isinstance(error, RankFailed):
+                raise
+            if not _is_lost_contact(error):
+                self._tell(error)
+                raise
+            raise self._cause(error) from error
+
+    def _tell(self, error: BaseException) -> None:
+        """Leave word of this rank's failure, if it is the first."""
+        code = getattr(error, "exit_code", 1)
+        text = str(error) or type(error).__name__
+        if not isinstance(error, HookrunError | KeyboardInterrupt):
+            text = f"{type(error).__name__}: {text}"
+        word = json.dumps({"rank": self.rank, "text": text[:_MOST_TEXT], "code": code})
+        with suppress(Exception):  # the store is rank 0's or torchrun's, and may be gone with it
+            self._store.compare_set(_FAILED, "", word)
+
+    def _cause(self, error: BaseException) -> RankFailed:
+        """What became of the rank that did not answer."""
+        try:
+            return self._found_cause(error)
+        except Exception:
+            first = str(error).strip().splitlines()[0]
+            return RankFailed(f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact: {first}")
+
+    def _found_cause(self, error: BaseException) -> RankFailed:
+        self._store.set(_PRESENT.format(self.rank), "here")
+        end = time.monotonic() + _ROLL_CALL
+        missing = [rank for rank in range(self.size) if rank != self.rank]
+        while missing:
+            if self._store.check([_FAILED]) and (word := self._store.get(_FAILED)):
+                said = json.loads(word)
+                return RankFailed(f"rank {said['rank']} failed: {said['text']}", int(said["code"]))
+            missing = [rank for rank in missing if not self._store.check([_PRESENT.format(rank)])]
+            if time.monotonic() > end:
+                break
+            time.sleep(0.05)
+        first = str(error).strip().splitlines()[0]
+        if not missing:
+            return RankFailed(f"the ranks have lost contact with each other: {first}")
+        names = ", ".join(map(str, missing))
+        verb = "rank {} is" if len(missing) == 1 else "ranks {} are"
+        what = f"{verb.format(names)} gone, or did not answer within compute.timeout"
+        return RankFailed(
+            f"{what}; its own output says why, or the system's log where it was killed ({first})"
+        )
+
+
+def _is_lost_contact(error: BaseException) -> bool:
+    """Whether it says of another rank that it is gone, and nothing of this one."""
+    if isinstance(error, distributed.DistError):
+        return True
+    return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
+_LOST = re.compile(
+    r"gloo/transport|Connection closed by peer|Connection reset by peer|Timed out waiting|\[Rank \d+\].*timeout"
+)
+
+
+@contextmanager
+def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]:
+    """Meet the other processes, and part from them at the end of the block.
+
+    device:  the type of the device that tensors are on: gloo serves the CPU, NCCL beside it CUDA
+    timeout: seconds after which a rank that does not answer counts as gone
+
+    Raises HookrunError where they do not meet.
+    """
+    if distributed.is_initialized():
+        raise HookrunError("compute.strategy: this process has a process group already: start it by torchrun")
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    if device == "cuda":
+        count = torch.cuda.device_count()
+        if started.local >= count:
+            what = f"rank {started.rank} is process {started.local} of its machine, which has {count} CUDA devices"
+            raise HookrunError(f"compute.device: {what}: start at most one process for each device")
+        torch.cuda.set_device(started.local)
+    try:
+        distributed.init_process_group(
+            backend, rank=started.rank, world_size=started.size, timeout=timedelta(seconds=timeout)
+        )
+    except (RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        what = f"rank {started.rank} of {started.size} did not meet the others within {timeout:g} seconds: {first}"
+        raise HookrunError(f"compute.timeout: {what}: see whether every process was started") from error
+    group = RankGroup(started.rank, started.size, distributed.distributed_c10d._get_default_store())
+    try:
+        yield group
+    finally:
+        with suppress(Exception):  # of a group that has lost a rank
+            if group.failed:
+                distributed.distributed_c10d._abort_process_group()  # whoever waits for this rank need not wait on
+            else:
+                distributed.destroy_process_group()

@@ -1,0 +1,61 @@
+"""How torchrun started this process: its rank among how many. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from hookrun.errors import Problem, SpecError
+
+WHERE = "compute.strategy"
+NO_FSDP = Problem(
+    WHERE,
+    "'fsdp' (sharded parameters) is not supported by this version: hooks on shards are not proven to be right",
+    "use ddp, which has the whole model in each process",
+)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process among those of one run.
+
+    rank:  its number among all, from 0
+    size:  how many there are
+    local: its number among those of its machine: which accelerator is its own
+    """
+
+    rank: int
+    size: int
+    local: int
+
+
+def started() -> Started | None:
+    """What torchrun says in the environment; None where it did not start this process.
+
+    Raises SpecError where the environment names several processes, and not which one this is.
+    """
+    size = _number("WORLD_SIZE")
+    if size is None:
+        return None
+    rank, local = _number("RANK"), _number("LOCAL_RANK")
+    if rank is None and size > 1:
+        what = f"the environment names {size} processes (WORLD_SIZE) and no rank of this one (RANK)"
+        raise SpecError([Problem(WHERE, what, "start it by torchrun, which sets both")])
+    if rank is None or not os.environ.get("MASTER_ADDR"):
+        return None
+    return Started(rank, size, rank if local is None else local)
+
+
+def size_of_world() -> int:
+    """How many processes the environment names; 1 where it names none."""
+    return _number("WORLD_SIZE") or 1
+
+
+def is_main() -> bool:
+    """Whether this process is the one that prints: the only one, or rank 0."""
+    return not _number("RANK") or size_of_world() == 1
+
+
+def _number(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 10 else None

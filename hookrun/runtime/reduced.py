@@ -1,0 +1,64 @@
+"""Hooks on gradients of parameters where several ranks compute a part of each: they run once the sum is there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.runtime.hooks.base import ParameterHook
+
+
+class ReducedGradients:
+    """Runs the hooks of parameters on gradients that are summed over all ranks, as one process would see them.
+
+    While gradients are computed nothing runs: a tensor hook would see the rank's own part.
+    """
+
+    def __init__(self) -> None:
+        self._hooks = list[tuple[nn.Parameter, ParameterHook]]()
+
+    def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
+        """Run the hook from now on."""
+        self._hooks.append((parameter, hook))
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those that are hooked, each once."""
+        return list({id(parameter): parameter for parameter, _ in self._hooks}.values())
+
+    @property
+    def of_each_part(self) -> bool:
+        """Whether a hook has to see the gradient of each micro-batch before it is added to the others."""
+        return any(hook.before_accumulation for _, hook in self._hooks)
+
+    @torch.no_grad()
+    def run(
+        self,
+        before: Iterable[tuple[nn.Parameter, Tensor | None]] = (),
+        only: Collection[int] | None = None,
+    ) -> None:
+        """Every parameter's `grad` is the sum over all ranks: of this micro-batch, or of the whole step.
+
+        before: parameters with the gradient of the micro-batches before, which is added once `grad` hooks have run
+        only:   the identities of the parameters that the backward pass has reached; None: it is not known
+        """
+        waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
+        for parameter in reversed(self.parameters):  # a backward pass reaches the last layers first
+            reached = only is None or id(parameter) in only
+            hooks = [hook for each, hook in self._hooks if each is parameter and reached]
+            for hook in hooks:
+                if hook.before_accumulation:
+                    hook.reduced(parameter)
+            _accumulate(*waiting.pop(id(parameter), (parameter, None)))
+            for hook in hooks:
+                if not hook.before_accumulation:
+                    hook.reduced(parameter)
+        for parameter, earlier in waiting.values():
+            _accumulate(parameter, earlier)
+
+
+def _accumulate(parameter: nn.Parameter, earlier: Tensor | None) -> None:
+    if earlier is not None:
+        parameter.grad = earlier if parameter.grad is None else earlier + parameter.grad

@@ -1,0 +1,93 @@
+"""The run directory as the ranks beside rank 0 have it: they write their captured rows, and rank 0 everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hookrun.ranks.alone import Ranks
+from hookrun.store.format import Line, State
+from hookrun.store.position import read_position
+from hookrun.store.run_dir import RunDir
+
+
+class RankDir(RunDir):
+    """The directory of a run, which rank 0 has made, in the process of another rank.
+
+    position: of the files where the run goes on, as a state names it; None: it begins
+
+    kept: lines for stats.jsonl, samples.jsonl and tokens.jsonl
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        ranks: Ranks,
+        buffer: int | None = None,
+        position: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(path, buffer)
+        if position is not None:
+            self.go_on_from(read_position(path, position))
+        self.ranks = ranks
+        self.kept: list[Line] = []
+
+    def set_status(
+        self,
+        status: State,
+        reason: str = "",
+        exit_code: int | None = None,
+        objective: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Rank 0 writes the status of the run."""
+        self.ended = status != "running"
+
+    def write_manifest(self) -> None:
+        """Rank 0 writes it."""
+
+    def position(self) -> dict[str, Any]:
+        """Rank 0 keeps where the files stand; this rank's rows are on the disk then."""
+        self.shard_positions()
+        return {}
+
+    def _write(self, name: str, value: Mapping[str, Any]) -> None:
+        """The plan and the facts are those of rank 0."""
+
+    def log_metrics(self, **values: Any) -> None:
+        """Metrics are sums over all ranks, which rank 0 has too."""
+
+    def log_stats(self, record: Mapping[str, Any]) -> None:
+        """Keep it for rank 0."""
+        self.kept.append(("stats", dict(record)))
+
+    def log_sample(self, record: Mapping[str, Any]) -> None:
+        """Keep it for rank 0."""
+        self.kept.append(("sample", dict(record)))
+
+    def log_token(self, token: int, text: str) -> None:
+        """Keep it for rank 0."""
+        self.kept.append(("token", {"token": token, "text": text}))
+
+
+def take_lines(run_dir: RunDir, lines: Iterable[Line]) -> None:
+    """Write lines that a rank has kept: for which file, and the line."""
+    for kind, line in lines:
+        if kind == "stats":
+            run_dir.log_stats(line)
+        elif kind == "sample":
+            run_dir.log_sample(line)
+        else:
+            run_dir.log_token(line["token"], line["text"])
+
+
+def take_kept(run_dir: RunDir) -> None:
+    """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank calls it."""
+    if not run_dir.ranks.several:
+        return
+    given = run_dir.ranks.gathered(run_dir.kept)
+    if isinstance(run_dir, RankDir):
+        run_dir.kept = []
+        return
+    for lines in given[1:]:
+        take_lines(run_dir, lines)

@@ -1,0 +1,50 @@
+"""How far the shards of a run directory reach: those of every rank that has written any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hookrun.ranks.alone import Ranks
+from hookrun.store.format import CAPTURES, PREDICTIONS
+
+if TYPE_CHECKING:
+    from hookrun.store.position import FolderPosition, PositionRecord
+    from hookrun.store.writer import CaptureWriter
+
+NAMES = (CAPTURES, PREDICTIONS)
+
+
+def shard_positions(
+    ranks: Ranks, writers: Mapping[str, CaptureWriter], reached: PositionRecord | None
+) -> dict[str, Any]:
+    """Name of a folder -> its FolderPosition, of all ranks; every rank calls it, and writes what it has buffered.
+
+    writers: of the folders into which something was written since the run began or went on
+    reached: how far the folders reached when it went on; None: it begins
+    """
+    found = ranks.gathered({name: _own(name, ranks.rank, writers, reached) for name in NAMES})
+    return {
+        name: {
+            **found[0][name],
+            "others": [*(each[name] for each in found[1:]), *_of_absent(name, ranks, reached)],
+        }
+        for name in NAMES
+    }
+
+
+def _own(
+    name: str, rank: int, writers: Mapping[str, CaptureWriter], reached: PositionRecord | None
+) -> dict[str, Any]:
+    if name in writers:
+        return writers[name].position()
+    before: FolderPosition | None = getattr(reached, name, None)
+    if before is None:
+        return {"index": 0, "shards": 0, "counts": {}}
+    return before.of_rank(rank).model_dump(exclude={"others"})
+
+
+def _of_absent(name: str, ranks: Ranks, reached: PositionRecord | None) -> list[dict[str, Any]]:
+    """What ranks have written that the run had before, and has no more."""
+    before: FolderPosition | None = getattr(reached, name, None)
+    return [] if before is None else [each.model_dump() for each in before.others[ranks.size - 1 :]]

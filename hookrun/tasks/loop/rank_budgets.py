@@ -1,0 +1,150 @@
+"""`max_bytes` of a hook whose rows several ranks capture: counted over all of them, as one process counts them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hookrun.actions.base import Keeper
+from hookrun.actions.rows import TokenRows
+from hookrun.ranks.alone import Ranks
+from hookrun.runtime.clock import Moment
+from hookrun.runtime.records import Budget, first_rows, spent_line
+from hookrun.runtime.site import PlacedHook
+
+Key = tuple[str, str, str, int, int]
+"""A firing within a batch, the same on every rank: hook, module, place in the value, call, and which of that call's."""
+
+
+@dataclass
+class _Held:
+    """A value that waits for the end of its batch.
+
+    rows:   how many rows of the batch it has; None: its first dimension is not that of the batch
+    moment: when it was captured
+    """
+
+    key: Key
+    site: PlacedHook
+    keep: Keeper
+    value: Any
+    places: Tensor | None
+    tokens: TokenRows | None
+    rows: int | None
+    bytes: int
+    moment: Moment
+
+    def write(self, count: int | None = None) -> None:
+        """Keep it, or its first `count` rows, as at its firing."""
+        value, places, tokens = self.value, self.places, self.tokens
+        if count is not None:
+            value, places = first_rows(value, places, count)
+            tokens = None if tokens is None else tokens.at(torch.arange(count))
+        firing = self.site.firing_state
+        before = firing.within, firing.of_call
+        firing.within, firing.of_call = self.key[2], self.key[3]
+        try:
+            with self.site.clock.back_at(self.moment):
+                self.keep(value, places, tokens)
+        finally:
+            firing.within, firing.of_call = before
+
+
+class BudgetsOfRanks:
+    """Holds what hooks with `max_bytes` capture in a batch until all ranks have told how much they have of it."""
+
+    def __init__(self) -> None:
+        self._held = list[_Held]()
+        self._of_hooks = dict[str, tuple[PlacedHook, Budget]]()
+        self._counts = Counter[tuple[str, str, str, int]]()
+
+    def add(self, site: PlacedHook, budget: Budget) -> None:
+        """A site of a hook with that budget."""
+        self._of_hooks.setdefault(site.hook_name, (site, budget))
+
+    def hold(
+        self,
+        site: PlacedHook,
+        keep: Keeper,
+        value: Any,
+        places: Tensor | None,
+        tokens: TokenRows | None,
+        rows: int | None,
+        size: int,
+    ) -> None:
+        """A copy of what a hook has captured, of `size` bytes."""
+        place = site.hook_name, site.path, site.within, site.call
+        self._counts[place] += 1
+        key = (*place, self._counts[place])
+        self._held.append(_Held(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
+
+    def settle(self, ranks: Ranks, show: Callable[[str], None]) -> None:
+        """A batch is over; every rank calls it. What all together may keep is kept.
+
+        show: prints a line
+        """
+        held, self._held = self._held, []
+        self._counts.clear()
+        if all(budget.spent for _, budget in self._of_hooks.values()):
+            return
+        sizes = [
+            {_key(line[:5]): (line[5], line[6]) for line in lines}
+            for lines in ranks.gathered([[*each.key, each.rows, each.bytes] for each in held])
+        ]
+        mine = {each.key: each for each in held}
+        for key in in_order([list(of_rank) for of_rank in sizes]):
+            site, budget = self._of_hooks[key[0]]
+            found = [of_rank.get(key, (0, 0)) for of_rank in sizes]
+            own = mine.get(key)
+            if budget.spent:
+                continue
+            if budget.takes(sum(size for _, size in found)):
+                if own is not None:
+                    own.write()
+                continue
+            budget.spent = True
+            count = _fitting(found, budget)[ranks.rank]
+            if own is not None and count:
+                own.write(count)
+            if ranks.is_main:
+                show(spent_line(site, budget))
+                site.emit({"spent": budget.limit})
+
+
+def _key(line: Sequence[Any]) -> Key:
+    hook, path, within, call, number = line
+    return hook, path, within, call, number
+
+
+def in_order(lists: Sequence[Sequence[Key]]) -> list[Key]:
+    """Every key once, in an order that all the lists keep to: each rank leaves out what has no row there."""
+    found = list[Key]()
+    for each in lists:
+        place = 0
+        for key in each:
+            if key in found:
+                place = found.index(key) + 1
+            else:
+                found.insert(place, key)
+                place += 1
+    return found
+
+
+def _fitting(found: Sequence[tuple[int | None, int]], budget: Budget) -> list[int]:
+    """How many rows each rank keeps of the firing that would go beyond the budget: the batch's first ones."""
+    if any(rows is None for rows, _ in found):
+        return [0] * len(found)
+    counts = [rows or 0 for rows, _ in found]
+    row = sum(size for _, size in found) // max(sum(counts), 1)
+    left = min((budget.limit - budget.used) // max(row, 1), sum(counts))
+    budget.takes(row * left)
+    kept = list[int]()
+    for count in counts:
+        kept.append(min(count, left))
+        left -= kept[-1]
+    return kept

@@ -1,0 +1,159 @@
+"""What several ranks cannot compute as one process would: refused before the run, or named in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from hookrun.errors import CompileError, Problem, listed
+from hookrun.index import Index
+from hookrun.plan.plan import PlannedHook, ResolvedPlan
+from hookrun.plan.table import Column
+from hookrun.ranks.started import NO_FSDP
+from hookrun.spec import Settings
+from hookrun.tasks.loop.own_losses import TrainLoss
+
+_SHOWN = 4
+_WEIGHTED = ("weight", "ignore_index")
+"""Arguments that make a loss of labels a weighted mean, whose weights differ from rank to rank."""
+_MEAN_OF_LABELS = ("cross_entropy", "nll")
+
+
+def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
+    """What the settings ask for that several ranks cannot do.
+
+    scores: the loss is computed
+    """
+    problems = [NO_FSDP] if settings.compute.strategy == "fsdp" else []
+    if settings.compute.compile:
+        what = "a compiled model under compute.strategy=ddp is not proven to give the numbers of one process"
+        problems.append(Problem("compute.compile", what, "leave one of them out"))
+    loss = settings.train.loss
+    given = [key for key in _WEIGHTED if key in loss.args]
+    if scores and loss.name in _MEAN_OF_LABELS and given:
+        what = (
+            f"{', '.join(given)} makes {loss.name} a weighted mean, which is not the mean of the ranks' means"
+        )
+        problems.append(Problem(f"train.loss.{given[0]}", what, "leave it out, or use compute.strategy=none"))
+    return problems
+
+
+def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
+    """The hooks whose numbers would depend on how many ranks there are, each with the reason."""
+    return [
+        Problem(f"{hook.spec.where}.{key}", what, hint)
+        for hook in plan.hooks
+        if hook.spec.hook_type.of_rows
+        for key, what, hint in _misfits_of(hook)
+    ]
+
+
+def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
+    """Key, reason and next step, of a hook that sees a rank's own rows of the batch."""
+    spec, action = hook.spec, hook.spec.action
+    alone = "use compute.strategy=none"
+    if action.draws and not action.draws_by_row:
+        what = f"{action.action_name} draws numbers for the rows of a batch, and each rank would draw others"
+        yield "action", what, alone
+    if action.draws and spec.keys.tokens is not None:
+        what = f"{action.action_name} draws numbers for positions, and other ranks have other positions"
+        yield "tokens", what, alone
+    if action.scope == "together":
+        what = f"{action.action_name} takes all rows of the batch together, and each rank has its own"
+        yield "action", what, f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
+    for field, value in action.outside_values().items():
+        if value.draws:
+            yield field, "each rank would draw the samples that other rows are given", alone
+    if (index := spec.keys.index) is not None and _picks_rows(index, hook):
+        yield "index", f"'{index}' picks rows of the batch by their place, and each rank has its own", alone
+    if action.captures:
+        whole = [
+            match.path or "(root)"
+            for match in hook.matches
+            if match.bytes is not None and not match.per_sample
+        ]
+        if whole:
+            what = f"it has no row for each sample on {listed(whole, _SHOWN)}, and each rank would have another value"
+            yield "action", what, "narrow `select`, or name a part with a row for each sample by `target`"
+
+
+def _picks_rows(index: Index, hook: PlannedHook) -> bool:
+    """Whether the index takes some places of the first dimension, for a module's output of the shape that is known."""
+    items = index.items
+    if items[0] is ...:
+        dims = [match.shape.count(",") + 1 for match in hook.matches if match.shape and match.shape[0] == "["]
+        if all(count > len(items) - 1 for count in dims):
+            return False
+        items = items[1:]
+    return bool(items) and items[0] != slice(None)
+
+
+def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> list[str]:
+    """What is another number with several ranks by its nature: a line each."""
+    lines = list[str]()
+    if trains:
+        named = {path or "(root)": module for path, module in model.named_modules()}
+        norms = [path for path, module in named.items() if isinstance(module, _BatchNorm)]
+        drops = [path for path, module in named.items() if _drops(module)]
+        if norms:
+            lines.append(f"batch statistics are those of a rank's own rows: {listed(norms, _SHOWN)}")
+        if drops:
+            lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
+        if loss.code is not None:
+            lines.append(f"train.loss: {loss.name} is taken for the mean over the samples of a batch")
+    for hook in plan.hooks:
+        if (what := _differs(hook)) is not None:
+            lines.append(f"{hook.spec.name}: {what}")
+    return lines
+
+
+def _differs(hook: PlannedHook) -> str | None:
+    """What is another number with several ranks; None where nothing is."""
+    action = hook.spec.action
+    if not hook.spec.hook_type.of_rows:
+        return None
+    if action.own_code:
+        return "your own function is given a rank's own rows"
+    if action.observes and not (action.captures or action.may_stop() or action.action_name == "check"):
+        return f"{action.action_name} tells of each rank's own rows"
+    return None
+
+
+def under_ranks(plan: ResolvedPlan) -> Column:
+    """The column of the plan that says what each hook sees where several ranks split the batches."""
+    return "under ranks", {hook.spec.name: _sees(hook) for hook in plan.hooks}
+
+
+def _sees(hook: PlannedHook) -> str:
+    hook_type, action = hook.spec.hook_type, hook.spec.action
+    if hook_type.phase == "installation":
+        return "the same on each"
+    if not hook_type.of_rows:
+        return "reduced, once" if hook_type.phase in ("backward", "step") else "the same on each"
+    if _differs(hook) is not None:
+        return "differs: own rows"
+    return "all rows" if action.captures else "own rows"
+
+
+def _drops(module: nn.Module) -> bool:
+    if isinstance(module, _DropoutNd):
+        return module.p > 0
+    rates = (getattr(module, name, None) for name in ("dropout", "dropout_p", "attention_dropout"))
+    return any(isinstance(rate, int | float) and rate > 0 for rate in rates)
+
+
+def check_ranks(
+    plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool, strict: bool
+) -> list[str]:
+    """Notes on what differs. CompileError for what cannot be equal, and under `strict` for what differs too."""
+    problems = hook_misfits(plan)
+    found = differences(plan, model, loss, trains=trains)
+    if strict:
+        hint = "strict=false takes note of it; compute.strategy=none computes it in one process"
+        problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in found]
+    if problems:
+        raise CompileError(problems)
+    return [f"differs from one process: {line}" for line in found]

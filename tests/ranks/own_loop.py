@@ -1,0 +1,107 @@
+"""A loop of the user's own as one of two ranks: hooks before the wrapper, after it, and on the wrapper itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import hookrun
+
+SPEC = {
+    "clip": {"select": "0", "hook": "grad", "action": "clamp", "min": -0.02, "max": 0.02},
+    "late": {"select": "2", "hook": "post_accumulate_grad", "action": "clamp", "min": -0.03, "max": 0.03},
+}
+WRAPPED = {name: {**hook, "select": f"module.{hook['select']}"} for name, hook in SPEC.items()}
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def rows(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """8 rows of a micro-batch."""
+    made = torch.Generator().manual_seed(10 * step + part)
+    return torch.randn(8, 4, generator=made) * 3, torch.randn(8, 2, generator=made)
+
+
+def trained(model: nn.Module, hooks: Any, rank: int | None, parts: int = 1, sync: bool = True) -> list[float]:
+    """The weights after three steps; rank: whose half of the rows; None: all of them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        for part in range(parts):
+            inputs, targets = rows(step, part)
+            if rank is not None:
+                inputs, targets = inputs[rank::2], targets[rank::2]
+            last = part + 1 == parts
+            hooks.accumulating = not last
+            with model.no_sync() if not (sync or last) else nullcontext():  # type: ignore[operator]
+                (nn.functional.mse_loss(model(inputs), targets) / parts).backward()
+        optimizer.step()
+    return [number for each in model.parameters() for number in each.detach().flatten().tolist()]
+
+
+def cases(rank: int) -> dict[str, float | str]:
+    found = dict[str, float | str]()
+
+    def compare(name: str, numbers: list[float], others: list[float]) -> None:
+        found[name] = max(abs(one - other) for one, other in zip(numbers, others, strict=True))
+
+    for parts in (1, 2):
+        alone = network()
+        with hookrun.hooked(alone, SPEC) as hooks:
+            one = trained(alone, hooks, None, parts)
+        inside = network()
+        with hookrun.hooked(inside, SPEC) as hooks:
+            compare(
+                f"hooks, then DDP, {parts}", trained(DistributedDataParallel(inside), hooks, rank, parts), one
+            )
+        later = DistributedDataParallel(network())
+        with hookrun.hooked(later.module, SPEC) as hooks:
+            compare(f"DDP, then hooks, {parts}", trained(later, hooks, rank, parts), one)
+        whole = DistributedDataParallel(network())
+        with hookrun.hooked(whole, WRAPPED) as hooks:
+            compare(f"hooks on DDP, {parts}", trained(whole, hooks, rank, parts), one)
+    plain = network()
+    with hookrun.hooked(plain, {"late": SPEC["late"]}) as hooks:
+        one = trained(plain, hooks, None, 2)
+    unsynced = network()
+    with hookrun.hooked(unsynced, {"late": SPEC["late"]}) as hooks:
+        compare("no_sync", trained(DistributedDataParallel(unsynced), hooks, rank, 2, sync=False), one)
+    refused = network()
+    try:
+        with hookrun.hooked(refused, SPEC) as hooks:
+            trained(DistributedDataParallel(refused), hooks, rank, 2, sync=False)
+    except hookrun.HookrunError as error:
+        found["grad under no_sync"] = str(error)
+    sharded = network()
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(sharded)
+    try:
+        with hookrun.hooked(sharded, SPEC):
+            pass
+    except hookrun.CompileError as error:
+        found["sharded"] = str(error)
+    late = network()
+    try:
+        with hookrun.hooked(late, {"step": {**SPEC["clip"], "hook": "optimizer_step_pre"}}):
+            fully_shard(late)
+            late(rows(0, 0)[0])
+    except hookrun.HookrunError as error:
+        found["sharded later"] = str(error)
+    return found
+
+
+if __name__ == "__main__":
+    rank, port = int(sys.argv[1]), sys.argv[2]
+    distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    print(json.dumps(cases(rank)), flush=True)
+    distributed.destroy_process_group()

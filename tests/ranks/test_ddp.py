@@ -1,0 +1,172 @@
+"""A run that two processes split gives the numbers of one: weights, metrics, gradients as hooks see them, captures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hookrun
+from hookrun.cli import main
+from hookrun.hook_types import HOOK_TYPES
+from hookrun.store.captures import StoredCapture
+from hookrun.store.reader import Run
+from hookrun.store.verify import verify
+
+SMALL = (
+    "model=cnn",
+    "data=digits",
+    "compute.device=cpu",
+    "compute.threads=1",
+    "compute.timeout=60",
+    "train.epochs=2",
+    "train.limit_batches=3",
+    "train.log_every=1",
+    "train.optimizer={name: SGD, lr: 0.05}",
+)
+CLIP = "+hooks.clip={select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01}"
+LATE = "+hooks.late={select: conv2, hook: post_accumulate_grad, action: clamp, min: -0.001, max: 0.001}"
+NORM = "+hooks.norm={select: conv1, hook: optimizer_step_pre, action: clip_norm, max_norm: 0.01}"
+STATS = "+hooks.whole={select: fc.weight, hook: post_accumulate_grad, action: stats}"
+ROWS = "+hooks.rows={select: fc, hook: forward, action: capture}"
+GRADIENT = "+hooks.gradient={select: fc.bias, hook: grad, action: capture}"
+OUTPUT = "+hooks.output={select: conv1, hook: output_grad, action: capture}"
+NOISE = "+hooks.noise={select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}}"
+SAVED = "+hooks.saved={select: conv2, hook: saved_tensors, action: stats, stats: [bytes]}"
+HOOKS = (SAVED, CLIP, LATE, NORM, STATS, NOISE, ROWS, GRADIENT, OUTPUT)
+
+
+@pytest.fixture
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def in_one(cwd: Path, *argv: str) -> Run:
+    assert main([*SMALL, *argv, "hydra.run.dir=one"]) == 0
+    return hookrun.open_run(cwd / "one")
+
+
+def in_two(workers: Any, same: Any, cwd: Path, *argv: str) -> tuple[Run, list[str]]:
+    ended = workers.run(cwd, *SMALL, *argv, "compute.strategy=ddp", "hydra.run.dir=two")
+    assert ended.codes == [0, 0], ended.said
+    return hookrun.open_run(cwd / "two"), ended.said
+
+
+def of_hook(run: Run, name: str) -> list[dict[str, Any]]:
+    return [line for line in run.stats if line["hook"] == name]
+
+
+def test_training_with_hooks_on_everything(workers: Any, same: Any, cwd: Path, capsys: Any) -> None:
+    """Micro-batches of 11 rows, so that one rank has 6 and the other 5; the last step has one of its two."""
+    argv = (*HOOKS, "data.batch_size=11", "train.accumulate=2")
+    one, (two, said) = in_one(cwd, *argv), in_two(workers, cwd, *argv)
+    same.weights(one, two)
+    same.metrics(one, two)
+    same.rows(one, two)
+    rows = two.captures["rows"]["fc"]
+    assert isinstance(rows, StoredCapture) and rows.ranks.unique().tolist() == [0, 1]
+    for line, other in zip(*(of_hook(run, "whole") for run in (one, two)), strict=True):
+        same.line(line, other)
+    assert said[1] == "" and "epoch 2/2" in said[0], "rank 0 alone speaks"
+    told = [
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if any(word in line for word in ("changed", "fired", "captured", "counted"))
+    ]
+    assert told == [
+        line
+        for line in said[0].splitlines()
+        if any(word in line for word in ("changed", "fired", "captured", "counted"))
+    ]
+    assert verify(two.path).bad == []
+
+
+EVERY = {
+    "started": "select: fc, hook: apply, action: fill, value: 0.02, parameters: [bias]",
+    "inputs": "select: conv1, hook: forward_pre, action: scale, factor: 0.9",
+    "added": "select: relu1, hook: forward, action: add_bias, value: 0.01, trainable: true",
+    "clamped": "select: conv2, hook: forward, action: clamp, min: -1, max: 1",
+    "replaced": "select: relu2, hook: forward, action: replace, value: 0.5, index: '..., 0'",
+    "saved": "select: conv2, hook: saved_tensors, action: cast, dtype: bfloat16",
+    "before": "select: relu2, hook: backward_pre, action: clamp, min: -0.00001, max: 0.00001",
+    "after": "select: conv2, hook: backward, action: scale, factor: 0.5",
+    "of_output": "select: fc, hook: output_grad, action: clamp, min: -0.002, max: 0.002",
+    "noisy": "select: fc.weight, hook: grad, action: noise, std: 0.001",
+    "clipped": "select: fc.weight, hook: grad, action: clip_norm, max_norm: 0.1, priority: 1",
+    "doubled": "select: conv1, hook: post_accumulate_grad, action: scale, factor: 2",
+    "pushed": "select: conv1, hook: optimizer_step_pre, action: add_bias, value: 0.001",
+    "bounded": "select: fc.bias, hook: optimizer_step_post, action: clamp, min: -0.0201, max: 0.0201",
+    "kept": "select: conv2, hook: backward, action: capture, target: 'grad_output[0]'",
+    "checked": "select: relu1, hook: forward, action: check, policy: stop",
+}
+"""A hook of every type, each with another action where there is one."""
+
+
+def test_a_hook_of_every_type(workers: Any, same: Any, cwd: Path) -> None:
+    argv = [f"+hooks.{name}={{{hook}}}" for name, hook in EVERY.items()]
+    one = in_one(cwd, *argv, "data.batch_size=9")
+    two, _ = in_two(workers, cwd, *argv, "data.batch_size=9")
+    assert {hook["hook"] for hook in one.plan["hooks"]} == set(HOOK_TYPES), "every type is there"
+    same.weights(one, two, atol=1e-5)
+    same.metrics(one, two)
+    same.rows(one, two)
+    assert one.hooks == two.hooks, "as often, and as many elements changed"
+
+
+def test_a_rank_without_rows_takes_part(workers: Any, same: Any, cwd: Path) -> None:
+    """Batches of one row: the second rank never has one, and what it does not compute is not missing anywhere."""
+    argv = (CLIP, LATE, NOISE, ROWS, "data.batch_size=1", "train.accumulate=2", "train.limit_batches=5")
+    one, (two, _) = in_one(cwd, *argv), in_two(workers, cwd, *argv)
+    same.weights(one, two)
+    same.metrics(one, two)
+    same.rows(one, two)
+
+
+def test_predictions_and_gradients_without_training(workers: Any, same: Any, cwd: Path) -> None:
+    """The 359 rows of the split in batches of 51: of the last one, of 2 rows, each rank has one."""
+    argv = (
+        "task=predict",
+        "task.backward={score: label}",
+        "data.batch_size=51",
+        "train.limit_batches=null",
+        ROWS,
+        GRADIENT,
+    )
+    one, (two, _) = in_one(cwd, *argv), in_two(workers, cwd, *argv)
+    assert isinstance(one.predictions, StoredCapture) and isinstance(two.predictions, StoredCapture)
+    assert torch.equal(one.predictions.sample_ids, two.predictions.sample_ids)
+    assert torch.allclose(one.predictions[:], two.predictions[:], atol=1e-6)
+    same.rows(one, two)
+    assert one.samples.lines == sorted(two.samples.lines, key=lambda line: int(line["sample"]))
+    assert one.metrics == two.metrics
+
+
+def test_what_cannot_be_equal_is_refused_and_what_differs_is_named(cwd: Path, capsys: Any) -> None:
+    """Whether there are several processes or not: the plan says it on any machine."""
+    argv = [*SMALL, "compute.strategy=ddp", "task=plan"]
+    hook = "+hooks.h={select: fc, hook: forward, "
+    for override, told in {
+        hook + "action: clip_norm, max_norm: 1}": "hooks.h.action: clip_norm takes all rows",
+        hook + "action: scale, factor: 2, index: 0}": "hooks.h.index: '0' picks rows of the batch",
+        hook + "action: scale, factor: 2, index: '..., 0, :'}": "hooks.h.index: '..., 0, :' picks rows",
+        "compute.compile=true": "compute.compile: a compiled model",
+        "train.loss={name: cross_entropy, ignore_index: 3}": "train.loss.ignore_index: ignore_index makes",
+    }.items():
+        assert main([*argv, override]) == 2, override
+        assert told in capsys.readouterr().err, override
+    seen = "+hooks.h={select: fc, hook: forward, action: stats}"
+    assert main([*argv, "model=resnet18", "data=fake_images", seen]) == 0
+    out = capsys.readouterr().out
+    assert "differs from one process: batch statistics are those of a rank's own rows: bn1" in out
+    assert "differs from one process: h: stats tells of each rank's own rows" in out
+    assert main([*argv, seen, "strict=true"]) == 2
+    assert "compute.strategy: differs from one process: h: stats" in capsys.readouterr().err
+    good = ("action: scale, factor: 2, index: '..., 0:8'}", "action: capture, keep: {every: 3}}")
+    for each in (hook + each for each in good):
+        assert main([*argv, each, "strict=true"]) == 0, each
+    assert main([*SMALL, "compute=fsdp"]) == 2
+    assert "compute.strategy: 'fsdp' (sharded parameters) is not supported" in capsys.readouterr().err
+    assert not (cwd / "outputs").exists()

@@ -1,0 +1,101 @@
+"""A run of several ranks that was cut off goes on: with as many ranks bit by bit, with others within rounding."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hookrun
+from hookrun.cli import main
+from hookrun.store.reader import Run
+from hookrun.store.verify import verify
+
+ARGV = (
+    "model=cnn",
+    "data=digits",
+    "data.batch_size=9",
+    "compute=ddp",
+    "compute.device=cpu",
+    "compute.threads=1",
+    "compute.timeout=60",
+    "train.epochs=2",
+    "train.limit_batches=12",
+    "train.accumulate=2",
+    "train.log_every=1",
+    "+train.optimizer={name: SGD, lr: 0.05, momentum: 0.9}",
+    "train.scheduler={name: StepLR, step_size: 3, gamma: 0.9}",
+    "train.ema={decay: 0.9}",
+    "train.checkpoint.every.steps=1",
+    "train.checkpoint.keep=100",
+    "+hooks.rows={select: fc, hook: forward, action: capture, keep: {reservoir: 200}}",
+    "+hooks.told={select: relu1, hook: forward, action: stats, when: {step: {every: 5}}}",
+    "+hooks.noise={select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}}",
+    "+hooks.clip={select: fc, hook: grad, action: clamp, min: -0.01, max: 0.01}",
+)
+
+
+def assert_same(same: Any, one: Run, other: Run, *, exact: bool) -> None:
+    assert other.status["status"] == "done"
+    for name in ("last", "ema"):
+        same.weights(one, other, name, atol=0.0 if exact else 1e-5)
+    if exact:
+        assert one.metrics == other.metrics and one.stats == other.stats and one.hooks == other.hooks
+        assert torch.equal(same.rows_of(one, "rows", "fc")[:], same.rows_of(other, "rows", "fc")[:])
+    same.metrics(one, other, rtol=1e-3)
+    same.rows(one, other, rtol=1e-3)
+    assert verify(other.path).bad == []
+    assert {(site["hook"], site["fired"], site["total"]) for site in one.hooks["sites"]} == {
+        (site["hook"], site["fired"], site["total"]) for site in other.hooks["sites"]
+    }
+
+
+def wait_for(folder: Path, count: int) -> None:
+    end = time.monotonic() + 120
+    while len(list(folder.glob("checkpoints/state_*"))) < count:
+        assert time.monotonic() < end, f"{folder} has no {count} states"
+        time.sleep(0.05)
+
+
+def test_a_killed_rank_and_another_number_of_ranks(
+    workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Killed in the middle of an epoch; what it left goes on in two, in three and in one; one goes on in two."""
+    monkeypatch.chdir(tmp_path)
+    assert workers.run(tmp_path, *ARGV, "hydra.run.dir=whole").codes == [0, 0]
+    whole = hookrun.open_run(tmp_path / "whole")
+    workers.start(tmp_path, *ARGV, "hydra.run.dir=two")
+    wait_for(tmp_path / "two", 4)
+    workers.kill(1)
+    ended = workers.end(only=0)
+    assert ended.codes == [1] and "rank 1 is gone" in ended.said[0], ended.said
+    assert "to go on: hookrun resume=two" in ended.said[0]
+    for name in ("one", "three"):
+        shutil.copytree("two", name)
+    ended = workers.run(tmp_path, "resume=two")
+    assert ended.codes == [0, 0], ended.said
+    assert "goes on from state_0000" in ended.said[0] and ended.said[1] == ""
+    assert_same(same, whole, hookrun.open_run(tmp_path / "two"), exact=True)
+    ended = workers.run(tmp_path, "resume=three", ranks=3)
+    assert ended.codes == [0, 0, 0], ended.said
+    assert_same(same, whole, hookrun.open_run(tmp_path / "three"), exact=False)
+    assert main(["resume=one"]) == 0
+    assert_same(same, whole, hookrun.open_run(tmp_path / "one"), exact=False)
+    single = tmp_path / "single"
+    argv = [each for each in ARGV if each != "compute=ddp"]
+    assert main([*argv, "train.checkpoint.keep_done=true", "hydra.run.dir=single"]) == 0
+    assert_same(same, whole, hookrun.open_run(single), exact=False)
+    for state in sorted(single.glob("checkpoints/state_*"))[4:]:
+        shutil.rmtree(state)
+    (single / "status.json").write_text(json.dumps({"status": "failed"}))
+    ended = workers.run(tmp_path, "resume=single", "compute.strategy=ddp")
+    assert ended.codes == [0, 0], ended.said
+    assert_same(same, whole, hookrun.open_run(single), exact=False)
+    ended = workers.run(tmp_path, "resume=one")
+    assert ended.codes == [0, 0] and "is done: there is nothing to resume" in ended.said[0]
+    assert ended.said[1] == ""
