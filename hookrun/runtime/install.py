@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import remove_parameter, was_added
-from hookrun.errors import CompileError, HookrunError, HookrunWarning, listed
+from hookrun.errors import CompileError, HookrunError, HookrunWarning
 from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import tracing
+from hookrun.runtime.counts import Counts, what_did_nothing
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory, RecordSink
@@ -373,29 +374,3 @@ class ModelRan(RegisteredHook):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-
-def what_did_nothing(inactive: Iterable[tuple[str, str, str]], shown: int = 4) -> list[str]:
-    """A line for each hook that did nothing on some modules: why, and where."""
-    by_hook = dict[str, dict[str, list[str]]]()
-    for hook, path, why in inactive:
-        by_hook.setdefault(hook, {}).setdefault(why, []).append(path or "(root)")
-    return [
-        f"{hook} " + "; ".join(f"{why} on {listed(paths, shown)}" for why, paths in reasons.items())
-        for hook, reasons in by_hook.items()
-    ]
-
-
-class Counts(dict[tuple[str, str], int]):
-    """(hook name, module path) -> count; a module is found under each of its names."""
-
-    def __init__(self, plan: ResolvedPlan, counts: Mapping[tuple[str, str], int]) -> None:
-        super().__init__(counts)
-        self._aliases = {hook.spec.name: hook.aliases for hook in plan.hooks}
-
-    def __missing__(self, key: tuple[str, str]) -> int:
-        hook, path = key
-        first = hook, self._aliases.get(hook, {}).get(path, path)
-        if first not in self:
-            raise KeyError(key)
-        return self[first]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hookrun.errors import listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
-from hookrun.runtime.install import what_did_nothing
+from hookrun.runtime.counts import what_did_nothing
 from hookrun.runtime.site import PlacedHook
 from hookrun.tasks.loop.running import Running
 
