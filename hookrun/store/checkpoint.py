@@ -16,10 +16,17 @@ _ALIASES = "aliases"
 _APPLIED = "applied"
 
 
-def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> None:
+def save(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    applied: Iterable[str] = (),
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write the model's state dict; what `path` held before stays until the new file is whole.
 
     applied: the identities of the hooks that changed the model at installation, which the file is to name
+    state:   the whole state dict of a model that is divided over several ranks; None: the model's own
 
     Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
     StoreError if the disk refuses or an entry is not a tensor that a file can hold.
@@ -28,7 +35,7 @@ def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> 
     stored: dict[str, list[Tensor]] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (model.state_dict() if state is None else state).items():
         found = type(tensor).__name__
         problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {found}, not a tensor"
         if problem:
