@@ -22,7 +22,7 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooked_parameters import HookedParameters, Moves
 from hookrun.runtime.hooks.base import ParameterHook, RegisteredHook
 from hookrun.runtime.reduced import ReducedGradients
-from hookrun.runtime.sharded import is_sharded, own_part
+from hookrun.runtime.sharded import is_sharded
 from hookrun.runtime.sharded_models import is_fully_sharded, reduces
 
 
@@ -158,7 +158,7 @@ class GradientsOfWrapped(RegisteredHook):
                 self._before[id(parameter)] = (parameter, gradient)
                 parameter.grad = None
             elif is_sharded(gradient):
-                self._versions[id(parameter)] = (gradient, own_part(gradient)._version)
+                self._versions[id(parameter)] = (gradient, gradient.to_local()._version)
 
     def _run_sharded(self) -> None:
         if self._hooked is None or self._model is None:
@@ -181,7 +181,7 @@ class GradientsOfWrapped(RegisteredHook):
         if not is_sharded(gradient):
             return False
         earlier, version = self._versions.get(id(parameter), (None, -1))
-        return gradient is not earlier or own_part(gradient)._version != version
+        return gradient is not earlier or gradient.to_local()._version != version
 
     def _put_back(self) -> None:
         """No gradient of the pass is whole: those before it are as they were."""
