@@ -43,8 +43,8 @@ class AddBias(Action):
     def build(self, site: Site) -> Callable[[Any], Any]:
         """A function x -> x + value."""
         if self.trainable:
-            parameter = site.trainable("value")
-            return _adding(lambda x: parameter.to(x))  # under autocast x may be of half precision
+            present = site.trainable("value")
+            return _adding(lambda x: present().to(x))  # under autocast x may be of half precision
         if isinstance(self.value, float):
             return _number(self.value)
         return _adding(site.constant("value"))

@@ -78,8 +78,11 @@ class Site(Protocol):
     def holds(self, own: Any) -> None:
         """The action keeps this object from firing to firing: its `state_dict` goes into resumable states."""
 
-    def trainable(self, field: str) -> Parameter:
-        """The parameter that stands for the value of `field`; the optimizer trains it, the checkpoint holds it."""
+    def trainable(self, field: str) -> Callable[[], Parameter]:
+        """Gives the parameter that stands for the value of `field`: the optimizer trains it, the checkpoint holds it.
+
+        It is asked for at each call: fully_shard puts others in the place of a module's parameters.
+        """
 
     def generator(self, like: Tensor) -> Generator:
         """A generator of this site's own, seeded for this one draw; the global generators stay untouched.

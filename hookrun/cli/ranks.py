@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from hookrun.cli.jobs import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
-from hookrun.ranks.started import NO_FSDP, started
+from hookrun.ranks.started import started
 from hookrun.spec import Experiment
 from hookrun.tasks import Ready, refuse_ranks, task_of
 
@@ -25,8 +25,6 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
         refuse_ranks()
         yield ALONE
         return
-    if compute.strategy == "fsdp":
-        raise SpecError([NO_FSDP])
     me = started()
     if me is None:
         yield ALONE

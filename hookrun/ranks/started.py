@@ -8,11 +8,6 @@ from dataclasses import dataclass
 from hookrun.errors import Problem, SpecError
 
 WHERE = "compute.strategy"
-NO_FSDP = Problem(
-    WHERE,
-    "'fsdp' (sharded parameters) is not supported by this version: hooks on shards are not proven to be right",
-    "use ddp, which has the whole model in each process",
-)
 
 
 @dataclass(frozen=True)

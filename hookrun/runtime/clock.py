@@ -56,6 +56,7 @@ class Clock:
     accumulating: more micro-batches follow before the optimizer steps
     counting:     count what edits change (on the logged steps)
     rows:         this rank's rows of the batch under way; None: the batch is not split
+    stands_in:    the pass under way is for other ranks alone: nothing is observed, and no gradient is edited
     samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
     population:   how many samples the numbers are out of; None: not known
     last_good:    where checks that fail at once passed before
@@ -82,6 +83,7 @@ class Clock:
         "rows",
         "samples",
         "scaler",
+        "stands_in",
     )
 
     def __init__(self, model: Module, scaler: GradScaler | None = None, counting: bool = False) -> None:
@@ -95,6 +97,7 @@ class Clock:
         self.forward = _Forward()
         self.accumulating = False
         self.rows: RowsOfRank | None = None
+        self.stands_in = False
         self.samples: Tensor | None = None
         self.population: int | None = None
         self.passes: Passes | None = None

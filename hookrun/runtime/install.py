@@ -239,6 +239,10 @@ class Installation:
         with self._wiring.paused():
             yield
 
+    def follow_parameters(self) -> None:
+        """Parameters were divided over the ranks (fully_shard): their hooks go with them."""
+        self._wiring.follow_parameters()
+
     def step(self) -> None:
         """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation.
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, nn
 
+from hookrun.runtime.hooked_parameters import Moves
 from hookrun.runtime.hooks.base import ParameterHook
 
 
@@ -14,14 +15,21 @@ class ReducedGradients:
     """Runs the hooks of parameters on gradients that are summed over all ranks, as one process would see them.
 
     While gradients are computed nothing runs: a tensor hook would see the rank's own part.
+
+    stands_in: a rank without rows of a batch computes one for the others' sake, as `Clock.stands_in` says
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, stands_in: bool = False) -> None:
+        self.stands_in = stands_in
         self._hooks = list[tuple[nn.Parameter, ParameterHook]]()
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
         """Run the hook from now on."""
         self._hooks.append((parameter, hook))
+
+    def move(self, moves: Moves) -> None:
+        """Shards stand in the place of parameters now."""
+        self._hooks = [(moves.get(id(parameter), parameter), hook) for parameter, hook in self._hooks]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -29,9 +37,14 @@ class ReducedGradients:
         return list({id(parameter): parameter for parameter, _ in self._hooks}.values())
 
     @property
+    def before_accumulation(self) -> list[nn.Parameter]:
+        """Those whose gradient of each micro-batch hooks have to see."""
+        return [parameter for parameter, hook in self._hooks if hook.before_accumulation]
+
+    @property
     def of_each_part(self) -> bool:
         """Whether a hook has to see the gradient of each micro-batch before it is added to the others."""
-        return any(hook.before_accumulation for _, hook in self._hooks)
+        return bool(self.before_accumulation)
 
     @torch.no_grad()
     def run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -253,19 +253,20 @@ class PlacedHook:
         """The action keeps this object from firing to firing."""
         self._held.add(own)
 
-    def trainable(self, field: str) -> nn.Parameter:
-        """The added parameter, as it is in the module; made on the first installation."""
+    def trainable(self, field: str) -> Callable[[], nn.Parameter]:
+        """Gives the added parameter, as it is in the module at that time; made on the first installation."""
         name = self.spec.action.adds(self.hook_name)
         if name is None:
             raise self._undeclared("adds a parameter", "its `adds` names none")
+        present = partial(getattr, self.module, name)
         if was_added(self.module, name):
-            return self.module.get_parameter(name)
+            return present
         # an activation has no parameters of its own
         nearby = chain(self.module.parameters(), self.clock.model.parameters())
         like = next((p for p in nearby if p.is_floating_point()), torch.empty(0))
         parameter = nn.Parameter(self.constant(field)(like).clone())
         add_parameter(self.module, name, parameter)
-        return parameter
+        return present
 
     @property
     def args(self) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared
 from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
@@ -27,10 +28,12 @@ from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records_at_once import at_once
 from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.sharded import is_sharded
+from hookrun.runtime.sharded_models import inside_of_sharding, too_late
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.runtime.unscaled import unscaled
-from hookrun.runtime.wrapped import GradientsOfWrapped, refuse_sharded, several_ranks
+from hookrun.runtime.wrapped import GradientsOfWrapped, in_group
 
 R = TypeVar("R", bound=RegisteredHook)
 
@@ -67,6 +70,7 @@ class Wiring:
         self._shared = Shared(model, clock)
         self._handles = list[RemovableHandle]()
         self._registered = list[RegisteredHook]()
+        self._hooked = HookedParameters(model)
 
     def install(self) -> None:
         """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""
@@ -79,6 +83,7 @@ class Wiring:
         self._install_on_modules(modules)
         self._install_on_parameters(modules)
         self._forget_tokens()
+        inside_of_sharding(self._model, {handle.id for handle in self._handles})
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
         """CompileError where the model is not the one that the plan was made for, or has been compiled since."""
@@ -97,6 +102,7 @@ class Wiring:
             elif hook.spec.on_parameters and match.path not in there:
                 text = f"the plan is for the parameter {match.path}, which this model has not"
                 problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
+        problems += too_late(self.plan, self._model)
         if problems:
             raise CompileError(problems)
 
@@ -121,6 +127,8 @@ class Wiring:
             if site.hook_type.phase == "backward":
                 op = unscaled(op, self.clock)
             op = self.sink.guard(site, op)
+            if self._reduced is not None and self._reduced.stands_in and site.hook_type.of_rows:
+                op = partial(_of_own_rows, op, self.clock, site)
             return op if open_gate is None else partial(_scheduled, op, open_gate)
 
         composed = compose(site, targeted=targeted)
@@ -226,23 +234,28 @@ class Wiring:
                 on_gradients[match.path, hook.spec.hook_type].append(site)
         hooked = {site.path: site.module for sites in on_gradients.values() for site in sites}
         hooked |= {site.path: site.module for site in on_steps}
-        gradients = self._gradients_of_ranks() if hooked and self._reduced is None else None
-        if gradients is not None:
-            for path, module in hooked.items():
-                gradients.watch(path, module, parameters[path])
+        for path, module in hooked.items():
+            self._hooked.add(path, module, parameters[path])
+        gradients = self._gradients_of_ranks() if self._reduced is None else None
+        if self._reduced is not None:
+            self._hooked.on_move(self._reduced.move)
+        if hooked:
+            follow(self._hooked)
+            self._shared.closing.callback(unfollow, self._hooked)
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
                 raise HookrunError(f"{sites[0].where}: the parameter requires no gradient")
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
             if self._reduced is None:
-                self._handles.append(registered.register(parameters[path]))
+                if not is_sharded(parameters[path]):  # where none is ever called
+                    self._handles.append(registered.register(parameters[path]))
                 if gradients is not None:
-                    refuse_sharded(parameters[path], sites[0].spec.where, path)
                     gradients.add(parameters[path], registered)
             else:
                 self._reduced.add(parameters[path], registered)
         if on_steps:
             steps = self._made(OptimizerSteps, on_steps)
+            self._hooked.on_move(steps.move)
             follow(steps)
             self._shared.closing.callback(unfollow, steps)
 
@@ -267,13 +280,19 @@ class Wiring:
                 registered.update(before | added)  # each in its old place
 
     def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
-        """Where this process is one of several, the user's own loop may wrap the model; None where it is alone."""
-        if not several_ranks():
+        """Where torch.distributed joins processes, the user's own loop may wrap the model; None where it does not."""
+        added = self.plan.added()
+        if not in_group() or not (self._hooked or added):
             return None
-        gradients = GradientsOfWrapped(self._model)
+        gradients = GradientsOfWrapped(self._model, self._hooked, added)
         self._registered.append(gradients)
         self._handles.append(self._model.register_forward_pre_hook(gradients.forward_pre, prepend=True))
+        self._handles.append(self._model.register_forward_hook(gradients.forward))
         return gradients
+
+    def follow_parameters(self) -> None:
+        """Parameters have been divided over the ranks: their hooks go with them."""
+        self._hooked.follow()
 
     def remove(self) -> None:
         """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""
@@ -282,6 +301,7 @@ class Wiring:
         for registered in self._registered:
             registered.clear()
         self._registered.clear()
+        self._hooked.clear()
         self.sequences = self.clock.passes = None
         self.clock.on_change = None  # whose sites hold the clock: a cycle, with the model in it
         self._shared.closing.close()
@@ -299,6 +319,12 @@ def _needs_calls(hook: PlannedHook) -> bool:
 def _owner(hook: PlannedHook, match: Match) -> str:
     """The path of the module that is hooked, or that owns the parameter."""
     return match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
+
+
+def _of_own_rows(op: Op, clock: Clock, site: PlacedHook, value: Any) -> Any:
+    """Edits alone act in a pass for other ranks, and of these the ones that its gradients of zeros pass through."""
+    idle = clock.stands_in and (site.spec.action.observes or site.hook_type.phase == "backward")
+    return value if idle else op(value)
 
 
 def _scheduled(op: Op, is_open: Callable[[], bool], value: Any) -> Any:

@@ -1,11 +1,13 @@
-"""Hooks on gradients of parameters in a loop of the user's own, where DistributedDataParallel sums the gradients.
+"""Hooks on gradients of parameters in a loop of the user's own, where DDP or fully_shard sums the gradients.
 
-A tensor hook would see the rank's own part. So under a wrapped model nothing runs while gradients are computed; once
-the backward pass is over, and the wrapper has put the reduced gradients in their place, the hooks run on these.
+A tensor hook would see the rank's own part, and one on a sharded parameter is never called. So nothing runs while
+gradients are computed; once the backward pass is over, and the reduced gradients are in their place, the hooks run on
+these.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -14,40 +16,48 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from hookrun.errors import CompileError, HookError, Problem
+from hookrun.containers import tensors
+from hookrun.errors import HookError
+from hookrun.runtime.compiled import tracing
+from hookrun.runtime.hooked_parameters import HookedParameters, Moves
 from hookrun.runtime.hooks.base import ParameterHook, RegisteredHook
 from hookrun.runtime.reduced import ReducedGradients
+from hookrun.runtime.sharded import is_sharded
+from hookrun.runtime.sharded_models import is_fully_sharded, reduces
 
 
-def several_ranks() -> bool:
-    """Whether this process is one of several that torch.distributed has joined."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
-
-
-def refuse_sharded(parameter: nn.Parameter, where: str, hook: str) -> None:
-    """CompileError for a parameter of which this rank has a part alone."""
-    from torch.distributed.tensor import DTensor  # takes a while, and nobody else needs it
-
-    if isinstance(parameter, DTensor):
-        what = f"{hook} is sharded over several ranks (fully_shard), and a hook would see this rank's shard alone"
-        raise CompileError([Problem(where, what, "use DistributedDataParallel, or leave the hook out")])
+def in_group() -> bool:
+    """Whether torch.distributed has joined this process with others, or with none."""
+    return distributed.is_available() and distributed.is_initialized()
 
 
 class GradientsOfWrapped(RegisteredHook):
-    """The hooks on gradients of an installation's parameters; each forward pass of the model tells who reduces them."""
+    """The hooks on gradients of an installation's parameters; each forward pass of the model tells who reduces them.
 
-    def __init__(self, model: nn.Module | None = None) -> None:
+    added: module path and name of the parameters that hooks added
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        hooked: HookedParameters | None = None,
+        added: Iterable[tuple[str, str]] = (),
+    ) -> None:
         super().__init__()
+        self._model = model
+        self._hooked = hooked
+        self._added = tuple(added)
         self._whole = model if isinstance(model, DistributedDataParallel) else None
         self._wrapper: DistributedDataParallel | None = None
+        self._checked: DistributedDataParallel | None = None
+        self._sharded = model is not None and is_fully_sharded(model)
         self._reduced = ReducedGradients()
         self._reached = set[int]()
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
-        self._hooked = dict[str, tuple[nn.Module, str, nn.Parameter]]()
-
-    def watch(self, path: str, module: nn.Module, parameter: nn.Parameter) -> None:
-        """Notice it if another parameter takes this one's place: hooks on this one would be lost without a word."""
-        self._hooked[path] = (module, path.rpartition(".")[2], parameter)
+        self._versions = dict[int, tuple[Tensor, int]]()
+        self._begun = False
+        if hooked is not None:
+            hooked.on_move(self._move)
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
         """The registered hook waits for the reduced gradient from now on, where the model is wrapped."""
@@ -57,18 +67,39 @@ class GradientsOfWrapped(RegisteredHook):
     def clear(self) -> None:
         """Run nothing from now on."""
         super().clear()
-        self._reduced, self._wrapper = ReducedGradients(), None
-        self._hooked.clear()
+        self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
+
+    def _move(self, moves: Moves) -> None:
+        self._reduced.move(moves)
 
     def forward_pre(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook of the model. HookError where a hooked parameter was replaced."""
-        for path, (owner, name, parameter) in self._hooked.items():
-            if owner._parameters.get(name) is not parameter:
-                raise HookError(
-                    f"the parameter {path} was replaced after hooks were installed on it, as fully_shard and to_empty "
-                    "do: its hooks would be lost; install them afterwards"
-                )
+        if self._hooked is None or tracing():
+            return
+        if self._begun and torch._C._current_graph_task_id() == -1:
+            self._put_back()  # the last backward pass failed
+        if not self._sharded and not self._hooked.all_there:
+            self._sharded = is_fully_sharded(module)
+            if not self._sharded:
+                self._hooked.require_all()
         self._wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
+        if self._added and self._wrapper is not None and self._wrapper is not self._checked:
+            self._require_added(module, self._wrapper)
+            self._checked = self._wrapper
+
+    def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
+        """The wrapper reduces the gradients of what was there when it was made."""
+        known = {id(parameter) for parameter in wrapper._module_parameters}
+        for owner, name in self._added:
+            added = model.get_submodule(owner)._parameters.get(name)
+            if added is not None and added.requires_grad and id(added) not in known:
+                path = f"{owner}.{name}" if owner else name
+                raise HookError(
+                    f"hooks added the parameter {path} to a model that DistributedDataParallel had wrapped, which does "
+                    "not sum its gradient over the ranks: install the hooks first, and wrap the model then"
+                )
+
+    # ---- DistributedDataParallel -------------------------------------------------------------------------------
 
     def _wait(self, parameter: nn.Parameter, before_accumulation: bool) -> bool:
         """Whether the gradient that is being computed is this rank's part of one."""
@@ -89,18 +120,79 @@ class GradientsOfWrapped(RegisteredHook):
     @torch.no_grad()
     def _run(self) -> None:
         """Every gradient is reduced. `grad` hooks run on what this backward pass has added to it."""
+        if self._begun:
+            self._run_sharded()
+            return
         reached, before = self._reached, list(self._before.values())
         self._reached, self._before = set(), {}
         if self._wrapper is None:
             return
         if not self._wrapper.require_backward_grad_sync:
             if before:
-                raise HookError(
-                    "a `grad` hook acts on the gradient of each micro-batch, and under no_sync() no rank has it whole: "
-                    "use post_accumulate_grad or optimizer_step_pre, or leave no_sync() out"
-                )
+                raise _not_whole("no_sync()", "leave no_sync() out")
             return
         for parameter, earlier in before:
             if earlier is not None and parameter.grad is not None:
                 parameter.grad = parameter.grad - earlier
         self._reduced.run(before, reached)
+
+    # ---- fully_shard -------------------------------------------------------------------------------------------
+
+    def forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        """torch's forward hook of the model: its output tells when a backward pass begins."""
+        if self._sharded and not tracing() and torch.is_grad_enabled():
+            for tensor in tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._begin)
+
+    def _begin(self, grad: Tensor) -> None:
+        """A backward pass begins: what `grad` hooks will see is set apart from the gradients of those before."""
+        if self._begun or self._hooked is None:
+            return
+        self._begun = True
+        Variable._execution_engine.queue_callback(self._over)
+        first = {id(each) for each in self._reduced.before_accumulation}
+        for parameter in filter(is_sharded, self._reduced.parameters):
+            gradient: Any = parameter.grad
+            if id(parameter) in first:
+                self._before[id(parameter)] = (parameter, gradient)
+                parameter.grad = None
+            elif is_sharded(gradient):
+                self._versions[id(parameter)] = (gradient, gradient.to_local()._version)
+
+    def _run_sharded(self) -> None:
+        if self._hooked is None or self._model is None:
+            return
+        self._hooked.follow()
+        if not reduces(self._model):
+            hooked = bool(self._reduced.before_accumulation)
+            self._put_back()
+            if hooked:
+                raise _not_whole("set_requires_gradient_sync(False)", "leave it out")
+            return
+        before = list(self._before.values())
+        reached = {id(each) for each in self._reduced.parameters if is_sharded(each) and self._changed(each)}
+        self._before, self._versions, self._begun = {}, {}, False
+        self._reduced.run(before, reached)
+
+    def _changed(self, parameter: nn.Parameter) -> bool:
+        """Whether this backward pass has reached the parameter."""
+        gradient: Any = parameter.grad
+        if not is_sharded(gradient):
+            return False
+        earlier, version = self._versions.get(id(parameter), (None, -1))
+        return gradient is not earlier or gradient.to_local()._version != version
+
+    def _put_back(self) -> None:
+        """No gradient of the pass is whole: those before it are as they were."""
+        for parameter, earlier in self._before.values():
+            if parameter.grad is None:
+                parameter.grad = earlier
+        self._before, self._versions, self._begun = {}, {}, False
+
+
+def _not_whole(under: str, hint: str) -> HookError:
+    return HookError(
+        f"a `grad` hook acts on the gradient of each micro-batch, and under {under} no rank has it whole: "
+        f"use post_accumulate_grad or optimizer_step_pre, or {hint}"
+    )

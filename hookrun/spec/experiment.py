@@ -19,6 +19,7 @@ from hookrun.spec.needs import Needs
 from hookrun.spec.objective import Objective
 from hookrun.spec.parameters import AnyChoice
 from hookrun.spec.section import Section as Section
+from hookrun.spec.selector import AnySelector
 
 MOST = 10**12
 """The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
@@ -258,13 +259,29 @@ class Train(Section):
         return self
 
 
+class Fsdp(Section):
+    """How `strategy: fsdp` divides the model (torch.distributed.fsdp.fully_shard).
+
+    wrap:                  the modules that are put together one at a time, such as the blocks of a transformer; what
+                           is outside of them, or everything where it is null, is one more unit
+    mixed_precision:       the dtype of parameters and activations while they compute; gradients are summed in fp32
+    reshard_after_forward: parameters are divided again after the forward pass, and put together once more for the
+                           backward pass; null leaves it to torch
+    """
+
+    wrap: AnySelector | None = None
+    mixed_precision: Literal["bf16", "fp16"] | None = None
+    reshard_after_forward: bool | None = None
+
+
 class Compute(Section):
     """Where and how it computes.
 
     `precision` other than fp32 is automatic mixed precision; `compile` is torch's; `capture_buffer` is MiB of memory
     for captured rows on their way to the disk, which a slow disk makes the model wait for.
 
-    strategy: how a run that torchrun started is split over its processes: `ddp` has the whole model in each
+    strategy: how a run that torchrun started is split over its processes: `ddp` has the whole model in each, `fsdp`
+              divides parameters, gradients and the optimizer's state
     timeout:  seconds after which a process that does not answer counts as gone
     """
 
@@ -275,6 +292,7 @@ class Compute(Section):
     compile: bool = False
     capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
     strategy: Literal["none", "ddp", "fsdp"] = "none"
+    fsdp: Fsdp = Fsdp()
     timeout: float = Field(default=600, ge=1, le=MOST_SECONDS, allow_inf_nan=False)
 
 

@@ -46,18 +46,31 @@ class Checkpoint:
             write_tensors(file, {name: [each] for name, each in self.tensors.items()}, self.texts or None)
 
 
-def save(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> None:
+def save(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    applied: Iterable[str] = (),
+    state: Mapping[str, Tensor] | None = None,
+) -> None:
     """Write the model's state dict; what `path` held before stays until the new file is whole.
 
     See `checkpoint_of`. StoreError if the disk refuses.
     """
-    checkpoint_of(model, path, applied=applied).write()
+    checkpoint_of(model, path, applied=applied, state=state).write()
 
 
-def checkpoint_of(model: nn.Module, path: str | Path, *, applied: Iterable[str] = ()) -> Checkpoint:
+def checkpoint_of(
+    model: nn.Module,
+    path: str | Path,
+    *,
+    applied: Iterable[str] = (),
+    state: Mapping[str, Tensor] | None = None,
+) -> Checkpoint:
     """The model's state dict, as a checkpoint holds it.
 
     applied: the identities of the hooks that changed the model at installation, which the file is to name
+    state:   the whole state dict of a model that is divided over several ranks; None: the model's own
 
     Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
     StoreError if an entry is not a tensor that a file can hold.
@@ -66,7 +79,7 @@ def checkpoint_of(model: nn.Module, path: str | Path, *, applied: Iterable[str] 
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
-    for name, tensor in model.state_dict().items():
+    for name, tensor in (model.state_dict() if state is None else state).items():
         found = type(tensor).__name__
         problem = unstorable(tensor) if isinstance(tensor, Tensor) else f"it is a {found}, not a tensor"
         if problem:

@@ -169,7 +169,7 @@ class TaskUnderHooks(Task):
         if settings.compute.strategy != "none":
             from hookrun.tasks.loop.rank_fit import check_ranks
 
-            differs = check_ranks(plan, built.model, built.loss, trains=self.trains, strict=settings.strict)
+            differs = check_ranks(plan, built.model, built.loss, settings, trains=self.trains)
             prepared = replace(prepared, notes=(*prepared.notes, *differs))
         plan = replace(plan, samples=self.samples_in_all(settings, sizes))
         return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))

@@ -57,9 +57,9 @@ class FakeSite:
     def holds(self, own: Any) -> None:
         """Nothing is saved."""
 
-    def trainable(self, field: str) -> nn.Parameter:
+    def trainable(self, field: str) -> Callable[[], nn.Parameter]:
         self.bias = nn.Parameter(self.constant(field)(torch.empty(0)).clone())
-        return self.bias
+        return lambda: self.bias
 
     def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:
         return fill(torch.empty_like(like), self.generator(like))

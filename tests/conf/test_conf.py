@@ -28,7 +28,8 @@ CHOICES = [
 ]
 PUBLIC = """
 baseline
-compute.capture_buffer compute.compile compute.deterministic compute.device compute.precision compute.strategy
+compute.capture_buffer compute.compile compute.deterministic compute.device
+compute.fsdp.mixed_precision compute.fsdp.reshard_after_forward compute.fsdp.wrap compute.precision compute.strategy
 compute.threads compute.timeout
 data.args data.batch_size data.name data.root data.train_transforms data.transforms data.workers
 hooks

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
+from hookrun.runtime.hooked_parameters import Moves, moved
 from hookrun.runtime.hooks.base import Firing, RegisteredHook, Shared, write
+from hookrun.runtime.sharded import edited, is_sharded, shard_of, whole
 from hookrun.runtime.unscaled import run_unscaled
 
 
@@ -27,6 +30,10 @@ class OptimizerSteps(RegisteredHook):
         super().__init__(firings)
         named = dict(shared.model.named_parameters(remove_duplicate=False)) if shared is not None else {}
         self.parameters = tuple(named[firing.site.path] for firing in firings)
+
+    def move(self, moves: Moves) -> None:
+        """Shards stand in the place of parameters now."""
+        self.parameters = moved(self.parameters, moves)
 
     def before(self, optimizer: Optimizer) -> None:
         """The optimizer is about to use the gradients."""
@@ -61,20 +68,31 @@ def _value(firing: Firing, parameter: nn.Parameter) -> Tensor | None:
 
 def _alone(firing: Firing, parameter: nn.Parameter, scale: Tensor | None) -> None:
     value = _value(firing, parameter)
-    new = firing.op(value) if scale is None else run_unscaled(firing.op, value, scale)
+    if value is not None and is_sharded(value) and scale is None:
+        write(value, edited(value, [firing]))
+        return
+    seen = value if value is None else whole(value)
+    new = firing.op(seen) if scale is None else run_unscaled(firing.op, seen, scale)
     if value is not None:
-        write(value, new)
+        _write_whole(value, seen, new)
+
+
+def _write_whole(value: Tensor, seen: Tensor | None, new: Any) -> None:
+    """Put in place what an action has made of a whole tensor; of a sharded one its own shard."""
+    if new is not seen:
+        write(value, shard_of(new, value) if is_sharded(value) else new)
 
 
 def _together(pairs: list[tuple[Firing, nn.Parameter]], scale: Tensor | None) -> None:
     """The first site's op sees the values of all; the others count as fired with it."""
     first = pairs[0][0]
     values = {firing.site.path: _value(firing, parameter) for firing, parameter in pairs}
+    seen = {path: None if value is None else whole(value) for path, value in values.items()}
     before = first.site.fired
-    news = first.op(values) if scale is None else run_unscaled(first.op, values, scale)
+    news = first.op(seen) if scale is None else run_unscaled(first.op, seen, scale)
     for firing, _ in pairs[1:]:
         firing.site.fired += first.site.fired - before
         firing.site.idle += values[firing.site.path] is None
     for path, value in values.items():
         if value is not None:
-            write(value, news[path])
+            _write_whole(value, seen[path], news[path])

@@ -9,6 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from hookrun.hook_types import GRAD, POST_ACCUMULATE_GRAD
 from hookrun.runtime.hooks.base import Firing, ParameterHook, Shared, write
+from hookrun.runtime.sharded import edited
 
 
 class ParameterGrad(ParameterHook):
@@ -34,9 +35,7 @@ class ParameterGrad(ParameterHook):
     def reduced(self, parameter: nn.Parameter) -> None:
         """The same to the gradient that all ranks together have; one without a gradient has none to see."""
         if (grad := parameter.grad) is not None:
-            for op in self.ops:
-                grad = op(grad)
-            parameter.grad = grad
+            parameter.grad = edited(grad, self.firings)
 
 
 class AccumulatedGrad(ParameterHook):
@@ -62,7 +61,4 @@ class AccumulatedGrad(ParameterHook):
         """What it does to a gradient that is accumulated, and whole."""
         if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
             return
-        new = grad
-        for op in self.ops:
-            new = op(new)
-        write(grad, new)
+        write(grad, edited(grad, self.firings))

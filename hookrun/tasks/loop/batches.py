@@ -22,7 +22,7 @@ from hookrun.spec import Settings
 from hookrun.spec.experiment import Data
 from hookrun.tasks.loop.generators import all_seeded, seeded
 from hookrun.tasks.loop.prepared import Prepared
-from hookrun.tasks.loop.rank_rows import RankRows, without_pattern
+from hookrun.tasks.loop.rank_rows import RankRows, without_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Batch:
     target:     [B, ...]
     data:       the samples that the batch is of
     whole:      how many rows it has on all ranks together
+    pattern:    where this rank has no row of it, one of another rank's: for passes in which every rank takes part
     """
 
     ids: Tensor
@@ -43,6 +44,7 @@ class Batch:
     split: Split
     data: Samples
     whole: int
+    pattern: Batch | None = None
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
@@ -144,10 +146,6 @@ def _collated(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
     return found if isinstance(found, _Whole) else default_collate(found)
 
 
-def _collated_of_rank(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
-    return without_pattern(*_collated(found))
-
-
 class _From(Sampler[int]):
     """The order of another sampler without its first `skipped` samples, which are not loaded."""
 
@@ -213,12 +211,18 @@ class Batches:
         self._order.skipped = start * self._batch_size
         samples, size = self.data, self._batch_size
         for at, (ids, inputs, target) in enumerate(islice(self._loader, self._length - start), start):
-            placed = self._placed(inputs), self._placed(target)
             whole = min(size, self.samples - at * size)
-            yield Batch(ids, *placed, self._population, self._split, samples, whole)
+            placed = self._placed(inputs), self._placed(target)
+            batch = Batch(ids, *placed, self._population, self._split, samples, whole)
+            yield batch if int(ids[0]) >= 0 else _without_rows(batch)
 
     def _placed(self, value: Any) -> Any:
         return _on(self._device, value, {"non_blocking": True})
+
+
+def _without_rows(batch: Batch) -> Batch:
+    ids, inputs, target = without_rows(batch.ids, batch.inputs, batch.target)
+    return replace(batch, ids=ids, inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids))
 
 
 def _rows_of(ranks: Ranks, order: _From, batch_size: int) -> dict[str, Any]:
@@ -226,7 +230,7 @@ def _rows_of(ranks: Ranks, order: _From, batch_size: int) -> dict[str, Any]:
     if not ranks.several:
         return {"batch_size": batch_size, "sampler": order, "collate_fn": _collated}
     rows = RankRows(order, batch_size, ranks.rank, ranks.size)
-    return {"batch_sampler": rows, "collate_fn": _collated_of_rank}
+    return {"batch_sampler": rows, "collate_fn": _collated}
 
 
 class BatchesOfSplits:

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 from torch.optim import Optimizer
 
+from hookrun.runtime.sharded import whole
 from hookrun.spec.experiment import Train
 
 
@@ -19,9 +20,9 @@ def clip(train: Train, optimizer: Optimizer) -> Tensor | None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if train.clip_grad_norm is not None:
         norm: Tensor = clip_grad_norm_(parameters, train.clip_grad_norm)
-        return norm
+        return whole(norm)
     if train.clip_grad_value is not None:
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         clip_grad_value_(parameters, train.clip_grad_value)
-        return norm
+        return whole(norm)
     return None

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from hookrun.runtime.sharded import own_part
+
 
 class WeightAverage:
     """decay * average + (1 - decay) * weights after each step; it begins with the weights after the first.
@@ -75,7 +77,9 @@ class WeightAverage:
         """What is averaged, by name: a module may put another tensor in a buffer's place at any time."""
         everything = chain(self._model.named_parameters(), self._model.named_buffers())
         yield from (
-            (name, each) for name, each in everything if each.is_floating_point() or each.is_complex()
+            (name, own_part(each))
+            for name, each in everything
+            if each.is_floating_point() or each.is_complex()
         )
 
 

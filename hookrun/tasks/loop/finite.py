@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hookrun.containers import tensors
+from hookrun.runtime.sharded import own_part
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
@@ -46,6 +47,7 @@ def _plain(value: Tensor) -> Tensor:
     """Its numbers as a dense, real tensor without a graph."""
     if value.requires_grad:
         value = value.detach()
+    value = own_part(value)
     if value.layout is not torch.strided:
         value = value.coalesce().values() if value.layout is torch.sparse_coo else value.values()
     return torch.view_as_real(value) if value.is_complex() else value

@@ -96,6 +96,9 @@ def _reduce(running: Running) -> None:
     """Where several ranks have rows of the batch: the gradients that hooks are on are summed, and their hooks run."""
     if not running.ranks.several:
         return
+    if running.sharded:
+        running.reduced.run()
+        return
     hooked = running.reduced.parameters
     there = running.ranks.largest([parameter.grad is not None for parameter in hooked]) if hooked else []
     with torch.no_grad():
@@ -111,7 +114,11 @@ def forward_and_backward(running: Running, score: Score, batch: Batch) -> Any:
     Inputs of floating-point numbers carry a gradient as well, so that a `backward` hook on the first module sees it.
     """
     if not len(batch.ids):
-        _reduce(running)
+        if running.sharded and batch.pattern is not None:
+            with running.standing_in():
+                forward_and_backward(running, lambda *of: score(*of) * 0, batch.pattern)
+        else:
+            _reduce(running)
         return None
     inputs = rebuild(batch.inputs, partial(differentiable, leaf=running.settings.compute.compile))
     try:

@@ -112,7 +112,10 @@ class FiniteSteps:
             for parameter in group["params"]
             if parameter.grad is not None
         ]
-        if not all_finite([*self.losses, *gradients]):
+        finite = all_finite([*self.losses, *gradients])
+        if self._running.sharded:  # each rank has parts of the gradients
+            finite = not self._running.ranks.largest([not finite])[0]
+        if not finite:
             raise _NotFinite
 
     def _left_out(self) -> Outcome:
@@ -128,7 +131,9 @@ class FiniteSteps:
         wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
         what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
         self._optimizer.zero_grad(set_to_none=True)  # room for a second run
-        source = _of_ranks(producer(running, self._before, self._group, wrong), running.ranks)
+        source = f"{UNKNOWN}: parameters are divided over the ranks"
+        if not running.sharded:
+            source = _of_ranks(producer(running, self._before, self._group, wrong), running.ranks)
         text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
         self._before.restore_buffers()
         if policy == "error":

@@ -12,9 +12,9 @@ from hookrun.errors import CompileError, Problem, listed
 from hookrun.index import Index
 from hookrun.plan.plan import PlannedHook, ResolvedPlan
 from hookrun.plan.table import Column
-from hookrun.ranks.started import NO_FSDP
 from hookrun.spec import Settings
 from hookrun.tasks.loop.own_losses import TrainLoss
+from hookrun.tasks.loop.sharding import shard_problems
 
 _SHOWN = 4
 _WEIGHTED = ("weight", "ignore_index")
@@ -27,10 +27,13 @@ def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
 
     scores: the loss is computed
     """
-    problems = [NO_FSDP] if settings.compute.strategy == "fsdp" else []
+    problems, strategy = list[Problem](), settings.compute.strategy
     if settings.compute.compile:
-        what = "a compiled model under compute.strategy=ddp is not proven to give the numbers of one process"
+        what = f"a compiled model under compute.strategy={strategy} is not proven to give the numbers of one process"
         problems.append(Problem("compute.compile", what, "leave one of them out"))
+    if strategy == "fsdp" and settings.compute.precision == "fp16":
+        what = "the gradient scaler of fp16 is not proven to be right with sharded gradients"
+        problems.append(Problem("compute.precision", what, "use bf16, or compute=ddp"))
     loss = settings.train.loss
     given = [key for key in _WEIGHTED if key in loss.args]
     if scores and loss.name in _MEAN_OF_LABELS and given:
@@ -146,12 +149,16 @@ def _drops(module: nn.Module) -> bool:
 
 
 def check_ranks(
-    plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool, strict: bool
+    plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, settings: Settings, *, trains: bool
 ) -> list[str]:
     """Notes on what differs. CompileError for what cannot be equal, and under `strict` for what differs too."""
     problems = hook_misfits(plan)
     found = differences(plan, model, loss, trains=trains)
-    if strict:
+    if settings.compute.strategy == "fsdp":
+        problems += shard_problems(settings, model, plan)
+        if (dtype := settings.compute.fsdp.mixed_precision) is not None:
+            found.append(f"compute.fsdp.mixed_precision: parameters and activations are in {dtype}")
+    if settings.strict:
         hint = "strict=false takes note of it; compute.strategy=none computes it in one process"
         problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in found]
     if problems:

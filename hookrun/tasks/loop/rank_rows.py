@@ -23,7 +23,7 @@ class RankRows(Sampler[list[int]]):
     """The rank's rows of each batch of an order.
 
     A rank without rows loads the first row of the batch as a pattern, whose number stands as its complement (`~n`),
-    and which `without_pattern` takes away again.
+    and which `without_rows` takes away again.
     """
 
     def __init__(self, order: Sampler[int], batch_size: int, rank: int, size: int) -> None:
@@ -40,10 +40,8 @@ class RankRows(Sampler[list[int]]):
         return -(-len(self._order) // self._batch_size)  # type: ignore[arg-type]
 
 
-def without_pattern(ids: Tensor, inputs: Any, target: Any) -> tuple[Tensor, Any, Any]:
-    """The batch; one that is a pattern becomes a batch of no rows."""
-    if int(ids[0]) >= 0:
-        return ids, inputs, target
+def without_rows(ids: Tensor, inputs: Any, target: Any) -> tuple[Tensor, Any, Any]:
+    """A batch of no rows, in the form of another."""
 
     def nothing(leaf: Any) -> Any:
         return leaf[:0] if isinstance(leaf, Tensor) else leaf

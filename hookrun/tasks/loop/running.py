@@ -37,6 +37,7 @@ from hookrun.tasks.loop.rank_rows import share
 from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
+from hookrun.tasks.loop.sharding import divide_again
 from hookrun.tasks.loop.sink import RunSink
 
 PASS = "pass"
@@ -90,6 +91,9 @@ class Running:
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for; None where there is no row."""
         if not len(batch.ids):
+            if self.sharded and batch.pattern is not None:
+                with self.standing_in():
+                    self.forward(batch.pattern)
             return None
         if self.measuring.without_hooks:
             self._others = self._without_hooks(batch)
@@ -103,10 +107,26 @@ class Running:
         self.hooks.samples, self.hooks.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self.ranks.several:
-            mine = share(batch.whole, self.ranks.rank, self.ranks.size)
-            self.hooks.clock.rows = RowsOfRank(mine, batch.whole)
+            mine, clock = share(batch.whole, self.ranks.rank, self.ranks.size), self.hooks.clock
+            clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are divided over the ranks, so that every rank takes part in every pass."""
+        return self.ranks.several and self.settings.compute.strategy == "fsdp"
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """What the model computes inside is for the other ranks alone: nothing of it is counted, recorded or kept."""
+        clock = self.hooks.clock
+        clock.stands_in = True
+        try:
+            with self.hooks.uncounted(), buffers_kept(self.model):
+                yield
+        finally:
+            clock.stands_in = False
 
     def _without_hooks(self, batch: Batch) -> Any:
         """The output without the hooks, from the same random numbers, and nothing that the run sees has changed.
@@ -280,6 +300,7 @@ class Running:
                 yield stack.enter_context(closing(passed)), shown
         finally:
             self.sink.settle()
+            divide_again(self.model)
             self.model.train(training)
             clock.step = at.step
 

@@ -58,13 +58,23 @@ class StepGradientsOfRanks(StepGradients):
 
     def __init__(self, running: Running) -> None:
         super().__init__(running)
-        self._rows = _Rows(running)
-        self._ddp = DistributedDataParallel(self._rows, find_unused_parameters=True)
-        self._ddp.register_comm_hook(None, _summed)
+        self._wrap()
         self._parameters = [each for each in running.model.parameters() if each.requires_grad]
         self._reduced = running.reduced
         if not self.ranks.is_main:  # or the modules' own dropout would draw one mask for different rows
             torch.manual_seed(derived_seed(running.settings.seed, self.ranks.rank))
+
+    def _wrap(self) -> None:
+        self._rows = _Rows(self.running)
+        self._ddp = DistributedDataParallel(self._rows, find_unused_parameters=True)
+        self._ddp.register_comm_hook(None, _summed)
+
+    def _set_apart(self) -> list[tuple[nn.Parameter, Tensor | None]]:
+        """Every parameter with the gradient of the micro-batches before, which is taken away for now."""
+        before = [(parameter, parameter.grad) for parameter in self._parameters]
+        for parameter in self._parameters:
+            parameter.grad = None
+        return before
 
     def shares(self, group: Sequence[Batch]) -> list[Tensor | float]:
         """Of this rank's rows among those of all ranks."""
@@ -79,9 +89,7 @@ class StepGradientsOfRanks(StepGradients):
     def compute(self, batch: Batch, share: Tensor | float, *, last: bool) -> Passed:
         """The same; the gradients are summed over the ranks, at the latest with the last micro-batch."""
         each = self._reduced.of_each_part
-        before = [(parameter, parameter.grad) for parameter in self._parameters] if each else []
-        for parameter, _ in before:
-            parameter.grad = None
+        before = self._set_apart() if each else []
         passed = Passed()
         if each or last or len(batch.ids):
             with nullcontext() if each or last else self._ddp.no_sync():
@@ -100,6 +108,31 @@ class StepGradientsOfRanks(StepGradients):
             for loss, share in zip(losses, shares, strict=True)
         ]
         return [torch.tensor(part) for part in self.ranks.total(parts)]
+
+
+class StepGradientsOfShards(StepGradientsOfRanks):
+    """In several processes that divide the parameters: torch's fully_shard sums the gradients of the ranks' rows.
+
+    Every rank takes part in every pass; one without rows computes another rank's row, whose loss counts nothing.
+    """
+
+    def _wrap(self) -> None:
+        """It was done before the optimizer was made."""
+
+    def compute(self, batch: Batch, share: Tensor | float, *, last: bool) -> Passed:
+        """The same; the gradients are summed with each micro-batch."""
+        running, each = self.running, self._reduced.of_each_part
+        before = self._set_apart() if each else []
+        own = batch.pattern is None
+        with nullcontext() if own else running.standing_in():
+            rows = batch.pattern or batch
+            output = running.forward(rows)
+            loss = running.loss(output, rows)
+            running.scaler.scale(loss * (share if own else 0)).backward()
+        if each or last:
+            self._reduced.run(before)
+        running.after(batch)
+        return Passed(output, loss) if own else Passed()
 
 
 class _Rows(nn.Module):
@@ -140,4 +173,6 @@ def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses ann
 
 def step_gradients(running: Running) -> StepGradients:
     """Those of the run: of one process, or of several."""
-    return (StepGradientsOfRanks if running.ranks.several else StepGradients)(running)
+    if not running.ranks.several:
+        return StepGradients(running)
+    return (StepGradientsOfShards if running.sharded else StepGradientsOfRanks)(running)

@@ -23,6 +23,7 @@ from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.sharding import whole_state
 from hookrun.tasks.loop.step_gradients import StepGradients, step_gradients
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
@@ -164,12 +165,14 @@ def _save_last(loop: Loop) -> None:
 
 
 def _save(running: Running, name: str) -> None:
-    if not running.ranks.is_main:  # whose weights are the same
-        return
     """Soon: before the next state, and before `_save_last` ends."""
-    path = running.run_dir.checkpoints / name
-    found = checkpoint.checkpoint_of(running.model, path, applied=running.prepared.plan.applied())
-    running.resuming.behind.write(found, checkpoint.Checkpoint.write)
+    is_main, state = running.ranks.is_main, None
+    if running.sharded:
+        state = whole_state(running.model, keeps=is_main)
+    if is_main:  # the weights of the others are the same
+        path, applied = running.run_dir.checkpoints / name, running.prepared.plan.applied()
+        found = checkpoint.checkpoint_of(running.model, path, applied=applied, state=state)
+        running.resuming.behind.write(found, checkpoint.Checkpoint.write)
 
 
 def _over(loop: Loop) -> bool:

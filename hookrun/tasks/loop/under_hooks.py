@@ -26,6 +26,7 @@ from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.running import Running
 from hookrun.tasks.loop.session import session
+from hookrun.tasks.loop.sharding import shard
 from hookrun.tasks.loop.sink import RunSink
 from hookrun.tasks.loop.summary import inactive_lines, summary
 
@@ -63,7 +64,8 @@ def run_under_hooks(
     ranks = run_dir.ranks
     screen = Screen(quiet=not ranks.is_main)
     show_plan(prepared, screen, table.SHOWN)
-    together, reduced = Loggers(), ReducedGradients() if ranks.several else None
+    sharded = ranks.several and settings.compute.strategy == "fsdp"
+    together, reduced = Loggers(), ReducedGradients(stands_in=sharded) if ranks.several else None
     sink = RunSink(run_dir, screen.say, together)
     hooked = [hook.spec for hook in prepared.plan.hooks]
     sink.of_rows = {each.name for each in hooked if each.hook_type.of_rows or each.keys.when.rank is not None}
@@ -78,6 +80,11 @@ def run_under_hooks(
     ):
         _load_leftover(prepared, hooks)
         resuming = Resuming(prepared, run_dir, model, hooks)
+        if sharded:
+            if prepared.trained is not None:
+                prepared.trained.freeze_rest(model)  # what hooks have added
+            shard(model, settings.compute.fsdp, prepared.device, ranks.size)
+            hooks.follow_parameters()
         if run_dir.resumed is not None:
             screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
         running = Running(

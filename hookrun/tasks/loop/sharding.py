@@ -1,0 +1,101 @@
+"""`compute.strategy: fsdp`: torch's fully_shard on the run's model, and the whole of what is divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.errors import Problem, listed
+from hookrun.plan.model_tree import ModelNames
+from hookrun.plan.plan import ResolvedPlan
+from hookrun.runtime.sharded import whole
+from hookrun.runtime.sharded_models import sharded_modules
+from hookrun.spec import Settings
+from hookrun.spec.experiment import Fsdp
+from hookrun.spec.selector import Names
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_SHOWN = 4
+
+
+def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
+    """The paths of the modules that `wrap` names, the inner ones first; the model itself is one more."""
+    if fsdp.wrap is None:
+        return []
+    paths = [path for path in fsdp.wrap.select(ModelNames(model).tree) if path]
+    return sorted(paths, key=lambda path: path.count("."), reverse=True)
+
+
+def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> list[Problem]:
+    """Why fully_shard cannot divide the model as it is asked to."""
+    fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
+    problems = list[Problem]()
+    found = units(fsdp, model)
+    if fsdp.wrap is not None and not found:
+        nearest = fsdp.wrap.nearest(Names(list(ModelNames(model).modules)))
+        problems.append(Problem(where, f"'{fsdp.wrap}' matches no module", nearest))
+    lists = [path for path in found if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
+    if lists:
+        what = f"{listed(lists, _SHOWN)} is a list of modules, which is never called itself"
+        problems.append(Problem(where, what, f"name its members, such as '{lists[0]}.*'"))
+    single = [name for name, each in model.named_parameters() if not each.dim()]
+    if single:
+        what = f"fully_shard divides no parameter of no dimensions: {listed(single, _SHOWN)}"
+        problems.append(Problem("compute.strategy", what, "use compute=ddp"))
+    for hook in plan.hooks:
+        action = hook.spec.action
+        adds = action.adds(hook.spec.name) is not None
+        value = getattr(action, "value", None)
+        if adds and getattr(action, "shape", () if isinstance(value, float) else None) == ():
+            what = "fully_shard divides no parameter of no dimensions, and the hook adds one"
+            problems.append(
+                Problem(f"{hook.spec.where}.action", what, "give it one dimension, such as [0.0]")
+            )
+    return problems
+
+
+def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None:
+    """Divide the model's parameters over all ranks; gradients are summed, and not averaged."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh(device.type, (size,))
+    dtype = _DTYPES.get(fsdp.mixed_precision or "")
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=None if dtype is None else torch.float32)
+    more: dict[str, Any] = {"mesh": mesh, "mp_policy": policy}
+    if fsdp.reshard_after_forward is not None:
+        more["reshard_after_forward"] = fsdp.reshard_after_forward
+    for path in units(fsdp, model):
+        fully_shard(model.get_submodule(path), **more)
+    fully_shard(model, **more)
+    for module in sharded_modules(model):
+        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        module.set_gradient_divide_factor(1.0)
+
+
+def divide_again(model: nn.Module) -> None:
+    """After a pass without a backward pass, which leaves the last parameters whole."""
+    for module in sharded_modules(model):
+        module.reshard()
+
+
+def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
+    """The model's state dict with the parts of all ranks, on the CPU; every rank asks.
+
+    keeps: this rank is the one that wants it; the others only give their parts
+    """
+    shared = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
+    state, found = dict[str, Tensor](), dict[int, Tensor]()
+    for name, tensor in model.state_dict().items():
+        same = shared.get(name)
+        if same is not None and same in found:
+            state[name] = found[same]
+            continue
+        full = whole(tensor).cpu()
+        state[name] = full if keeps else full[:0] if full.dim() else full
+        if same is not None:
+            found[same] = state[name]
+    return state

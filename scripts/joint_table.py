@@ -1,0 +1,169 @@
+"""The joint table: every action on every hook type that carries it, and what comes of it in each way to train.
+
+The rows come from the registries, the cells from what hookrun itself says before a run. tests/ranks/test_joint_table.py
+trains every cell and holds what the table says: "equal" is measured, "differs" and "refused" are what the plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import hookrun
+from hookrun.actions import actions
+from hookrun.errors import Problem
+from hookrun.hook_types import HOOK_TYPES
+from hookrun.plan.graph_support import uncompilable
+from hookrun.spec import Settings
+from hookrun.spec.experiment import Compute, Train
+from hookrun.tasks.loop.own_losses import load_loss
+from hookrun.tasks.loop.rank_fit import differences, hook_misfits, settings_misfits
+from hookrun.tasks.loop.sharding import shard_problems
+
+EQUAL, DIFFERS, REFUSED = "equal", "differs", "refused"
+
+PARAMETERS: dict[str, list[dict[str, Any]]] = {
+    "add_bias": [{"value": 0.01}, {"value": [0.01], "trainable": True}],
+    "add_parameter": [{"name": "more", "shape": [2]}],
+    "capture": [{}],
+    "cast": [{"dtype": "bfloat16"}],
+    "check": [{"max": 0.1, "policy": "warn"}],
+    "clamp": [{"min": -0.02, "max": 0.02}],
+    "clip_norm": [{"max_norm": 0.01}],
+    "fill": [{"value": 0.1}],
+    "freeze": [{}],
+    "linear": [{}],
+    "noise": [{"std": 0.1}],
+    "offload": [{"to": "cpu"}],
+    "print": [{}],
+    "python": [{"function": "hookrun.examples:soften"}],
+    "replace": [{"value": 0.01}],
+    "scale": [{"factor": 0.5}],
+    "stats": [{}],
+}
+"""With which parameters each action stands in the table; an action that is not here is an error."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One way to train.
+
+    ranks:        how many processes there are
+    sharded:      they divide the parameters (fully_shard), or each has the whole model (DDP)
+    parts:        micro-batches of a step
+    checkpointed: activations of a block are computed once more in the backward pass
+    compiled:     by torch.compile
+    """
+
+    name: str
+    ranks: int = 1
+    sharded: bool = False
+    parts: int = 1
+    checkpointed: bool = False
+    compiled: bool = False
+
+    @property
+    def strategy(self) -> str:
+        """`compute.strategy`."""
+        return "none" if self.ranks == 1 else "fsdp" if self.sharded else "ddp"
+
+
+COLUMNS = (
+    Column("one process"),
+    Column("DDP ×2", ranks=2),
+    Column("DDP ×2, accumulation", ranks=2, parts=2),
+    Column("FSDP2 ×2", ranks=2, sharded=True),
+    Column("FSDP2 ×2, activation checkpointing", ranks=2, sharded=True, checkpointed=True),
+    Column("torch.compile", compiled=True),
+    Column("all of them", ranks=2, sharded=True, parts=2, checkpointed=True, compiled=True),
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One hook."""
+
+    action: str
+    hook: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """As the table shows it."""
+        return f"`{self.action}`" + (" (trainable)" if self.parameters.get("trainable") else "")
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The hooks of the row, as an experiment has them."""
+        return {"h": {"select": "block.0", "hook": self.hook, "action": self.action, **self.parameters}}
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether it sees a rank's own rows of the batch."""
+        return HOOK_TYPES[self.hook].of_rows
+
+
+class Network(nn.Module):
+    """A block and a head; checkpointed: the block's activations are computed once more in the backward pass."""
+
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.block = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.head = nn.Linear(8, 3)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, 6] -> [B, 3]."""
+        hidden = checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
+        found: Tensor = self.head(hidden)
+        return found
+
+
+def rows() -> Iterator[Row]:
+    """Every action on every hook type that carries it with these parameters. KeyError where an action has none."""
+    for action, kind in actions().items():
+        for parameters in PARAMETERS[action]:
+            params = kind.model_validate(parameters)
+            for name, hook_type in HOOK_TYPES.items():
+                if hook_type in kind.hook_types and params.carried_by(hook_type) is None:
+                    yield Row(action, name, parameters)
+
+
+def says(row: Row, column: Column) -> tuple[str, str]:
+    """What hookrun says of the hook before a run: equal, differs or refused, and why."""
+    model = Network()
+    plan = hookrun.compile({"hooks": row.spec}, model)
+    compute = Compute(strategy=column.strategy, compile=column.compiled)
+    settings = Settings.model_construct(compute=compute, train=Train())
+    problems = list[Problem]()
+    if column.compiled:
+        problems += uncompilable(plan)
+    if column.ranks > 1:
+        problems += [*hook_misfits(plan), *settings_misfits(settings, scores=True)]
+    if column.sharded:
+        problems += shard_problems(settings, model, plan)
+    if problems:
+        return REFUSED, problems[0].what
+    lines = differences(plan, model, load_loss(settings.train.loss), trains=True) if column.ranks > 1 else []
+    return (DIFFERS, lines[0].partition(": ")[2]) if lines else (EQUAL, "")
+
+
+def joint_table() -> str:
+    """The table in Markdown, with the reasons below it."""
+    reasons = dict[str, int]()
+
+    def cell(row: Row, column: Column) -> str:
+        what, why = says(row, column)
+        return what if what == EQUAL else f"{what} ({reasons.setdefault(why, len(reasons) + 1)})"
+
+    head = ("action", "hook", *(column.name for column in COLUMNS))
+    lines = [head, tuple("---" for _ in head)]
+    lines += [(row.name, f"`{row.hook}`", *(cell(row, column) for column in COLUMNS)) for row in rows()]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table + "\n\n" + "\n".join(f"{number}. {why}" for why, number in reasons.items())
