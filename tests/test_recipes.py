@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -9,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "hookrun" / "README.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACE = re.compile(r"^(?:# |<!-- )(\S+?)(?: -->)?\n")
-
-Run = Callable[[str], subprocess.CompletedProcess[str]]
 
 
 def recipe(title: str) -> str:
@@ -65,71 +65,112 @@ def follow(title: str, checkout: Path) -> list[str]:
     return commands
 
 
+# Each command as `python -m hookrun` runs it, with its output in files, in one process: most of its time are imports.
+PROGRAM = """
+import json, os, runpy, sys
+
+for name, words in json.loads(sys.argv[1]).items():
+    os.mkdir(name)
+    os.chdir(name)
+    for number, file in ((1, "out"), (2, "err")):
+        os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY), number)
+    sys.argv = ["hookrun", *words]
+    try:
+        runpy.run_module("hookrun", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code or 0
+    sys.stdout.flush(), sys.stderr.flush()
+    with open("code", "w") as file:
+        file.write(str(code))
+    os.chdir("..")
+"""
+TITLES = {
+    "action": "Add an action",
+    "hook type": "Add a hook type",
+    "selector form": "Add a selector form",
+    "task": "Add a task",
+    "report section": "Add a report section",
+}
+
+
+@dataclass(frozen=True)
+class Done:
+    """What the command of a recipe has left in a folder of its own."""
+
+    folder: Path
+
+    @property
+    def code(self) -> int:
+        return int((self.folder / "code").read_text())
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "err").read_text()
+
+    def file(self, name: str) -> str:
+        """The one file of that name in its run directory."""
+        (found,) = self.folder.glob(f"outputs/2*/{name}")
+        return found.read_text(encoding="utf-8")
+
+
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the package and its configuration."""
-    folder = tmp_path_factory.mktemp("checkout")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Done]:
+    """All recipes, followed one after another in a copy of the package and its configuration."""
+    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("runs")
     for name in ("hookrun", "conf"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
-
-
-@pytest.fixture
-def run(checkout: Path, tmp_path: Path) -> Run:
-    """Runs one command of a recipe on the copy, in a directory of its own."""
-
-    def run(command: str) -> subprocess.CompletedProcess[str]:
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    commands = {"wrong": ["hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]}
+    for name, title in TITLES.items():
+        (command,) = follow(title, checkout)
         words = shlex.split(command)
         assert words[:3] == ["python", "-m", "hookrun"]
-        done = subprocess.run(
-            [sys.executable, *words[1:], "compute.device=cpu"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done
-
-    return run
-
-
-def test_an_action(checkout: Path, run: Run, tmp_path: Path) -> None:
-    (command,) = follow("Add an action", checkout)
-    done = run(command)
-    assert "soft (forward, soft_clamp) fired: relu1 x1" in done.stdout
-    assert "changed" in done.stdout
-    wrong = [sys.executable, "-m", "hookrun", "hooks=soft_clamp", "hooks.soft.limit=0", "task=plan"]
-    refused = subprocess.run(
-        wrong, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(checkout)}, capture_output=True, text=True
+        commands[name] = [*words[3:], "compute.device=cpu"]
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, json.dumps(commands)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
     )
-    assert refused.returncode == 2
-    assert "hooks.soft.limit" in refused.stderr
+
+    def done(name: str) -> Done:
+        found = Done(folder / name)
+        assert (found.folder / "code").exists(), (
+            found.err if (found.folder / "err").exists() else ended.stderr
+        )
+        assert found.code == (2 if name == "wrong" else 0), found.err
+        return found
+
+    return done
 
 
-def test_a_hook_type(checkout: Path, run: Run, tmp_path: Path) -> None:
-    (command,) = follow("Add a hook type", checkout)
-    done = run(command)
-    assert "running (buffers, stats) fired: bn1 x" in done.stdout
-    (records,) = tmp_path.glob("outputs/2*/stats.jsonl")
-    assert '"path": "running_mean"' in records.read_text(encoding="utf-8")
+def test_an_action(done: Callable[[str], Done]) -> None:
+    found = done("action")
+    assert "soft (forward, soft_clamp) fired: relu1 x1" in found.out
+    assert "changed" in found.out
+    assert "hooks.soft.limit" in done("wrong").err
 
 
-def test_a_selector_form(checkout: Path, run: Run) -> None:
-    (command,) = follow("Add a selector form", checkout)
-    shown = run(command).stdout
+def test_a_hook_type(done: Callable[[str], Done]) -> None:
+    found = done("hook type")
+    assert "running (buffers, stats) fired: bn1 x" in found.out
+    assert '"path": "running_mean"' in found.file("stats.jsonl")
+
+
+def test_a_selector_form(done: Callable[[str], Done]) -> None:
+    shown = done("selector form").out
     assert "conv1" in shown and "(root)" not in shown
 
 
-def test_a_task(checkout: Path, run: Run) -> None:
-    (command,) = follow("Add a task", checkout)
-    assert re.search(r"^val +seconds", run(command).stdout, re.MULTILINE)
+def test_a_task(done: Callable[[str], Done]) -> None:
+    assert re.search(r"^val +seconds", done("task").out, re.MULTILINE)
 
 
-def test_a_report_section(checkout: Path, run: Run, tmp_path: Path) -> None:
-    (command,) = follow("Add a report section", checkout)
-    run(command)
-    (page,) = tmp_path.glob("outputs/2*/report.html")
-    text = page.read_text(encoding="utf-8")
-    assert 'href="#machine"' in text
-    assert "torch: <code>2." in text
+def test_a_report_section(done: Callable[[str], Done]) -> None:
+    page = done("report section").file("report.html")
+    assert 'href="#machine"' in page
+    assert "torch: <code>2." in page

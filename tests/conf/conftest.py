@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import hookrun
 from hookrun.cli import main
 from hookrun.models import build
 from hookrun.spec.experiment import Model
+from hookrun.store.lock import locked
 from hookrun.store.reader import Run
 
 TUTORIALS = Path(__file__).parents[2] / "conf/experiment/tutorial"
@@ -29,12 +31,16 @@ def _no_pages(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="session")
 def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """outputs/needs with the run of lm/names_model."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        few = ("task.max_new_tokens=1", "train.limit_batches=1", "data.batch_size=1")
-        assert main(["experiment=lm/neuron_clamp", "compute.threads=1", "compute.device=cpu", *few]) == 0
+    """outputs/needs with the run of lm/names_model: trained once, by the first process of the tests that comes here."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained"
+    done = folder / "done"
+    with locked(folder, lambda: None), pytest.MonkeyPatch.context() as patch:
+        if not done.exists():
+            patch.chdir(folder)
+            few = ("task.max_new_tokens=1", "train.limit_batches=1", "data.batch_size=1")
+            assert main(["experiment=lm/neuron_clamp", "compute.threads=1", "compute.device=cpu", *few]) == 0
+            done.touch()
     return folder / "outputs/needs"
 
 

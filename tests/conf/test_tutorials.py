@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 
 import hookrun
@@ -40,18 +39,10 @@ def test_the_readme_has_every_row_and_its_hooks_are_those_of_the_experiments() -
             assert yaml.safe_load(cell.strip("`")) in hooks.values(), name
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("01_print_gradient", "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]"),
-        ("11_verbose_resnet", "shapes  layer4  shape=[10, 512, 1, 1]"),
-    ],
-    ids=["01", "11"],
-)
-def test_it_runs_as_a_command(name: str, line: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hookrun", f"experiment=tutorial/{name}", *SMALL]
+def test_it_runs_as_a_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hookrun", "experiment=tutorial/01_print_gradient", *SMALL]
     paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert line in done.stdout.splitlines()
+    assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in done.stdout.splitlines()
     assert hookrun.open_run(tmp_path / "outputs/latest").status["status"] == "done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,9 +19,11 @@ from hookrun.store.files import StoreError
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.store.reader import open_run
 
+KINDS: dict[str, tuple[int, list[str]]] = {"run": (8, []), "sweep": (3, ["-m"])}
+"""How many start at once, and what is typed."""
 # One process imports everything and forks a child for each start; they wait for the same moment.
 RACE = """
-import contextlib, os, sys, time
+import json, os, sys, time
 
 import torch
 
@@ -30,22 +33,25 @@ torch.set_num_threads(1)  # a pool of threads does not survive a fork
 ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
 
 
-def run(seed, name):
-    log = os.open(f"{name}-{seed}.log", os.O_CREAT | os.O_WRONLY)
+def run(kind, seed, more):
+    log = os.open(f"{kind}-{seed}.log", os.O_CREAT | os.O_WRONLY)
     os.dup2(log, 1), os.dup2(log, 2)
-    return main([*ARGV, *sys.argv[3:], f"seed={seed}", f"hydra.{sys.argv[2]}.dir={name}"])
+    return main([*ARGV, *more, f"seed={seed}", f"hydra.{kind}.dir={kind}"])
 
 
 assert main([*ARGV, "hydra.run.dir=warm"]) == 0
-start = time.time() + 0.5
-children = []
-for seed in range(int(sys.argv[1])):
-    child = os.fork()
-    if child == 0:
-        time.sleep(max(start - time.time(), 0))
-        os._exit(run(seed, "raced"))
-    children.append(child)
-print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+codes = {}
+for kind, (starts, more) in json.loads(sys.argv[1]).items():
+    start = time.time() + 0.5
+    children = []
+    for seed in range(starts):
+        child = os.fork()
+        if child == 0:
+            time.sleep(max(start - time.time(), 0))
+            os._exit(run(kind, seed, more))
+        children.append(child)
+    codes[kind] = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+print(json.dumps(codes))
 """
 
 HOLDER = """
@@ -64,25 +70,31 @@ def program(text: str, *arguments: object) -> list[str]:
     return [sys.executable, "-c", head + text, *map(str, arguments)]
 
 
-@pytest.mark.parametrize(("kind", "starts", "more"), [("run", 8, []), ("sweep", 3, ["-m"])])
+@pytest.fixture(scope="module")
+def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    """Where the starts of each kind were, and their exit codes."""
+    folder = tmp_path_factory.mktemp("raced")
+    done = subprocess.run(program(RACE, json.dumps(KINDS)), cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_of_many_starts_writes_and_the_others_touch_nothing(
-    kind: str, starts: int, more: list[str], tmp_path: Path
+    kind: str, raced: tuple[Path, dict[str, list[int]]]
 ) -> None:
-    done = subprocess.run(
-        program(RACE, starts, kind, *more), cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    codes = [int(code) for code in done.stdout.split("\n")[-2].split()]
+    folder, (codes, starts) = raced[0], (raced[1][kind], KINDS[kind][0])
     assert sorted(codes) == [0] + [2] * (starts - 1)
     winner = codes.index(0)
-    run_dir = tmp_path / "raced" / ("0" if kind == "sweep" else "")
+    run_dir = folder / kind / ("0" if kind == "sweep" else "")
     kept = yaml.safe_load((run_dir / ".hydra/config.yaml").read_text())
     assert kept["seed"] == winner, "the winner's directory holds the winner's configuration"
     assert open_run(run_dir).status["status"] == "done"
     for seed in set(range(starts)) - {winner}:
-        said = (tmp_path / f"raced-{seed}.log").read_text()
+        said = (folder / f"{kind}-{seed}.log").read_text()
         assert f"hydra.{kind}.dir" in said and "Traceback" not in said
         assert "is being written by process" in said or "already holds" in said, said
-    assert not (tmp_path / "raced/.lock").exists()
+    assert not (folder / kind / ".lock").exists()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,12 +16,15 @@ import hookrun
 from hookrun.store import checkpoint
 from hookrun.store.captures import StoredCapture
 
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+HELPERS = Path(__file__).parents[1] / "helpers"
 # One process imports everything and forks a child for each run. A child is killed by SIGKILL at the n-th call of a
 # function, and a second child goes on in its directory.
 KILLED = """
 import json, os, signal, sys
 
 import torch
+from warm_children import first_child
 
 from hookrun.cli import main
 from hookrun.store import files
@@ -32,10 +35,7 @@ PLACES = {"step": (training, "_step"), "line": (files.Lines, "append"), "fsync":
 PLACES |= {"rename": (os, "rename"), "replace": (os, "replace"), "batch": (batches.Batch, "__init__")}
 
 
-def child(argv, kill=None):
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def run(argv, kill=None):
     log = os.open("log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1), os.dup2(log, 2)
     if kill:
@@ -49,17 +49,29 @@ def child(argv, kill=None):
             return function(*args, **options)
 
         setattr(owner, name, counted)
-    os._exit(main(argv))
+    return main(argv)
 
 
-argv, kills, more = json.loads(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-assert main([*argv[:5], "task=evaluate", "hydra.run.dir=warm"]) == 0
-codes = [child([*argv, "hydra.run.dir=whole"])]
-for number, kill in enumerate(kills):
-    codes.append(child([*argv, *more, f"hydra.run.dir=killed{number}"], kill))
-    codes.append(child([f"resume=killed{number}"]))
+def child(*args):
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os._exit(run(*args))
+
+
+codes = {}
+for name, (argv, kills) in json.loads(sys.argv[1]).items():
+    os.mkdir(name)
+    os.chdir(name)
+    codes[name] = [first_child(lambda: run([*argv, "hydra.run.dir=whole"]))]
+    for number, (*kill, more) in enumerate(kills):
+        codes[name].append(child([*argv, *more, f"hydra.run.dir=killed{number}"], kill))
+        codes[name].append(child([f"resume=killed{number}"]))
+    os.chdir("..")
 print(json.dumps(codes))
 """
+Kill = tuple[str, int, list[str]]
+"""The function, the call at which it is killed, and what else is typed for that run."""
 HOOKS = [
     "+hooks.kept={select: conv1, hook: forward, action: capture, keep: {reservoir: 30}}",
     "+hooks.all={select: fc, hook: forward, action: capture, when: {step: {every: 2}}}",
@@ -86,20 +98,50 @@ TRAIN = [
 ]
 
 
-def ends(folder: Path, argv: list[str], kills: list[tuple[str, int]], *more: str) -> None:
-    """Every run that is killed and resumed comes to the end of the one that is not."""
-    words = [json.dumps(each) for each in (argv, kills, more)]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, *words], cwd=folder, capture_output=True, text=True, check=False
-    )
-    log = (folder / "log").read_text()
+PASS = [*SMALL, *HOOKS[:4], "compute.capture_buffer=1", "task.split=all"]
+WHILE_IT_TRAINS: list[Kill] = [
+    ("step", 1, []),
+    ("step", 2, []),
+    ("step", 5, []),
+    ("fsync", 30, []),
+    ("line", 12, []),
+    ("rename", 2, []),
+    ("replace", 6, []),
+]
+WITH_WORKERS: Kill = ("step", 4, ["data.workers=2"])
+IN_A_PASS: list[Kill] = [("batch", 2, []), ("batch", 11, []), ("fsync", 25, [])]
+RUNS = {
+    "train": (TRAIN, [*WHILE_IT_TRAINS, WITH_WORKERS]),
+    "predict": ([*PASS, "task=predict"], IN_A_PASS),
+    "evaluate": ([*PASS, "task=evaluate"], IN_A_PASS),
+}
+
+
+class Ended(NamedTuple):
+    """Where each of `RUNS` was killed and went on, with the exit codes: whole, killed, resumed, killed, resumed, …"""
+
+    folder: Path
+    codes: dict[str, list[int]]
+
+    def is_as_whole(self, name: str, number: int) -> None:
+        """The run that was killed and resumed came to the end of the one that was not."""
+        where = self.folder / name
+        codes = [self.codes[name][at] for at in (0, 2 * number + 1, 2 * number + 2)]
+        assert codes == [0, -9, 0], (where / "log").read_text()
+        killed, kill = where / f"killed{number}", RUNS[name][1][number]
+        assert_equal(content(killed), content(where / "whole"), f"{kill}")
+        assert not list(killed.rglob("state_*")), "states are left"
+        assert not list(killed.rglob(".*.tmp")), "a torn file is left"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    folder = tmp_path_factory.mktemp("killed")
+    head = f"import sys; sys.path.insert(0, {str(HELPERS)!r})\n"
+    command = [sys.executable, "-c", head + KILLED, json.dumps(RUNS)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == [0, *[-9, 0] * len(kills)], log
-    whole = content(folder / "whole")
-    for number, kill in enumerate(kills):
-        assert_equal(content(folder / f"killed{number}"), whole, f"{kill}")
-        assert not list((folder / f"killed{number}").rglob("state_*")), "states are left"
-        assert not list((folder / f"killed{number}").rglob(".*.tmp")), "a torn file is left"
+    return Ended(folder, json.loads(done.stdout.splitlines()[-1]))
 
 
 def content(folder: Path) -> dict[str, Any]:
@@ -133,29 +175,18 @@ def assert_equal(found: Any, expected: Any, where: str) -> None:
         assert found == expected, where
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_training(tmp_path: Path) -> None:
+def test_training(ended: Ended) -> None:
     """Killed before the first state, in the middle of an epoch, while a state or a line is written, near the end."""
-    kills = [
-        ("step", 1),
-        ("step", 2),
-        ("step", 5),
-        ("fsync", 30),
-        ("line", 12),
-        ("rename", 2),
-        ("replace", 6),
-    ]
-    ends(tmp_path, TRAIN, kills)
+    for number in range(len(WHILE_IT_TRAINS)):
+        ended.is_as_whole("train", number)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_training_with_workers_is_the_same_as_without(tmp_path: Path) -> None:
-    ends(tmp_path, TRAIN, [("step", 4)], "data.workers=2")
+def test_training_with_workers_is_the_same_as_without(ended: Ended) -> None:
+    ended.is_as_whole("train", RUNS["train"][1].index(WITH_WORKERS))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.parametrize("task", ["task=predict", "task=evaluate"])
-def test_a_pass_without_training(tmp_path: Path, task: str) -> None:
+@pytest.mark.parametrize("task", ["predict", "evaluate"])
+def test_a_pass_without_training(ended: Ended, task: str) -> None:
     """Rows that fill a shard are there when the run is killed after it."""
-    argv = [*SMALL, *HOOKS[:4], task, "compute.capture_buffer=1", "task.split=all"]
-    ends(tmp_path, argv, [("batch", 2), ("batch", 11), ("fsync", 25)])
+    for number in range(len(IN_A_PASS)):
+        ended.is_as_whole(task, number)
