@@ -93,11 +93,4 @@ def verdict(record: Mapping[str, Any]) -> str:
     least, largest = float(record["least"]), float(record["largest"])
     found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
     said = f"{record['message']}, found {found}"
-    if "last_good" not in record:  # a record of an earlier version
-        return said
-    before = record["last_good"]
-    return (
-        f"{said}; last good: {before}"
-        if before
-        else f"{said}; nothing that it looks at came before in this pass"
-    )
+    return f"{said}; last good: {before}" if (before := record.get("last_good")) else said
