@@ -133,7 +133,9 @@ def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(run, page, t
     assert mean == pytest.approx(metrics["loss"], rel=1e-5)
     found = page(path)
     assert f"val: {right} of {len(lines)} samples right, {len(lines) - right} taken" in found.text
-    cells = re.findall(r'class="on-\w+">([\w.]*)<', found.source.split("confusion matrix")[1])
+    cells = re.findall(
+        r'class="on-\w+">([\w.]*)<', found.source.split("<span>confusion matrix", 1)[1].split("</figure>")[0]
+    )
     assert sum(map(int, cells)) == len(lines)
     worst = max(lines, key=lambda line: line["loss"])
     first = found.source.split('class="worst"')[1].split("</li>")[0]
