@@ -157,6 +157,12 @@ def readable(tensor: Tensor) -> Tensor | None:
         return tensor.detach()
 
 
+def unwrapped(tensor: Tensor) -> Tensor:
+    """What `readable` finds, or the tensor itself."""
+    found = readable(tensor)
+    return tensor if found is None else found
+
+
 def differentiable(value: Any, *, leaf: bool = False) -> Any:
     """A copy of a floating-point tensor that carries a gradient; all else as it is.
 

@@ -31,7 +31,7 @@ from hookrun.runtime.state import HeldObjects
 from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.snapshot import copied
-from hookrun.tensor_copies import readable
+from hookrun.tensor_copies import readable, unwrapped
 from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
@@ -375,7 +375,7 @@ class PlacedHook:
             return
         if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
             with torch._C._DisableFuncTorch():
-                ok, least, largest = found.all(), _plain(least).min(), _plain(largest).max()
+                ok, least, largest = found.all(), unwrapped(least).min(), unwrapped(largest).max()
         record: dict[str, Any] = {"ok": ok, "message": message, "policy": policy}
         record |= {"least": least, "largest": largest, "class": type(self.module).__name__}
         if policy != "error" or not self.sink.has_values:
@@ -397,8 +397,3 @@ class PlacedHook:
 
     def _undeclared(self, does: str, hint: str) -> HookError:
         return HookError(f"{self.where}: the action {does}, which it does not declare: {hint}")
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    found = readable(tensor)
-    return tensor if found is None else found
