@@ -192,6 +192,12 @@ def readable(tensor: Tensor) -> Tensor | None:
         return tensor.detach()
 
 
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor with its elements where there are any, else itself."""
+    found = readable(tensor)
+    return tensor if found is None else found
+
+
 def differentiable(value: Any, *, leaf: bool = False) -> Any:
     """A copy of a floating-point tensor that carries a gradient; all else as it is.
 
@@ -201,9 +207,3 @@ def differentiable(value: Any, *, leaf: bool = False) -> Any:
         return value
     with torch.enable_grad():
         return value.detach().clone().requires_grad_() if leaf else value.detach().requires_grad_().clone()
-
-
-def plain(tensor: Tensor) -> Tensor:
-    """The tensor with its elements where there are any, else itself."""
-    found = readable(tensor)
-    return tensor if found is None else found

@@ -98,11 +98,4 @@ def verdict(record: Mapping[str, Any]) -> str:
     found = f"{least:.6g}" if least == largest or math.isnan(least) else f"{least:.6g} to {largest:.6g}"
     rows = listed(list(map(str, record["samples"])), _SHOWN) if record.get("samples") else ""
     said = f"{record['message']}, found {found}" + (f" among the samples {rows}" if rows else "")
-    if "last_good" not in record:  # a record of an earlier version
-        return said
-    before = record["last_good"]
-    return (
-        f"{said}; last good: {before}"
-        if before
-        else f"{said}; nothing that it looks at came before in this pass"
-    )
+    return f"{said}; last good: {before}" if (before := record.get("last_good")) else said

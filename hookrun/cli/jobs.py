@@ -6,6 +6,7 @@ import gc
 import os
 import shlex
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -27,7 +28,7 @@ from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, JOB, STATUS, State
+from hookrun.store.format import CHECKPOINTS, JOB, REPORT, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
 NOT_STARTED = -1
 """What a job returns that does not run because another one failed; no process ends with it."""
+
+
+PAGE_SECONDS = 10
+"""Between two pages of a sweep that is under way."""
+_next_page = 0.0
 
 
 class JobFailed(HookrunError):
@@ -121,6 +127,7 @@ class SweepJob:
                 code = self._alone(cfg, run_dir)
         finally:
             release_memory()
+        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)))
         if code != DONE and self.stop is not None:
             self.stop.touch()
         if not self.optimizing:
@@ -237,6 +244,22 @@ def make_page(folder: Path) -> None:
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {folder}"
         print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
+
+
+def renew_page(sweep_dir: Path) -> None:
+    """Write the page of a sweep that is under way, unless that was done a short while ago. The last one is not quiet.
+
+    Reading thousands of jobs takes its time: at most a fiftieth of a sweep's goes into its pages.
+    """
+    global _next_page
+    page, now = sweep_dir / REPORT, time.monotonic()
+    if now < _next_page and page.exists():
+        return
+    from hookrun.report import write_report
+
+    with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
+        write_report(sweep_dir)
+    _next_page = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
 
 
 def exit_code(error: BaseException) -> int:

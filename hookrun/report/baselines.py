@@ -13,7 +13,7 @@ _HOOKS = "hooks"
 
 
 @dataclass(frozen=True)
-class Difference:
+class FromBaseline:
     """How far a job is from its baseline.
 
     value:     the job's minus the baseline's
@@ -51,7 +51,9 @@ def _same(one: JobFacts, other: JobFacts, key: str) -> bool:
     return one.overrides.get(key) == other.overrides.get(key)
 
 
-def difference(job: JobFacts, baseline: JobFacts | None, metric: str, goal: Goal | None) -> Difference | None:
+def difference(
+    job: JobFacts, baseline: JobFacts | None, metric: str, goal: Goal | None
+) -> FromBaseline | None:
     """Of the objective's value where `goal` is given, else of the latest value of the metric; None: not known."""
     if baseline is None or job is baseline:
         return None
@@ -62,4 +64,4 @@ def difference(job: JobFacts, baseline: JobFacts | None, metric: str, goal: Goal
     if mine is None or its is None:
         return None
     better = None if goal is None or mine == its else goal.is_better(mine, its)
-    return Difference(mine - its, better)
+    return FromBaseline(mine - its, better)

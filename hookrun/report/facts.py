@@ -31,8 +31,9 @@ from hookrun.store.format import (
 )
 from hookrun.store.generation_line import GENERATIONS_LINE
 from hookrun.store.inside import open_inside
+from hookrun.store.picture_line import PICTURES_LINE
 from hookrun.store.reader import Run, open_run
-from hookrun.store.records import MOST_NAME, PICTURES_LINE, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
+from hookrun.store.records import MOST_NAME, SAMPLES_LINE, STATS_LINE, TOKENS_LINE
 from hookrun.store.run_dir import cut_off
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hookrun.report.baselines import Difference, baseline_of, difference, is_baseline
+from hookrun.report.baselines import FromBaseline, baseline_of, difference, is_baseline
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs
 from hookrun.report.study import Trial, read_study
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
@@ -80,7 +80,7 @@ class SweepFacts:
             return ""
         return self.goals[0].metric if len(self.goals) == 1 else next(iter(self.metrics), "")
 
-    def difference(self, job: JobFacts) -> Difference | None:
+    def difference(self, job: JobFacts) -> FromBaseline | None:
         """How far a job is from its baseline; None for a baseline, and where one of the two has no value."""
         goal = self.goals[0] if len(self.goals) == 1 else None
         return difference(job, baseline_of(job, self.baselines, self.varied), self.measure, goal)

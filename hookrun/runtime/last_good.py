@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Judged(NamedTuple):
@@ -23,6 +23,13 @@ class Judged(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.module or '(root)'} ({self.cls})"
+
+
+def judged_at(site: Any) -> Judged:
+    """Of the firing under way at a `PlacedHook`."""
+    clock, path = site.clock, site.within + site.at
+    when = (clock.mode, clock.epoch, clock.step)
+    return Judged(site.path, type(site.module).__name__, path, site.call, when)
 
 
 class LastGood:

@@ -24,7 +24,7 @@ from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.drawn import Fill, drawn
 from hookrun.runtime.firing_state import FiringState, TokensNow
 from hookrun.runtime.kept_samples import KeptSamples
-from hookrun.runtime.last_good import Judged
+from hookrun.runtime.last_good import judged_at
 from hookrun.runtime.outside_values import OutsideValues
 from hookrun.runtime.parts import part_of
 from hookrun.runtime.rng import Draws, derived_seed
@@ -382,25 +382,20 @@ class PlacedHook:
         if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
             with torch._C._DisableFuncTorch():
                 ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
-        cls, clock = type(self.module).__name__, self.clock
-        record = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
+        record: dict[str, Any] = {"ok": ok, "message": message, "policy": policy}
+        record |= {"least": least, "largest": largest, "class": type(self.module).__name__}
         if self.clock.rows is not None and self.hook_type.of_rows and self.clock.samples is not None:
             record["samples"] = self.clock.samples.tolist()  # of several ranks this one has those
         if policy != "error" or not self.sink.has_values:
-            self.emit({**record, "class": cls})
-            return
-        judged = Judged(
-            self.path, cls, self.within + self.at, self.call, (clock.mode, clock.epoch, clock.step)
-        )
-        if ok:
-            clock.last_good.passed(self.hook_name, judged)
-            return
-        before = clock.last_good.before(self.hook_name, judged)
-        record = {**record, "class": cls, "last_good": before}
-        self.emit(record)
-        at = f" at {self.at}" if self.at else ""
-        when = f"epoch {clock.epoch}, step {clock.step}"
-        raise CheckFailed(f"{self.where} ({cls}){at}, {when}: {verdict(record)}")
+            self.emit(record)
+        elif ok:
+            self.clock.last_good.passed(self.hook_name, judged_at(self))
+        else:
+            record["last_good"] = self.clock.last_good.before(self.hook_name, judged_at(self))
+            self.emit(record)
+            at = f" at {self.at}" if self.at else ""
+            when = f"epoch {self.clock.epoch}, step {self.clock.step}"
+            raise CheckFailed(f"{self.where} ({record['class']}){at}, {when}: {verdict(record)}")
 
     def found_nothing(self) -> None:
         """The firing under way found nothing for its action."""

@@ -339,17 +339,6 @@ class SampleLine(Record):
 
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)
-
-
-class PictureLine(Record):
-    """A line of pictures.jsonl: a small picture of a sample, a PNG in base64."""
-
-    split: Name
-    sample: Count
-    png: Annotated[str, StringConstraints(max_length=2**17, pattern=r"^iVBORw0KGgo[A-Za-z0-9+/]*={0,2}$")]
-
-
-PICTURES_LINE: TypeAdapter[Any] = TypeAdapter(PictureLine)
 TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
 
 

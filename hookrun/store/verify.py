@@ -34,11 +34,11 @@ from hookrun.store.indexes import index_names, read_index
 from hookrun.store.inside import is_there, listed_inside
 from hookrun.store.lens_lines import LENS_LINE
 from hookrun.store.manifest import hashed, manifest_faults, read_manifest
+from hookrun.store.picture_line import PICTURES_LINE
 from hookrun.store.read_records import read_record, read_records
 from hookrun.store.reader import open_run
 from hookrun.store.records import (
     METRICS_LINE,
-    PICTURES_LINE,
     SAMPLES_LINE,
     STATS_LINE,
     TOKENS_LINE,

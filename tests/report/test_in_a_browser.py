@@ -160,6 +160,24 @@ def test_the_links_of_a_sweep_lead_to_its_jobs(sweep: Path, show) -> None:
     assert page.inner_text(".stamp").lower() == "done"
 
 
+def test_a_picture_is_saved_and_channels_are_turned_over(run, tmp_path: Path, show) -> None:
+    from PIL import Image
+
+    entry = "{select: conv2, hook: forward, action: capture}"
+    page = show(run("task=evaluate", "model=cnn", "train.limit_batches=1", seen=entry))
+    assert page.inner_text(".sheet-x > span") == "channels 0–11 of 128"
+    before = page.get_attribute(".sheet img.mosaic", "src")
+    page.click("button[aria-label='later ones']")
+    assert page.inner_text(".sheet-x > span") == "channels 12–23 of 128"
+    assert page.get_attribute(".sheet img.mosaic", "src") != before
+    with page.expect_download() as saved:
+        page.locator("figure", has=page.locator(".sheet")).locator("button[data-save]").click(force=True)
+    assert saved.value.suggested_filename == "activation_maps.png"
+    saved.value.save_as(tmp_path / "saved.png")
+    image = Image.open(tmp_path / "saved.png").convert("RGB")
+    assert image.width > 1500 and len(image.getcolors(2**20)) > 50
+
+
 EVIL = (
     "</script></pre></title><script>window.pwned=1</script><img src=x onerror=window.pwned=1>"
     '<svg onload=window.pwned=1>" onmouseover="window.pwned=1" \'javascript:window.pwned=1'

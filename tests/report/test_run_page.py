@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,8 +118,60 @@ def test_activations_of_convolutions_are_pictures(run, page) -> None:
     path = run("experiment=tutorial/13_visualise_activations", "model=tutorial/activations")
     found = page(path)
     assert found.source.count("<span>activation maps</span>") == 2
-    assert "channels 0–9 of 10" in found.text and "each 4 × 4" in found.text
+    assert "channels 0–9" in found.text and "each 4 × 4" in found.text
     assert found.text.count("sample 358") >= 2
+    assert found.source.count('alt="the input"') == 8, "beside each row of maps"
+
+
+def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(run, page, tmp_path: Path) -> None:
+    path = run("task=evaluate")
+    lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
+    right = sum(line["class"] == line["predicted_class"] for line in lines)
+    metrics = hookrun.open_run(path).metrics[-1]
+    assert right / len(lines) == metrics["accuracy"]
+    mean = sum(line["loss"] for line in lines) / len(lines)
+    assert mean == pytest.approx(metrics["loss"], rel=1e-5)
+    found = page(path)
+    assert f"val: {right} of {len(lines)} samples right, {len(lines) - right} taken" in found.text
+    cells = re.findall(
+        r'class="on-\w+">([\w.]*)<', found.source.split("<span>confusion matrix", 1)[1].split("</figure>")[0]
+    )
+    assert sum(map(int, cells)) == len(lines)
+    worst = max(lines, key=lambda line: line["loss"])
+    first = found.source.split('class="worst"')[1].split("</li>")[0]
+    assert f"val sample {worst['sample']}" in first and "data:image/png;base64," in first
+    evil = {"split": "val", "sample": 0, "png": 'x" onerror="alert(1)'}
+    copy = tmp_path / "run"
+    shutil.copytree(path, copy)
+    (copy / "pictures.jsonl").write_text(json.dumps(evil))
+    (copy / "samples.jsonl").write_text(
+        json.dumps({**lines[0], "class": "<script>1</script>", "predicted_class": "\u202e", "file": "<b>"})
+    )
+    write_report(copy)
+    assert page(copy).tags.count("script") == 1 and 'onerror="' not in page(copy).source
+
+
+def test_every_figure_says_what_it_shows_and_has_its_numbers_and_a_button(observed: Path, page) -> None:
+    source = page(observed).source
+    figures = re.findall(r"<figure.*?</figure>", source, re.S)
+    assert len(figures) > 15
+    for figure in figures:
+        assert re.search(r'role="img"[^>]* aria-label="[^"]{20,}"', figure)
+        assert "data-save=" in figure and "<details><summary>the numbers" in figure
+    accuracy = next(figure for figure in figures if "<span>accuracy</span>" in figure)
+    last = hookrun.open_run(observed).metrics[-1]["accuracy"]
+    assert "val: " in accuracy and f'<td class="token">{last:.4g}</td>' in accuracy
+
+
+def test_a_large_tree_is_folded_to_forty_rows() -> None:
+    paths = ["", *(f"h.{n}" for n in range(30)), *(f"h.{n}.mlp" for n in range(30)), "h"]
+    modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in sorted(paths)]
+
+    def rows(node: Any) -> int:
+        return 1 + (sum(map(rows, node.children)) if node.opened else 0)
+
+    shown = model.SECTION.build(Facts(Path(), {}, model={"modules": modules}))
+    assert shown.folds and rows(shown.root) <= 40 < shown.modules
 
 
 def test_it_asks_nothing_of_the_network(observed: Path, page) -> None:

@@ -248,3 +248,24 @@ def test_a_sweep_that_has_just_begun_knows_its_keys_and_how_many_jobs_will_follo
     (copied / "multirun.yaml").write_text("hydra: [half")
     write_report(copied)
     assert "not over" not in page(copied).text
+
+
+def test_baselines_stand_first_and_each_job_is_compared_with_its_own(folder: Path, page) -> None:
+    """One sweep: its title, its order, its differences, and how much of it is over while it runs."""
+    keys = (*SHORT, "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}")
+    assert main([*keys, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
+    path = folder / "compared"
+    rows = {row["job"]: row for row in table(path)}
+    assert list(rows) == ["0", "1", "2", "3"]
+    for job, baseline in (("2", "0"), ("3", "1")):
+        expected = float(rows[job]["objective"]) - float(rows[baseline]["objective"])
+        assert float(rows[job]["val/accuracy - baseline"]) == expected
+        assert rows[baseline]["val/accuracy - baseline"] == ""
+    found = page(path)
+    assert "<h1>train mlp over seed</h1>" in found.source
+    first = [link for link in found.links if link.startswith("./")][:2]
+    assert first == ["./0/report.html", "./1/report.html"] and found.text.count(" baseline ") >= 2
+    assert 'id="best"' in found.source and "without hooks: " in found.text
+    shutil.rmtree(path / "3")
+    write_report(path)
+    assert "3 of 4 jobs over" in page(path).text
