@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -32,6 +33,7 @@ class Loop:
     steps:   makes the optimizer step where loss and gradients are finite
     epoch:   the one under way, and how many of its batches are behind
     means:   over the samples of this epoch
+    of_step: over those of the step under way
     values:  the means of its training, once that is over: what is left is the validation and what follows
     best:    the highest score of an epoch so far: the accuracy, or the negative loss
     average: of the weights, which is what is validated; None: the weights themselves are
@@ -44,6 +46,7 @@ class Loop:
     train: Batches
     val: Batches | None
     means: Average
+    of_step: Average
     average: WeightAverage | None = None
     epoch: int = 0
     batches: int = 0
@@ -134,6 +137,7 @@ def _made(running: Running) -> Loop:
         batches,
         val,
         running.average(),
+        running.average(),
         average,
     )
 
@@ -177,7 +181,7 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             group.append(batch)
             if len(group) < settings.accumulate and number + 1 < total:
                 continue
-            _step(loop, group, loop.means, shown)
+            _step(loop, group, shown)
             group.clear()
             loop.batches = number + 1
             if running.stopped:
@@ -194,12 +198,11 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
     return values
 
 
-def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, float]) -> None:
+def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
-    weights = [batch.weight for batch in group]
-    whole = max(sum(weights), 1)
-    of_step = running.average()
+    shares, of_step = _shares(group), loop.of_step
+    of_step.clear()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
         loop.steps.begin(group)
@@ -207,20 +210,22 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
             hooks.accumulating = number + 1 < len(group)
             output = running.forward(batch)
             loss = running.loss(output, batch)
-            scaler.scale(loss * (weights[number] / whole)).backward()
-            loop.steps.losses.append(loss.detach())
-            running.measure(of_step, loss.detach(), output, batch)
+            share, seen = shares[number], loss.detach()
+            scaler.scale(loss if share is None else loss * share).backward()
+            loop.steps.losses.append(seen)
+            running.measure(of_step, seen, output, batch)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
         outcome = loop.steps.step()
         if loop.average is not None and outcome is STEPPED:
             loop.average.update()
         if outcome is not SKIPPED:
-            average.include(of_step)
+            loop.means.include(of_step)
         if logs and outcome is not SKIPPED:
-            shown.update(of_step.read())
+            values = of_step.read()
+            shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
-            running.log("train", of_step.read(), "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
+            running.log("train", values, "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
         if logs:
             running.sink.settle()
     schedule = running.settings.train.scheduler
@@ -232,6 +237,15 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
     ):
         loop.scheduler.step()
     hooks.step()
+
+
+def _shares(group: list[Batch]) -> Sequence[Tensor | float | None]:
+    """What the mean loss of each micro-batch counts in the step; None: it is all of it."""
+    if len(group) == 1 and not group[0].data.of_tokens:  # a batch of sequences may have nothing to predict
+        return (None,)
+    weights = [batch.weight for batch in group]
+    whole = max(sum(weights), 1)
+    return [weight / whole for weight in weights]
 
 
 def _after_epoch(loop: Loop) -> None:
