@@ -174,19 +174,9 @@ def _typed_mode(args: argparse.Namespace) -> RunMode | None:
 
 def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sweep: SweepMode) -> int:
     """Compose and check, then show, run or sweep."""
-    app, name = asked.app, asked.config_name
     asked = replace(asked, overrides=over_shown_task(asked.overrides))
-    configured = app.configured_mode(name, asked.overrides)
-    mode = typed or configured or RunMode.RUN
-    overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
-    asked = Composition(app, name, overrides, mode)
-    try:
-        with explained(asked):
-            cfg = app.compose_config(name, overrides, mode)
-    except WrongOverrides as error:
-        if mode is RunMode.RUN and not _is_all(asked):
-            _refuse_with_the_rest(asked, error, trust)
-        raise
+    asked, cfg = _composed(asked, trust, typed)
+    app, mode = asked.app, asked.mode
     if mode is RunMode.RUN:
         if of_sweep.fail_fast:
             raise _one_run()
@@ -196,6 +186,27 @@ def _run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_sw
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
         return sweep(app, cfg, trust, **vars(of_sweep))
+
+
+def _composed(
+    asked: Composition, trust: frozenset[str], typed: RunMode | None
+) -> tuple[Composition, DictConfig]:
+    """The configuration, and what it was asked for with; most often one composition tells the mode as well."""
+    app, name = asked.app, asked.config_name
+    if (found := app.composed(name, asked.overrides, typed)) is not None:
+        cfg, mode, overrides = found
+        return Composition(app, name, overrides, mode), cfg
+    configured = app.configured_mode(name, asked.overrides)
+    mode = typed or configured or RunMode.RUN
+    overrides = asked.overrides if mode == configured else [*asked.overrides, f"hydra.mode={mode.name}"]
+    asked = Composition(app, name, overrides, mode)
+    try:
+        with explained(asked):
+            return asked, app.compose_config(name, overrides, mode)
+    except WrongOverrides as error:
+        if mode is RunMode.RUN and not _is_all(asked):
+            _refuse_with_the_rest(asked, error, trust)
+        raise
 
 
 def _resume(asked: Composition, trust: frozenset[str], resume: Resume) -> int:

@@ -80,6 +80,31 @@ class App(Hydra):
             return None
         return cast(RunMode | None, cfg.hydra.mode)
 
+    def composed(
+        self, config_name: str, overrides: list[str], typed: RunMode | None
+    ) -> tuple[DictConfig, RunMode, list[str]] | None:
+        """The configuration in the mode that is typed or a run's, and all its overrides.
+
+        None where another mode is configured, or nothing composes.
+
+        typed: the mode that the command line says
+        """
+        mode = typed or RunMode.RUN
+        try:
+            cfg = self.compose_config(config_name, overrides, mode)
+        except Exception:  # `configured_mode` and what follows from it say what is wrong
+            return None
+        configured = cfg.hydra.mode
+        if typed is None and configured not in (None, mode):
+            return None
+        if configured == mode:
+            return cfg, mode, overrides
+        last = f"hydra.mode={mode.name}"
+        with read_write(cfg.hydra), open_dict(cfg.hydra):
+            cfg.hydra.mode = mode
+            cfg.hydra.overrides.hydra.append(last)
+        return cfg, mode, [*overrides, last]
+
     def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
         """Make the run directory of `cfg` and call `task` in it."""
         with self._checking(cfg):

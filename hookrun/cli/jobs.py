@@ -8,8 +8,8 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -299,6 +299,20 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
                 with suppress(OSError):
                     file.unlink(missing_ok=True)  # it was cut off when the disk was full
     print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def settled_memory() -> Iterator[None]:
+    """Python's collector leaves alone what is there before: all modules, which it would look through again."""
+    if gc.get_freeze_count():  # whoever calls has done so already
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def release_memory() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Collection
+from functools import cache
 from importlib import resources
-from io import StringIO
 from itertools import count
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.core_plugins import file_config_source, importlib_resources_config_source
 from hydra.core.config_search_path import ConfigSearchPath
@@ -29,6 +29,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from hookrun.cli import hydra_section
+from hookrun.cli.parsed import content_of
+from hookrun.cli.recomposing import Recomposing
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import guarded
 from hookrun.yaml_files import reading
@@ -56,9 +58,9 @@ def _is_inside(config_path: str) -> bool:
 
 def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig:
     """The content of a config file; raises SpecError for what a file that is not hookrun's own may not hold."""
-    content = OmegaConf.load(StringIO(text))
+    content = content_of(text, installed=is_ours)
     if is_ours:
-        return cast(DictConfig, content)
+        return content
     plain: Any = OmegaConf.to_container(content, resolve=False)
     group = posixpath.dirname(config_path)
     inner = plain
@@ -69,7 +71,7 @@ def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig
         problems += hydra_section.wrong_choices(plain.get("defaults"), group, file)
     if problems:
         raise SpecError(problems)
-    return cast(DictConfig, content)
+    return content
 
 
 class FileConfigSource(file_config_source.FileConfigSource):
@@ -121,9 +123,17 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
         return not self.provider.startswith(("hydra.searchpath", "command-line", "main"))
 
     def load_config(self, config_path: str) -> ConfigResult:
-        if self.is_ours or not self.is_config(config_path):
+        if not self.is_config(config_path):
             return super().load_config(config_path)
         resource = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
+        if self.is_ours:
+            text = resource.read_text(encoding="utf-8")
+            return ConfigResult(
+                config=content_of(text, installed=True),
+                path=f"{self.scheme()}://{self.path}",
+                provider=self.provider,
+                header=ConfigSource._get_header_dict(text[:512]),
+            )
         with resources.as_file(resource) as file, reading(file) as text:
             header = ConfigSource._get_header_dict(text[:512])
             content = _vetted(text, str(file), config_path, is_ours=False)
@@ -163,10 +173,37 @@ class Loader(ConfigLoaderImpl):
     def __init__(self, config_search_path: ConfigSearchPath, output: str | None = None) -> None:
         super().__init__(config_search_path)
         self._output = output
+        self._recomposing = dict[tuple[str | None, ...], Recomposing]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a launcher that carries it to another process, without what it remembers."""
+        return {**self.__dict__, "_recomposing": {}}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
+        """The configuration of a job, as files and overrides compose it; files that change meanwhile do not count."""
         with guarded():  # a launcher calls it in another process
-            return super().load_sweep_config(master_config, sweep_overrides)
+            try:
+                cfg = self._recomposed(master_config, sweep_overrides)
+            except Exception:  # of an override: the whole composition says what is wrong
+                cfg = None
+            if cfg is None:
+                return super().load_sweep_config(master_config, sweep_overrides)
+            OmegaConf.copy_cache(from_config=master_config, to_config=cfg)
+            return cfg
+
+    def _recomposed(self, master: DictConfig, own: list[str]) -> DictConfig | None:
+        hydras: list[Any] = [str(each) for each in master.hydra.overrides.hydra]
+        name = master.hydra.job.config_name
+        key = (name, *hydras)
+        if key not in self._recomposing:
+            _, repo = super()._parse_overrides_and_create_caching_repo(name, hydras)
+            self._recomposing[key] = Recomposing(
+                lambda overrides: self.load_configuration(name, overrides, RunMode.RUN),
+                cache(repo.group_exists),
+                self._apply_overrides_to_config,
+                get_overrides_dirname,
+            )
+        return self._recomposing[key].config(hydras, own)
 
     def _load_configuration_impl(self, *args: Any, **options: Any) -> DictConfig:
         cfg = super()._load_configuration_impl(*args, **options)

@@ -27,7 +27,7 @@ from hookrun.cli.hydra import App, numbered
 from hookrun.cli.interrupted import interrupted
 from hookrun.cli.job_directories import JobDirectories
 from hookrun.cli.job_hash import JobHashes
-from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory
+from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory, settled_memory
 from hookrun.cli.launching import Launching, SweepStopped
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
@@ -303,7 +303,8 @@ def _launch(
 def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob) -> int:
     sweep_dir, codes = launching.sweep_dir, launching.codes
     try:
-        app.sweep_checked(cfg, job, launching.over)
+        with settled_memory():
+            app.sweep_checked(cfg, job, launching.over)
     except SweepStopped as stopped:
         keep_stop(sweep_dir, stopped)
         print(stopped)

@@ -76,9 +76,9 @@ class TensorSamples(Samples):
     def __getitem__(self, index: int) -> Sample:
         return self._inputs[index], self._targets[index]
 
-    def batch(self, indices: Sequence[int]) -> Sample:
-        """In one go."""
-        rows = torch.tensor(indices, dtype=torch.int64)
+    def batch(self, indices: Sequence[int] | Tensor) -> Sample:
+        """In one go; indices: also as int64 [B]."""
+        rows = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.int64)
         return self._inputs[rows], self._targets[rows]
 
 

@@ -193,7 +193,7 @@ class Wiring:
         return scheduled or self.sink.wants_calls
 
     def _count_forwards(self) -> None:
-        if self._tracks_calls:
+        if self._tracks_calls and any(self._planned(ModuleHook)):
             counter = ForwardCounter(self.clock)
             self._registered.append(counter)
             self._handles.append(self._model.register_forward_pre_hook(counter.count, prepend=True))

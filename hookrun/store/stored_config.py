@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
 MOST_YAML = 2**20
 """Bytes of a YAML file."""
 
+_SMALL = 2**16
+"""Characters of one that is remembered."""
+
 
 def read_yaml(path: Path, root: Path) -> Any:
     """The content, interpolations left as they are; None where there is no such file.
@@ -27,16 +32,12 @@ def read_yaml(path: Path, root: Path) -> Any:
 
     StoreError if it is not YAML, or stands for more than any configuration holds.
     """
-    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from hookrun.yaml_files import check
-
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
-        check(text)
-        return OmegaConf.to_container(OmegaConf.create(text), resolve=False) if text.strip() else {}
+        return copy.deepcopy(_remembered(text)) if len(text) <= _SMALL else _content(text)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -45,6 +46,21 @@ def read_yaml(path: Path, root: Path) -> Any:
         raise StoreError(f"{path} nests too deep for a configuration") from error
     except (ValueError, AssertionError, YAMLError, OmegaConfBaseException) as error:
         raise StoreError(f"{path} is not the YAML of a configuration: {str(error)[:300]}") from error
+
+
+def _content(text: str) -> Any:
+    from omegaconf import OmegaConf
+
+    from hookrun.yaml_files import check, plain
+
+    check(text)
+    found = plain(text, fast=True)
+    if isinstance(found, str):
+        found = {found: None}  # as OmegaConf reads a text alone
+    return OmegaConf.to_container(OmegaConf.create(found), resolve=False) if found is not None else {}
+
+
+_remembered = lru_cache(maxsize=32)(_content)  # one page asks for the same few files again and again
 
 
 @dataclass(frozen=True)

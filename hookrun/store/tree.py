@@ -59,12 +59,17 @@ def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     return _tree(value, once)
 
 
+_PLAIN = frozenset({type(None), bool, str, int, float})
+
+
 class _Flattening:
     def __init__(self) -> None:
         self.tensors = dict[str, Tensor]()
         self._names = dict[object, str]()
 
     def value(self, value: Any, where: tuple[Any, ...]) -> Any:
+        if type(value) in _PLAIN:
+            return value
         if isinstance(value, Tensor):
             return {_TENSOR: self._named(value, where)}
         if value is None or isinstance(value, bool | str):

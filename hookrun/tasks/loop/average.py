@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class Average:
         self.samples = 0
         self._metrics = metrics
         self._of_loss = of_loss
+        self._plan = _Planned.of(metrics)
         self._sums = dict[str, Tensor | float]()
         self._counts = dict[str, int]()
         self._parted = dict[tuple[str, str, str], Parted]()  # by metric, `by` and split
@@ -56,30 +58,26 @@ class Average:
         weight: of how many samples or tokens the loss is the mean; None: of all
         ids:    [B] the numbers of the samples, and their split, for what is shown by sample
         """
-        if scored is None:
+        if scored is None and (tokens or self._plan.needs_rows):
             scored = _plain(output, target, tokens=tokens)
-        if (
-            scored is None
-            and tokens
-            and self._metrics is not DEFAULT
-            and any(map(_is_computed, self._metrics))
-        ):
+        if scored is None and tokens and self._metrics is not DEFAULT and self._plan.computed:
             raise HookrunError(f"{WHERE}: the model's output has no score for each token at each position")
         size = len(scored.with_targets) if scored is not None and tokens else size_of(target)
         weight = size if weight is None else weight
         self.samples += size
         if loss is not None and weight:
-            self._add(LOSS, precise(loss) * weight, weight)
+            # Of a tensor on the CPU the same number in float64 is a tenth of the work.
+            self._add(LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         with torch.no_grad():
             if not tokens or scored is not None:
                 self._compute(output, target, scored if scored is not None and len(scored) else None, tokens)
-                self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
+                if self._plan.parted and ids is not None:
+                    self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
 
     def _compute(self, output: Any, target: Tensor, scored: Scored | None, tokens: bool) -> None:
         """The means over all."""
-        by_name = {each.name: each for each in self._metrics if _is_computed(each)}
         row_by_row = dict[str, Metric]()
-        for name, metric in by_name.items():
+        for name, metric in self._plan.computed.items():
             if metric.of_rows is not None and (metric.of_batch is None or tokens):
                 row_by_row[name] = metric
             elif metric.of_batch is not None:
@@ -99,15 +97,13 @@ class Average:
         target: Tensor,
         scored: Scored | None,
         tokens: bool,
-        ids: Tensor | None,
+        ids: Tensor,
         split: str,
         *,
         with_loss: bool,
     ) -> None:
         """By position and by sample."""
-        parted = [each for each in self._metrics if each.by is not None and (with_loss or each.name != LOSS)]
-        if not parted or ids is None:
-            return
+        parted = [each for each in self._plan.parted if with_loss or each.name != LOSS]
         row_by_row = [each for each in parted if each.of_rows is not None]
         found = values_of(row_by_row, scored) if scored is not None and len(scored) else {}
         for metric in parted:
@@ -161,6 +157,8 @@ class Average:
     def _add(self, name: str, total: Tensor | float | None, count: int) -> None:
         if total is None:
             return
+        if isinstance(total, Tensor) and total.is_cpu:
+            total = total.item()  # nothing waits for it there
         self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts[name] = self._counts.get(name, 0) + count
 
@@ -187,6 +185,13 @@ class Average:
         for name, by, split, rows in state["parted"]:
             self._parted[name, by, split] = Parted()
             self._parted[name, by, split].load_state_dict(rows)
+
+    def clear(self) -> None:
+        """As with no sample seen yet."""
+        self.samples = 0
+        self._sums.clear()
+        self._counts.clear()
+        self._parted.clear()
 
     def include(self, other: Average) -> None:
         """Everything that another one of the same metrics has seen."""
@@ -229,8 +234,28 @@ class Average:
                 yield split, line | ({"tokens": count} if by == "position" else {})
 
 
-def _is_computed(metric: Metric) -> bool:
-    return metric.of_batch is not None or metric.of_rows is not None
+@dataclass(frozen=True)
+class _Planned:
+    """What is done with each batch, decided once.
+
+    computed:   what an output is measured by, by name: not the loss
+    parted:     what is shown by position or by sample
+    needs_rows: something is computed row by row also where the targets are not tokens
+    """
+
+    computed: Mapping[str, Metric]
+    parted: Sequence[Metric]
+    needs_rows: bool
+
+    @classmethod
+    def of(cls, metrics: Sequence[Metric]) -> _Planned:
+        """For these metrics."""
+        computed = {
+            each.name: each for each in metrics if each.of_batch is not None or each.of_rows is not None
+        }
+        parted = [each for each in metrics if each.by is not None]
+        by_row = any(each.of_rows is not None and each.of_batch is None for each in computed.values())
+        return cls(computed, parted, by_row or bool(parted))
 
 
 def _plain(output: Any, target: Tensor, *, tokens: bool) -> Scored | None:

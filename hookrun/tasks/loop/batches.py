@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler, Sequen
 
 from hookrun import data
 from hookrun.data import Split
-from hookrun.data.samples import IGNORED, Samples
+from hookrun.data.samples import IGNORED, Samples, TensorSamples
 from hookrun.interruptions import left_to_main
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.runtime.rng import derived_seed
@@ -112,6 +112,11 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
         self._seeded = seeded
         self.epoch = 0
 
+    @property
+    def draws(self) -> bool:
+        """Whether anything is drawn for a sample."""
+        return self._seeded is not None
+
     def __len__(self) -> int:
         return len(self._samples)  # type: ignore[arg-type]
 
@@ -198,8 +203,16 @@ class Batches:
         )
         limit = settings.train.limit_batches
         self._length = len(self._loader) if limit is None else min(limit, len(self._loader))
+        self._in_memory = (
+            samples if isinstance(samples, TensorSamples) and not self._loads and not ranks.several else None
+        )
         in_reach = self.samples if shuffle else self._length * settings.data.batch_size
         self._population = min(self.samples, in_reach)
+
+    @property
+    def _loads(self) -> bool:
+        """Whether torch's loader is needed; where not, it would only add to the time."""
+        return self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
 
     def __len__(self) -> int:
         return self._length
@@ -209,12 +222,20 @@ class Batches:
         self._generator.manual_seed(derived_seed(self._seed, number))
         self._numbered.epoch = number
         self._order.skipped = start * self._batch_size
-        samples, size = self.data, self._batch_size
-        for at, (ids, inputs, target) in enumerate(islice(self._loader, self._length - start), start):
+        samples, size, rest = self.data, self._batch_size, self._length - start
+        loaded = islice(self._loader, rest) if self._in_memory is None else self._rows(self._in_memory, rest)
+        for at, (ids, inputs, target) in enumerate(loaded, start):
             whole = min(size, self.samples - at * size)
             placed = self._placed(inputs), self._placed(target)
             batch = Batch(ids, *placed, self._population, self._split, samples, whole)
             yield batch if int(ids[0]) >= 0 else _without_rows(batch)
+
+    def _rows(self, samples: TensorSamples, batches: int) -> Iterator[_Whole]:
+        """What the loader would give, in the same order: it draws one number before the order is drawn."""
+        torch.empty((), dtype=torch.int64).random_(generator=self._generator)
+        order = torch.tensor(list(islice(self._order, batches * self._batch_size)), dtype=torch.int64)
+        for ids in order.split(self._batch_size) if len(order) else ():
+            yield _Whole(ids, *samples.batch(ids))
 
     def _placed(self, value: Any) -> Any:
         return _on(self._device, value, {"non_blocking": True})

@@ -67,16 +67,16 @@ class BeforeStep:
         self._generators = self._read()
         self._draws = list[tuple[tuple[str, str], Any]]()
 
-    @torch.no_grad()
     def take(self) -> None:
         """A step begins. Only buffers that were written since the last one are copied."""
         self._generators = self._read()
         changed = [buffer for buffer in self._buffers if buffer.copy_changed()]
         if changed:
-            torch._foreach_copy_(
-                [buffer.copy for buffer in changed],  # type: ignore[misc]
-                [buffer.tensor for buffer in changed],  # type: ignore[misc]
-            )
+            with torch.no_grad():
+                torch._foreach_copy_(
+                    [buffer.copy for buffer in changed],  # type: ignore[misc]
+                    [buffer.tensor for buffer in changed],  # type: ignore[misc]
+                )
         self._draws = [((site.hook_name, site.path), site.draws_place) for site in self._drawing]
 
     def _read(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ def generator_states() -> dict[str, Any]:
     name, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, gauss_next = random.getstate()
     states: dict[str, Any] = {
-        "python": (version, torch.tensor(words), gauss_next),
+        "python": (version, torch.from_numpy(np.array(words, dtype=np.int64)), gauss_next),
         "numpy": (
             str(name),
             torch.from_numpy(np.asarray(keys, dtype=np.int64)),

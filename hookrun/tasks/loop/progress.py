@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import TypeVar
 
@@ -11,6 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 T = TypeVar("T")
+
+_BETWEEN = 0.05
+"""Seconds between two updates of the bar, which is drawn ten times a second."""
 
 
 class _Console(Console):
@@ -65,6 +69,9 @@ class Screen:
         shown: read at every update: put the latest numbers there
         start: how many of the `total` were gone through before
         """
+        if not self.console.is_terminal:
+            yield from batches
+            return
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -73,15 +80,16 @@ class Screen:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(
-            *columns, console=self.console, transient=True, disable=not self.console.is_terminal
-        ) as progress:
+        with Progress(*columns, console=self.console, transient=True) as progress:
             task = progress.add_task(label, total=total, completed=start, numbers="", rate="")
-            for batch in batches:
+            updated = 0.0
+            for done, batch in enumerate(batches, start + 1):
                 yield batch
-                speed = progress.tasks[0].speed
+                if (now := time.monotonic()) < updated + _BETWEEN and done < total:
+                    continue
+                updated, speed = now, progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
-                progress.update(task, advance=1, numbers=numbers(shown), rate=rate)
+                progress.update(task, completed=done, numbers=numbers(shown), rate=rate)
 
 
 def numbers(values: Mapping[str, float]) -> str:

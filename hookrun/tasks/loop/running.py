@@ -104,7 +104,8 @@ class Running:
 
     def meets(self, batch: Batch) -> None:
         """The next calls of the model are for the samples of the batch."""
-        self.hooks.samples, self.hooks.population = batch.ids, batch.population
+        clock = self.hooks.clock
+        clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self.ranks.several:
             mine, clock = share(batch.whole, self.ranks.rank, self.ranks.size), self.hooks.clock

@@ -14,6 +14,9 @@ from hookrun.runtime.rng import derived_seed
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.running import Running
 
+Share = Tensor | float
+"""What the mean loss of a micro-batch counts in that of the step."""
+
 
 class Passed(NamedTuple):
     """What a micro-batch gave. output, loss: None where this rank has no row of it."""
@@ -29,21 +32,26 @@ class StepGradients:
         self.running = running
         self.ranks = running.ranks
 
-    def shares(self, group: Sequence[Batch]) -> list[Tensor | float]:
+    def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """What the loss of each micro-batch is multiplied by."""
+        if (
+            len(group) == 1 and not group[0].data.of_tokens
+        ):  # a batch of sequences may have nothing to predict
+            return (1.0,)
         weights = [batch.weight for batch in group]
         whole = max(sum(weights), 1)
         return [weight / whole for weight in weights]
 
-    def compute(self, batch: Batch, share: Tensor | float, *, last: bool) -> Passed:
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
         """The forward and the backward pass of a micro-batch; gradients are added to those before."""
         output = self.running.forward(batch)
         loss = self.running.loss(output, batch)
-        self.running.scaler.scale(loss * share).backward()
+        is_all = isinstance(share, float) and share == 1
+        self.running.scaler.scale(loss if is_all else loss * share).backward()
         self.running.after(batch)
         return Passed(output, loss)
 
-    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Tensor | float]) -> list[Tensor]:
+    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
         """What has to be finite for a step to be made: the loss of each micro-batch."""
         return [loss for loss in losses if loss is not None]
 
@@ -76,7 +84,7 @@ class StepGradientsOfRanks(StepGradients):
             parameter.grad = None
         return before
 
-    def shares(self, group: Sequence[Batch]) -> list[Tensor | float]:
+    def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
         """Of this rank's rows among those of all ranks."""
         if group[0].data.of_tokens:
             weights = [float(batch.weight) for batch in group]
@@ -86,7 +94,7 @@ class StepGradientsOfRanks(StepGradients):
         sums = self.running.prepared.loss.sums
         return [(batch.whole if sums else len(batch.ids)) / whole for batch in group]
 
-    def compute(self, batch: Batch, share: Tensor | float, *, last: bool) -> Passed:
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
         """The same; the gradients are summed over the ranks, at the latest with the last micro-batch."""
         each = self._reduced.of_each_part
         before = self._set_apart() if each else []
@@ -101,7 +109,7 @@ class StepGradientsOfRanks(StepGradients):
         self.running.after(batch)
         return passed
 
-    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Tensor | float]) -> list[Tensor]:
+    def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
         """The part of each micro-batch in the loss of the step, over all ranks: finite where every rank's is."""
         parts = [
             0.0 if loss is None else float(loss) * float(share)
@@ -119,7 +127,7 @@ class StepGradientsOfShards(StepGradientsOfRanks):
     def _wrap(self) -> None:
         """It was done before the optimizer was made."""
 
-    def compute(self, batch: Batch, share: Tensor | float, *, last: bool) -> Passed:
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
         """The same; the gradients are summed with each micro-batch."""
         running, each = self.running, self._reduced.of_each_part
         before = self._set_apart() if each else []

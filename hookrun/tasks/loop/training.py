@@ -37,6 +37,7 @@ class Loop:
     epoch:   the one under way, and how many of its batches are behind
     means:   over the samples of this epoch
     gradients: computes those of a step
+    of_step: over those of the step under way
     values:  the means of its training, once that is over: what is left is the validation and what follows
     best:    the highest score of an epoch so far: the accuracy, or the negative loss
     average: of the weights, which is what is validated; None: the weights themselves are
@@ -50,6 +51,7 @@ class Loop:
     val: Batches | None
     means: Average
     gradients: StepGradients
+    of_step: Average
     average: WeightAverage | None = None
     epoch: int = 0
     batches: int = 0
@@ -146,6 +148,7 @@ def _made(running: Running) -> Loop:
         val,
         running.average(),
         step_gradients(running),
+        running.average(),
         average,
     )
 
@@ -193,7 +196,7 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             group.append(batch)
             if len(group) < settings.accumulate and number + 1 < total:
                 continue
-            _step(loop, group, loop.means, shown)
+            _step(loop, group, shown)
             group.clear()
             loop.batches = number + 1
             if running.stopped:
@@ -211,20 +214,21 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
     return values
 
 
-def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, float]) -> None:
+def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
-    shares = loop.gradients.shares(group)
-    of_step, losses = running.average(), list[Tensor | None]()
+    shares, losses, of_step = loop.gradients.shares(group), list[Tensor | None](), loop.of_step
+    of_step.clear()
     with running.logged(hooks.clock.step) as logs:
         loop.optimizer.zero_grad(set_to_none=True)
         loop.steps.begin(group)
         for number, batch in enumerate(group):
             hooks.accumulating = number + 1 < len(group)
             output, loss = loop.gradients.compute(batch, shares[number], last=number + 1 == len(group))
-            losses.append(None if loss is None else loss.detach())
-            if loss is not None:
-                running.measure(of_step, loss, output, batch)
+            seen = None if loss is None else loss.detach()
+            losses.append(seen)
+            if seen is not None:
+                running.measure(of_step, seen, output, batch)
         loop.steps.losses += loop.gradients.losses(losses, shares)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
         norm = clip(running.settings.train, loop.optimizer)
@@ -232,7 +236,7 @@ def _step(loop: Loop, group: list[Batch], average: Average, shown: dict[str, flo
         if loop.average is not None and outcome is STEPPED:
             loop.average.update()
         if outcome is not SKIPPED:
-            average.include(of_step)
+            loop.means.include(of_step)
         if logs and outcome is not SKIPPED:
             values = running.of_all(of_step).read()
             shown.update(values)

@@ -1,0 +1,80 @@
+"""The configurations of a sweep's jobs: what they have in common is composed once, and each sets its own values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType
+from omegaconf import DictConfig
+
+_MOST = 16
+"""Compositions that are kept, in a sweep over groups one for each of their choices."""
+
+
+class Recomposing:
+    """Of one loader.
+
+    compose:  overrides -> configuration, by Hydra
+    is_group: whether a key names a config group
+    apply:    sets values in a configuration, as Hydra does
+    name:     overrides and how to join them -> `hydra.job.override_dirname`
+    """
+
+    def __init__(
+        self,
+        compose: Callable[[list[str]], DictConfig],
+        is_group: Callable[[str], bool],
+        apply: Callable[[list[Override], DictConfig], None],
+        name: Callable[..., str],
+    ) -> None:
+        self._compose, self._is_group, self._apply, self._name = compose, is_group, apply, name
+        self._common = dict[tuple[str, ...], DictConfig]()
+        self._parser = OverridesParser.create()
+
+    def config(self, hydras: Sequence[str], own: Sequence[str]) -> DictConfig | None:
+        """What composing all of them gives; None where only that tells.
+
+        hydras: the overrides of Hydra's section
+        own:    those of the job
+        """
+        parsed = self._parser.parse_overrides(list(own))
+        values = [each for each in parsed if self._sets_a_value(each)]
+        rest = [each for each in parsed if each not in values]
+        changes = [each for each in rest if not self._is_group(each.key_or_group)]
+        if not values or any(_overlap(value, each) for value in values for each in changes):
+            return None
+        key = (*hydras, *(str(each.input_line) for each in rest))
+        if key not in self._common:
+            if len(self._common) >= _MOST:
+                self._common.clear()
+            self._common[key] = self._compose(list(key))
+        cfg = copy.deepcopy(self._common[key])
+        self._apply(values, cfg)
+        tasks = [each for each in parsed if not each.is_hydra_override()]
+        cfg.hydra.overrides.task = [each.input_line for each in tasks]
+        of_name = cfg.hydra.job.config.override_dirname
+        cfg.hydra.job.override_dirname = self._name(
+            tasks,
+            exclude_keys=of_name.exclude_keys,
+            item_sep=of_name.item_sep,
+            kv_sep=of_name.kv_sep,
+        )
+        return cfg
+
+    def _sets_a_value(self, override: Override) -> bool:
+        """Whether it is ``key=value`` and chooses no config: then it is the last thing that a composition does."""
+        return (
+            override.type == OverrideType.CHANGE
+            and not override.is_sweep_override()
+            and not override.is_hydra_override()
+            and override.package is None
+            and not self._is_group(override.key_or_group)
+        )
+
+
+def _overlap(first: Override, second: Override) -> bool:
+    """Whether one sets a part of what the other sets, so that their order counts."""
+    one, other = f"{first.key_or_group}.", f"{second.key_or_group}."
+    return one.startswith(other) or other.startswith(one)

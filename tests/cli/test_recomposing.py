@@ -1,0 +1,56 @@
+"""The configuration of a job is what Hydra composes from its files and overrides, however it was come by."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.errors import ConfigCompositionException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+
+from hookrun.cli.hydra import conf_dir, opened
+from hookrun.cli.loader import Loader
+from hookrun.cli.parsed import content_of
+from hookrun.interpolations import guarded
+
+JOBS = [
+    ["experiment=clip_fc", "seed=3", "train.epochs=1", "train.optimizer.lr=1e-4"],
+    ["experiment=clip_fc", "train.epochs=7", "train=quick", "hydra.sweep.subdir=z", "seed=3"],
+    ["+hooks.x={select: fc, hook: forward, action: clamp, min: 0}", "hooks.x.min=2", "seed=4"],
+    ["hooks=none", "experiment=clip_fc", "seed=4", "tags=[a,b]"],
+    ["experiment=clip_fc", "~hooks.clip_fc", "seed=5"],
+    ["experiment=clip_fc", "hooks.clip_fc={select: fc, hook: grad, action: clamp, min: -1}", "seed=5"],
+    ["experiment=clip_fc", "seed=${train.epochs}", "train.optimizer={name: SGD, lr: 1}"],
+]
+
+
+def test_a_job_of_a_sweep_is_as_hydra_composes_it() -> None:
+    with opened(conf_dir()) as app:
+        sweep = app.compose_config("config", ["experiment=clip_fc", "seed=1,2"], RunMode.MULTIRUN)
+        loader = app.config_loader
+        assert isinstance(loader, Loader)
+        for overrides in JOBS:
+            with guarded():
+                expected = OmegaConf.to_yaml(ConfigLoaderImpl.load_sweep_config(loader, sweep, overrides))
+            for _ in range(2):
+                found = loader.load_sweep_config(sweep, overrides)
+                assert OmegaConf.to_yaml(found) == expected
+                found.seed = 77  # a change of one job is not seen by the next
+        for wrong in (["sed=3"], ["train.epoch=3"], ["train=nothing", "seed=2"]):
+            with pytest.raises(ConfigCompositionException):
+                loader.load_sweep_config(sweep, wrong)
+
+
+def test_files_that_are_installed_are_read_as_omegaconf_reads_them() -> None:
+    files = [*conf_dir().rglob("*.yaml"), *Path(str(resources.files("hydra"))).rglob("conf/**/*.yaml")]
+    assert len(files) > 100
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        expected = OmegaConf.load(file)
+        for _ in range(2):
+            found = content_of(text, installed=True)
+            assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected), file
+            assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)
