@@ -24,10 +24,10 @@ from pathlib import Path
 
 from hookrun.kernels import NoLibrary
 
-SECONDS = 10.0
-"""A compiler that takes longer is stopped. It takes about half a second."""
+SECONDS = 20.0
+"""A compiler that takes longer is stopped. It takes half a second, and more where the machine is busy."""
 
-_AGAIN_AFTER = 86_400.0
+_AGAIN_AFTER = 3_600.0
 """Seconds after which a compiler that failed is tried once more."""
 
 _FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread")
@@ -45,7 +45,7 @@ def library(source: Path) -> Path:
     failed = folder / f"{source.stem}-{key}.failed"
     with suppress(FileNotFoundError):
         if time.time() - failed.stat().st_mtime < _AGAIN_AFTER:
-            raise NoLibrary(f"{compiler} failed within the last day: remove {failed} to try again")
+            raise NoLibrary(f"{compiler} failed within the last hour: remove {failed} to try again")
     try:
         return _compiled(text, compiler, folder, f"{source.stem}-{key}")
     except NoLibrary as error:
@@ -55,8 +55,10 @@ def library(source: Path) -> Path:
 
 def _compiler() -> Path:
     for name in ("cc", "gcc", "clang"):
-        if (found := shutil.which(name)) is not None:
-            return Path(found).resolve()
+        if (found := shutil.which(name)) is not None and os.path.isabs(
+            found
+        ):  # nothing of the folder one is in
+            return Path(found)  # by this name: what it links to may be ccache
     raise NoLibrary("there is no C compiler (cc, gcc, clang) on the PATH")
 
 

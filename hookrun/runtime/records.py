@@ -179,12 +179,13 @@ class RecordSink(ABC):
         pending = self._pending[:]
         del self._pending[: len(pending)]  # always the same list: hooks append to it
         self._statistics.measure()
+        store = self.store
         for number, record in enumerate(pending):
             try:
-                if isinstance(record, dict):
-                    self._settle(record)
+                if isinstance(record, list):
+                    store(record[0])
                 else:
-                    self.store(record[0])
+                    self._settle(record)
             except BaseException:
                 self._pending[:0] = pending[number + 1 :]
                 raise

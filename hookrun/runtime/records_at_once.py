@@ -38,12 +38,11 @@ def at_once(site: PlacedHook, otherwise: Op) -> Op:
     record = sink.recording(of, start)
     if record is None:
         return otherwise
-    clock, model = site.clock, site.clock.model
+    clock, model, calls = site.clock, site.clock.model, site.calls
 
     def observe(value: Any) -> Any:
         if sink.muted or _dispatch_modes():  # of fake tensors, for one, among which a real one says nothing
             return otherwise(value)
-        calls = site.calls
         call = 0 if calls is None else calls.now.number
         made = record(value, "train" if model.training else "eval", clock._epoch, clock._step, call)
         if made is None:

@@ -133,7 +133,7 @@ def test_a_compiler_that_fails_or_hangs_is_asked_once(
         compiler_of(monkeypatch, tmp_path, script)
         with pytest.raises(NoLibrary, match=said):
             library(source)
-        with pytest.raises(NoLibrary, match="within the last day"):
+        with pytest.raises(NoLibrary, match="within the last hour"):
             library(source)
     assert not [path for path in cache.iterdir() if path.suffix != ".failed"]
     compiler_of(monkeypatch, tmp_path, "exit 0")
