@@ -20,9 +20,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hookrun.store.files import StoreError, drop_from_cache, os_reason
+from hookrun.store.files import StoreError, os_reason
 from hookrun.store.format import STORED_DTYPES
 from hookrun.store.inside import open_inside
+from hookrun.store.past_cache import LARGE, STEP, BlockWriter
 
 DTYPES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in STORED_DTYPES.items()}
 """The dtypes that a file can hold, with their names there."""
@@ -52,7 +53,6 @@ def as_bytes(tensor: Tensor) -> Tensor:
     return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
 
 
-_EARLY = 1 << 20
 _SMALL = 1 << 16
 _BEHIND = 1 << 26
 
@@ -95,8 +95,9 @@ def write_tensors(
     copied one at a time.
     """
     # The largest items first, after a header of a multiple of 8 bytes: so each tensor lies aligned to its
-    # item size.
-    ordered = sorted(tensors.items(), key=lambda item: -item[1][0].dtype.itemsize)
+    # item size. Before them what can be written in steps, which leaves whatever follows aligned.
+    in_steps = {name for name, chunks in tensors.items() if _is_in_steps(chunks)}
+    ordered = sorted(tensors.items(), key=lambda item: (item[0] not in in_steps, -item[1][0].dtype.itemsize))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     end = 0
     for name, chunks in ordered:
@@ -106,7 +107,7 @@ def write_tensors(
             shape[0] = sum(len(chunk) for chunk in chunks)
         header[name] = {"dtype": DTYPES[chunks[0].dtype], "shape": shape, "data_offsets": [start, end]}
     head = json.dumps(header, separators=(",", ":")).encode("ascii")
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-len(head) % 8 if not in_steps else -(len(head) + 8) % STEP)
 
     digest = hashlib.sha256() if digest is None else digest
     size = 0
@@ -119,6 +120,7 @@ def write_tensors(
             size += data.nbytes
         return digest.hexdigest(), size
     behind = 0
+    writer = BlockWriter(file)
     # Hashing takes twice as long as writing, and both leave Python alone.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
@@ -127,18 +129,21 @@ def write_tensors(
             if behind > _BEHIND:  # what waits to be hashed is held in memory
                 hashed.result()
                 behind = 0
-            file.write(data)
-            if data.nbytes >= _EARLY:
-                drop_from_cache(file)  # begins the way to disk, which goes on while the next block is written
+            writer.write(data)
             size += data.nbytes
     return digest.hexdigest(), size
+
+
+def _is_in_steps(chunks: Sequence[Tensor]) -> bool:
+    sizes = [chunk.numel() * chunk.dtype.itemsize for chunk in chunks]
+    return sum(sizes) >= LARGE and all(size % STEP == 0 for size in sizes)
 
 
 def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
     """The same bytes; blocks that are small come together, for each takes time of its own."""
     small = bytearray()
     for block in blocks:
-        if small and (block.nbytes >= _SMALL or len(small) >= _EARLY):
+        if small and (block.nbytes >= _SMALL or len(small) >= LARGE):
             yield memoryview(bytes(small))
             small.clear()
         if block.nbytes >= _SMALL:

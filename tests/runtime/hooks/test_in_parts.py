@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import hookrun
+from hookrun.actions.base import Action
 from hookrun.runtime import in_parts as parts
 
 EDITS: dict[str, dict[str, Any]] = {
@@ -74,3 +75,46 @@ def test_what_each_edit_changed_is_counted_where_asked_for(monkeypatch: pytest.M
     with plan.install(model, effects=True) as hooks:
         model(torch.full((20,), -5.0))
     assert hooks.effects["a", "0"] == (20, 20) and hooks.effects["c", "0"] == (20, 20)
+
+
+def test_every_pointwise_edit_writes_what_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each dtype, also where a bound is beyond it, infinite or not given."""
+    edits: list[dict[str, Any]] = [
+        {"action": "scale", "factor": 1 / 3},
+        {"action": "add_bias", "value": 0.1},
+        {"action": "clamp", "min": -0.5},
+        {"action": "clamp", "max": 0.5},
+        {"action": "clamp", "min": float("-inf"), "max": 1e6},
+        {"action": "clamp", "min": -1e39, "max": 2},
+    ]
+
+    class Doubling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    model = nn.Sequential(Doubling())
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        x = torch.tensor([float("nan"), float("inf"), -float("inf"), 6e4, *torch.randn(60)], dtype=dtype)
+        for edit in edits:
+            found = []
+            for smallest in (10, 10**6):
+                monkeypatch.setattr(parts, "SMALLEST", smallest)
+                spec = {name: {"select": "0", "hook": "forward", **edit} for name in "ab"}
+                with torch.no_grad(), hookrun.hooked(model, spec):
+                    found.append(model(x))
+            assert torch.equal(found[0].view(torch.uint8), found[1].view(torch.uint8)), (dtype, edit)
+
+
+def test_an_action_that_does_not_say_how_to_write_is_written_all_the_same() -> None:
+    class Negative(Action):
+        action_name = "negative"
+
+        def build(self, site: Any) -> Any:
+            return lambda x: -x
+
+    x = torch.randn(5)
+    out, wanted = torch.empty(5), -x
+    Negative().build_into(None)(x, out)  # type: ignore[arg-type]
+    assert torch.equal(out, wanted)
+    Negative().build_into(None)(x, x)  # type: ignore[arg-type]
+    assert torch.equal(x, wanted)
