@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trusted",),
     ("actions",),
     ("spec", "examples"),
-    ("tensor_copies",),
+    ("tensor_copies", "direct_calls"),
     ("containers",),
     ("snapshot", "trial_copies"),
     ("models", "data"),
