@@ -27,7 +27,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trusted",),
     ("actions",),
     ("spec", "examples"),
-    ("tensor_copies", "kernels"),
+    ("tensor_copies", "kernels", "direct_calls"),
     ("containers",),
     ("snapshot", "trial_copies"),
     ("models", "data"),

@@ -49,7 +49,8 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
         if not whole or path is not None or unwrap:
             return Composed(_observer(site, function, path, whole, unwrap))
         if isinstance(function, KeptInMemory):
-            return Composed(_observer_of_all(site, function.keep), _observer_of_all(site, function.keep_new))
+            of_new = function.keep_gradient if site.hook_type.phase == "backward" else function.keep_new
+            return Composed(_observer_of_all(site, function.keep), _observer_of_all(site, of_new))
         return Composed(_observer_of_all(site, function))
     return Composed((_editor_of_all if action.scope == "together" else _editor)(site, function, path))
 

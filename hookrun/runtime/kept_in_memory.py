@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class KeptInMemory:
     """
 
     def __init__(self, values: list[Any]) -> None:
-        self._append = append = values.append
+        append = values.append  # and nothing of self: what is kept is freed with the last reference to it
         is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
         copy, first, version = lazy_clone, None, 0
 
@@ -33,19 +34,19 @@ class KeptInMemory:
             if type(value) is Tensor and owned(value, whole=True):
                 keep_owned(value)
             else:
-                self._keep_any(value)
+                _keep_any(append, value)
 
         def keep_new(value: Any) -> None:
             if type(value) is Tensor and functorch_level() is None:
                 keep_owned(value)
             else:
-                self._keep_any(value)
+                _keep_any(append, value)
 
         def keep_gradient(value: Any) -> None:
             if type(value) is Tensor and owned(value, whole=True, references=OF_GRADIENT):
                 keep_owned(value)
             else:
-                self._keep_any(value)
+                _keep_any(append, value)
 
         def keep_owned(value: Tensor) -> None:
             nonlocal copy, first, version
@@ -79,9 +80,10 @@ class KeptInMemory:
         """Append any value."""
         self.keep(value)
 
-    def _keep_any(self, value: Any) -> None:
-        if type(value) is Tensor and functorch_level() is None and holds_data(value):
-            self._append(value.detach().clone() if value.requires_grad else value.clone())
-        elif (value := in_reach(value)) is not None:
-            with torch._C._DisableFuncTorch():
-                self._append(snapshot(value))
+
+def _keep_any(append: Callable[[Any], None], value: Any) -> None:
+    if type(value) is Tensor and functorch_level() is None and holds_data(value):
+        append(value.detach().clone() if value.requires_grad else value.clone())
+    elif (value := in_reach(value)) is not None:
+        with torch._C._DisableFuncTorch():
+            append(snapshot(value))

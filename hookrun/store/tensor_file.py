@@ -113,7 +113,7 @@ def write_tensors(
     size = 0
     memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
     blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
-    if end < _EARLY:  # a thread would take longer than it saves
+    if end < LARGE:  # a thread would take longer than it saves
         for data in blocks:
             digest.update(data)
             file.write(data)
