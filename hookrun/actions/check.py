@@ -89,6 +89,14 @@ class Check(Action):
         return "expected every element to be " + (f"{', '.join(first)} and {last}" if first else last)
 
 
+def finding(
+    ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor, samples: list[int] | None
+) -> dict[str, Any]:
+    """What is recorded of a check. samples: those of this rank, where several split the batch."""
+    found = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
+    return found if samples is None else {**found, "samples": samples}
+
+
 def verdict(record: Mapping[str, Any]) -> str:
     """What a check required, what it found, and the last place before at which it passed, where there is one.
 

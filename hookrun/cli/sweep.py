@@ -6,7 +6,7 @@ import copy
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from hookrun.ranks.started import is_main, size_of_world
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
 from hookrun.store.outputs import outputs_folder
-from hookrun.tasks import check_jobs, parse_experiment, required_goal, task_of
+from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
 """The roots of keys by which the jobs of a sweep may compile differently."""
@@ -87,7 +87,7 @@ def sweep(
     over = _over(hashes, sweep_dir, jobs) if go_on else frozenset[int]()
     experiments, refused, shows = _validated(app, cfg, jobs, over, go_on)
     if not shows:
-        refuse_sweep_of_ranks()
+        _refuse_ranks(experiments.values())
     elif not is_main():  # rank 0 shows it
         return DONE
     if refused and not _compile_differently(app, cfg):
@@ -112,14 +112,16 @@ def sweep(
         return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)), added)
 
 
-def refuse_sweep_of_ranks() -> None:
-    """SpecError where the process is one of several: a sweep is the work of one."""
-    if (size := size_of_world()) > 1:
+def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
+    """SpecError where the process is one of several: a sweep is the work of one, whatever its jobs say."""
+    if all(each.settings.compute.strategy == "none" for each in experiments):
+        refuse_ranks()
+    elif (size := size_of_world()) > 1:
         what = (
             f"found {size} processes (WORLD_SIZE), and a sweep runs its jobs one after the other in one: a rank that "
             "failed in a job would take all later jobs with it"
         )
-        hint = "start each job by torchrun of its own, with compute=ddp; or the sweep without torchrun"
+        hint = "start each job by a torchrun of its own; or the sweep without torchrun"
         raise SpecError([Problem("-m", what, hint)])
 
 
@@ -148,7 +150,7 @@ def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
     shows = task_of(experiment).shows
     if not shows:
-        refuse_sweep_of_ranks()
+        _refuse_ranks([experiment])
     elif not is_main():
         return DONE
     needs.find(experiment)

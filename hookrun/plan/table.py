@@ -37,13 +37,12 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
     from rich.table import Table
 
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    names = ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape")
-    heading, texts = more if more is not None else ("", {})
-    for name in (*names, *filter(None, [heading])):
+    names = ["#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"]
+    for name in names if more is None else [*names, more[0]]:
         drawn.add_column(name, justify="right" if name == "#" else "left", no_wrap=True)
     for order, hook in enumerate(plan.hooks):
-        last = [texts.get(hook.spec.name, "")] if heading else []
-        drawn.add_row(str(order), *_cells(hook, limit), *last)
+        cells = [str(order), *_cells(hook, limit)]
+        drawn.add_row(*cells if more is None else [*cells, more[1].get(hook.spec.name, "")])
     return drawn
 
 

@@ -156,6 +156,11 @@ class Clock:
             self.step += 1
 
     @property
+    def own_samples(self) -> list[int] | None:
+        """The numbers of this rank's samples; None where the batch is not split, or they are not known."""
+        return None if self.rows is None or self.samples is None else self.samples.tolist()
+
+    @property
     def moment(self) -> Moment:
         """Where the run is."""
         return Moment(self._step, self._epoch, self.counting)

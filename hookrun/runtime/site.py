@@ -12,7 +12,7 @@ from torch import Generator, Tensor, nn
 
 from hookrun import containers
 from hookrun.actions.base import RECORD_KEYS, Keeper, add_parameter, was_added
-from hookrun.actions.check import verdict
+from hookrun.actions.check import finding, verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.rows import TokenRows
@@ -382,10 +382,9 @@ class PlacedHook:
         if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
             with torch._C._DisableFuncTorch():
                 ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
-        record: dict[str, Any] = {"ok": ok, "message": message, "policy": policy}
-        record |= {"least": least, "largest": largest, "class": type(self.module).__name__}
-        if self.clock.rows is not None and self.hook_type.of_rows and self.clock.samples is not None:
-            record["samples"] = self.clock.samples.tolist()  # of several ranks this one has those
+        samples = self.clock.own_samples if self.hook_type.of_rows else None
+        record = finding(ok, message, policy, least, largest, samples)
+        record["class"] = type(self.module).__name__
         if policy != "error" or not self.sink.has_values:
             self.emit(record)
         elif ok:

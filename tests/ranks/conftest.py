@@ -69,7 +69,7 @@ class Workers:
             line = {"argv": list(argv), "environment": about, "folder": str(folder), "leaves": leave}
             stdin.write(json.dumps(line) + "\n")
             stdin.flush()
-        self._busy = ranks
+        self._busy, self._leaves = ranks, leave
 
     def end(self, only: int | None = None) -> Ended:
         """Wait for what they were started with."""
@@ -78,6 +78,8 @@ class Workers:
             if only is None or rank == only:
                 assert process.stdout is not None
                 found.append(json.loads(process.stdout.readline()))
+                if self._leaves:
+                    process.wait()
         return Ended([each["code"] for each in found], [each["said"] for each in found])
 
     def run(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> Ended:

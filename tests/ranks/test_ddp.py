@@ -34,7 +34,7 @@ ROWS = "+hooks.rows={select: fc, hook: forward, action: capture}"
 GRADIENT = "+hooks.gradient={select: fc.bias, hook: grad, action: capture}"
 OUTPUT = "+hooks.output={select: conv1, hook: output_grad, action: capture}"
 NOISE = "+hooks.noise={select: relu1, hook: forward, action: noise, std: 0.1, when: {probability: 0.7}}"
-SAVED = "+hooks.saved={select: conv2, hook: saved_tensors, action: stats, stats: [bytes]}"
+SAVED = "+hooks.saved={select: conv2, hook: saved_tensors, action: stats, of: bytes}"
 HOOKS = (SAVED, CLIP, LATE, NORM, STATS, NOISE, ROWS, GRADIENT, OUTPUT)
 
 
@@ -49,7 +49,7 @@ def in_one(cwd: Path, *argv: str) -> Run:
     return hookrun.open_run(cwd / "one")
 
 
-def in_two(workers: Any, same: Any, cwd: Path, *argv: str) -> tuple[Run, list[str]]:
+def in_two(workers: Any, cwd: Path, *argv: str) -> tuple[Run, list[str]]:
     ended = workers.run(cwd, *SMALL, *argv, "compute.strategy=ddp", "hydra.run.dir=two")
     assert ended.codes == [0, 0], ended.said
     return hookrun.open_run(cwd / "two"), ended.said

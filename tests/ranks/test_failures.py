@@ -56,7 +56,7 @@ def test_a_rank_that_is_killed_or_interrupted_ends_the_others(workers: Any, tmp_
 
 
 def wait_for(path: Path) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < end, f"{path} is not written"
         time.sleep(0.05)
