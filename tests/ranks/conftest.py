@@ -113,7 +113,7 @@ def new_workers() -> Iterator[Callable[[], Workers]]:
         each.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def free_port() -> Callable[[], str]:
     """Gives a port that nobody listens on."""
     return unused_port
