@@ -1,4 +1,4 @@
-"""The reference tables of README.md, from the code: hook types, actions, selectors."""
+"""The reference tables, from the code: hook types, actions and selectors in README.md, ranks in hookrun/ranks."""
 
 from __future__ import annotations
 
@@ -45,9 +45,21 @@ TABLES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def updated(text: str) -> str:
+def ranks() -> str:
+    """What comes of every action on every hook type in several processes, sharded and compiled."""
+    from joint_table import joint_table
+
+    return joint_table()
+
+
+OF_RANKS: Mapping[str, Callable[[], str]] = {"joint table": ranks}
+RANKS = Path("hookrun", "ranks", "README.md")
+"""Beside README.md."""
+
+
+def updated(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
     """A text with each table between its markers as the code has it now. Raises ValueError where markers lack."""
-    for name, table in TABLES.items():
+    for name, table in tables.items():
         begin, end = f"<!-- reference: {name} -->", f"<!-- end of reference: {name} -->"
         if text.find(end) < text.find(begin) or begin not in text:
             raise ValueError(f"there is no {begin} ... {end}")
@@ -104,13 +116,18 @@ def main() -> int:
         "--check", action="store_true", help="change nothing; exit with 1 where the tables are stale"
     )
     args = parser.parse_args()
-    text = args.readme.read_text(encoding="utf-8")
-    current = updated(text)
-    if args.check:
-        print("current" if current == text else f"{args.readme} is stale: run scripts/reference")
-        return int(current != text)
-    args.readme.write_text(current, encoding="utf-8")
-    return 0
+    stale = 0
+    for path, tables in ((args.readme, TABLES), (args.readme.parent / RANKS, OF_RANKS)):
+        text = path.read_text(encoding="utf-8")
+        current = updated(text, tables)
+        if not args.check:
+            path.write_text(current, encoding="utf-8")
+        elif current != text:
+            print(f"{path} is stale: run scripts/reference")
+            stale = 1
+    if args.check and not stale:
+        print("current")
+    return stale
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from reference import TABLES, updated
+from reference import OF_RANKS, RANKS, TABLES, updated
 
 from hookrun.actions import actions
 from hookrun.hook_types import HOOK_TYPES
@@ -16,6 +16,11 @@ README = Path(__file__).parents[1] / "README.md"
 def test_the_readme_is_current() -> None:
     text = README.read_text(encoding="utf-8")
     assert updated(text) == text, "run scripts/reference"
+
+
+def test_the_joint_table_is_current() -> None:
+    text = (README.parent / RANKS).read_text(encoding="utf-8")
+    assert updated(text, OF_RANKS) == text, "run scripts/reference"
 
 
 def test_every_action_and_every_hook_type_has_a_row() -> None:

@@ -54,7 +54,7 @@ class GradientsOfWrapped(RegisteredHook):
         self._reduced = ReducedGradients()
         self._reached = set[int]()
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
-        self._versions = dict[int, tuple[Tensor, int]]()
+        self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
         if hooked is not None:
             hooked.on_move(self._move)
