@@ -19,6 +19,7 @@ from hookrun.actions import actions
 from hookrun.errors import Problem
 from hookrun.hook_types import HOOK_TYPES
 from hookrun.plan.graph_support import uncompilable
+from hookrun.plan.plan import ResolvedPlan
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Compute, Train
 from hookrun.tasks.loop.own_losses import load_loss
@@ -47,6 +48,9 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "stats": [{}],
 }
 """With which parameters each action stands in the table; an action that is not here is an error."""
+
+ELSEWHERE = {("python", "apply"): {"function": "hookrun.examples:shrink"}}
+"""Other parameters on one hook type."""
 
 
 @dataclass(frozen=True)
@@ -132,13 +136,22 @@ def rows() -> Iterator[Row]:
             params = kind.model_validate(parameters)
             for name, hook_type in HOOK_TYPES.items():
                 if hook_type in kind.hook_types and params.carried_by(hook_type) is None:
-                    yield Row(action, name, parameters)
+                    yield Row(action, name, ELSEWHERE.get((action, name), parameters))
+
+
+_PLANS = dict[str, tuple[nn.Module, ResolvedPlan]]()
+
+
+def _planned(row: Row) -> tuple[nn.Module, ResolvedPlan]:
+    if (key := repr(row.spec)) not in _PLANS:
+        model = Network()
+        _PLANS[key] = model, hookrun.compile({"hooks": row.spec}, model)
+    return _PLANS[key]
 
 
 def says(row: Row, column: Column) -> tuple[str, str]:
     """What hookrun says of the hook before a run: equal, differs or refused, and why."""
-    model = Network()
-    plan = hookrun.compile({"hooks": row.spec}, model)
+    model, plan = _planned(row)
     compute = Compute(strategy=column.strategy, compile=column.compiled)
     settings = Settings.model_construct(compute=compute, train=Train())
     problems = list[Problem]()
@@ -149,9 +162,10 @@ def says(row: Row, column: Column) -> tuple[str, str]:
     if column.sharded:
         problems += shard_problems(settings, model, plan)
     if problems:
-        return REFUSED, problems[0].what
+        what = problems[0].what
+        return REFUSED, what.replace(f"{row.action} on {row.hook!r} ", "").removeprefix(f"{row.action} ")
     lines = differences(plan, model, load_loss(settings.train.loss), trains=True) if column.ranks > 1 else []
-    return (DIFFERS, lines[0].partition(": ")[2]) if lines else (EQUAL, "")
+    return (DIFFERS, lines[0].removeprefix(f"h: {row.action} ").removeprefix("h: ")) if lines else (EQUAL, "")
 
 
 def joint_table() -> str:

@@ -1,4 +1,4 @@
-"""The tables of README.md and the pages on actions, from the code: hook types, actions, selectors."""
+"""The tables of README.md and the pages on actions and ranks, from the code."""
 
 from __future__ import annotations
 
@@ -51,9 +51,19 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "actions": action_table,
     "selectors": selectors,
 }
+
+
+def ranks() -> str:
+    """What comes of every action on every hook type in several processes, sharded and compiled."""
+    from joint_table import joint_table
+
+    return joint_table()
+
+
 PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
     "README.md": TABLES,
     "hookrun/actions/README.md": {"each action": action_pages},
+    "hookrun/ranks/README.md": {"joint table": ranks},
 }
 """The generated parts of each file."""
 

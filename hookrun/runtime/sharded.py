@@ -43,6 +43,12 @@ def shard_of(new: Tensor, like: Any) -> Tensor:
     return replicated.redistribute(placements=like.placements)
 
 
+def due(firing: Firing) -> bool:
+    """Whether step, epoch and mode let it fire now, which is the same on every rank: else nothing is put together."""
+    when, clock = firing.site.spec.keys.when, firing.site.clock
+    return when.holds_at(clock.step, clock.epoch) and when.holds_in(clock.model.training)
+
+
 def edited(value: Tensor, firings: Sequence[Firing]) -> Tensor:
     """What the firings make of a tensor, one after the other; the same object where nothing changed.
 
@@ -53,6 +59,7 @@ def edited(value: Tensor, firings: Sequence[Firing]) -> Tensor:
         for firing in firings:
             value = firing.op(value)
         return value
+    firings = [firing for firing in firings if due(firing)]
     if all(firing.pointwise is not None and not firing.site.clock.counting for firing in firings):
         return _edited_alone(value, firings)
     seen = new = whole(value)

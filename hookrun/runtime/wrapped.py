@@ -54,7 +54,7 @@ class GradientsOfWrapped(RegisteredHook):
         self._reduced = ReducedGradients()
         self._reached = set[int]()
         self._before = dict[int, tuple[nn.Parameter, Tensor | None]]()
-        self._versions = dict[int, tuple[Tensor, int]]()
+        self._versions = dict[int, tuple[Tensor | None, int]]()
         self._begun = False
         if hooked is not None:
             hooked.on_move(self._move)
@@ -153,12 +153,12 @@ class GradientsOfWrapped(RegisteredHook):
         Variable._execution_engine.queue_callback(self._over)
         first = {id(each) for each in self._reduced.before_accumulation}
         for parameter in filter(is_sharded, self._reduced.parameters):
-            gradient: Any = parameter.grad
+            gradient = parameter.grad
             if id(parameter) in first:
                 self._before[id(parameter)] = (parameter, gradient)
                 parameter.grad = None
             elif is_sharded(gradient):
-                self._versions[id(parameter)] = (gradient, gradient.to_local()._version)
+                self._versions[id(parameter)] = (gradient, _version(gradient))
 
     def _run_sharded(self) -> None:
         if self._hooked is None or self._model is None:
@@ -177,11 +177,11 @@ class GradientsOfWrapped(RegisteredHook):
 
     def _changed(self, parameter: nn.Parameter) -> bool:
         """Whether this backward pass has reached the parameter."""
-        gradient: Any = parameter.grad
+        gradient = parameter.grad
         if not is_sharded(gradient):
             return False
         earlier, version = self._versions.get(id(parameter), (None, -1))
-        return gradient is not earlier or gradient.to_local()._version != version
+        return gradient is not earlier or _version(gradient) != version
 
     def _put_back(self) -> None:
         """No gradient of the pass is whole: those before it are as they were."""
@@ -189,6 +189,12 @@ class GradientsOfWrapped(RegisteredHook):
             if parameter.grad is None:
                 parameter.grad = earlier
         self._before, self._versions, self._begun = {}, {}, False
+
+
+def _version(gradient: Any) -> int:
+    """Of this rank's part, which fully_shard adds to."""
+    found: int = gradient.to_local()._version
+    return found
 
 
 def _not_whole(under: str, hint: str) -> HookError:

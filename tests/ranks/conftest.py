@@ -169,6 +169,20 @@ def workers() -> Iterator[Workers]:
 
 
 @pytest.fixture
+def new_workers() -> Iterator[Callable[[], Workers]]:
+    """Makes two more, for a test that does not leave them alive."""
+    made: list[Workers] = []
+
+    def make() -> Workers:
+        made.append(Workers())
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(scope="session")
 def free_port() -> Callable[[], str]:
     """Gives a port that nobody listens on."""
     return unused_port

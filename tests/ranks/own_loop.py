@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import hookrun
@@ -45,7 +47,8 @@ def trained(model: nn.Module, hooks: Any, rank: int | None, parts: int = 1, sync
             with model.no_sync() if not (sync or last) else nullcontext():  # type: ignore[operator]
                 (nn.functional.mse_loss(model(inputs), targets) / parts).backward()
         optimizer.step()
-    return [number for each in model.parameters() for number in each.detach().flatten().tolist()]
+    whole = [each.full_tensor() if isinstance(each, DTensor) else each for each in model.parameters()]
+    return [number for each in whole for number in each.detach().flatten().tolist()]
 
 
 def cases(rank: int) -> dict[str, float | str]:
@@ -69,6 +72,16 @@ def cases(rank: int) -> dict[str, float | str]:
         whole = DistributedDataParallel(network())
         with hookrun.hooked(whole, WRAPPED) as hooks:
             compare(f"hooks on DDP, {parts}", trained(whole, hooks, rank, parts), one)
+        for first in ("hooks", "fully_shard"):
+            divided = network()
+            if first == "fully_shard":
+                fully_shard(divided[0])
+                fully_shard(divided)
+            with hookrun.hooked(divided, SPEC) as hooks:
+                if first == "hooks":
+                    fully_shard(divided[0])
+                    fully_shard(divided)
+                compare(f"{first} first, {parts}", trained(divided, hooks, rank, parts), one)
     plain = network()
     with hookrun.hooked(plain, {"late": SPEC["late"]}) as hooks:
         one = trained(plain, hooks, None, 2)
@@ -81,22 +94,28 @@ def cases(rank: int) -> dict[str, float | str]:
             trained(DistributedDataParallel(refused), hooks, rank, 2, sync=False)
     except hookrun.HookrunError as error:
         found["grad under no_sync"] = str(error)
-    sharded = network()
-    from torch.distributed.fsdp import fully_shard
-
-    fully_shard(sharded)
+    wrapped = DistributedDataParallel(network())
+    added = {"bias": {"select": "1", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}}
     try:
-        with hookrun.hooked(sharded, SPEC):
-            pass
-    except hookrun.CompileError as error:
-        found["sharded"] = str(error)
+        with hookrun.hooked(wrapped.module, added) as hooks:
+            trained(wrapped, hooks, rank)
+    except hookrun.HookrunError as error:
+        found["added to a wrapped model"] = str(error)
+    sharded = network()
+    fully_shard(sharded)
+    sharded.set_requires_gradient_sync(False)
+    try:
+        with hookrun.hooked(sharded, SPEC) as hooks:
+            trained(sharded, hooks, rank)
+    except hookrun.HookrunError as error:
+        found["grad without sync"] = str(error)
     late = network()
     try:
         with hookrun.hooked(late, {"step": {**SPEC["clip"], "hook": "optimizer_step_pre"}}):
-            fully_shard(late)
+            late[0].weight = nn.Parameter(torch.zeros(8, 4))
             late(rows(0, 0)[0])
     except hookrun.HookrunError as error:
-        found["sharded later"] = str(error)
+        found["replaced"] = str(error)
     return found
 
 

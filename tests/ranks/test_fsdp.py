@@ -82,7 +82,9 @@ def assert_same(one: Run, two: Run) -> None:
         for line, other in zip(lines, others, strict=True):
             assert list(line) == list(other)
             for key, value in line.items():
-                close = isinstance(value, float) and math.isclose(value, other[key], rel_tol=1e-4, abs_tol=1e-6)
+                close = isinstance(value, float) and math.isclose(
+                    value, other[key], rel_tol=1e-4, abs_tol=1e-6
+                )
                 assert close or value == other[key], (key, line, other)
     assert set(one.captures) == set(two.captures)
     for hook, modules in one.captures.items():
@@ -96,7 +98,7 @@ def assert_same(one: Run, two: Run) -> None:
 
 
 def test_training_with_hooks_on_everything(workers: Any, cwd: Path) -> None:
-    """Micro-batches of 11 rows, of which one rank has 6 and the other 5; steps of two, and an average of the weights."""
+    """Micro-batches of 11 rows, of which one rank has 6 and the other 5; steps of two, and an average of weights."""
     argv = [f"+hooks.{name}={{{hook}}}" for name, hook in HOOKS.items()]
     more = ("data.batch_size=11", "train.accumulate=2", "train.ema={decay: 0.5}", "train.clip_grad_norm=1")
     assert_same(*both(workers, cwd, *argv, *more))
@@ -128,8 +130,10 @@ def test_what_cannot_be_divided_is_refused(cwd: Path, capsys: pytest.CaptureFixt
         "compute.fsdp.wrap=convX": "compute.fsdp.wrap: 'convX' matches no module",
         "compute.compile=true": "compute.compile: a compiled model",
         "compute.precision=fp16": "compute.precision: the gradient scaler of fp16",
-        hook + "forward, action: add_bias, value: 1, trainable: true}": "parameter of no dimensions, and the hook",
-        hook + "apply, action: add_parameter, name: z, shape: []}": "parameter of no dimensions, and the hook",
+        hook
+        + "forward, action: add_bias, value: 1, trainable: true}": "parameter of no dimensions, and the hook",
+        hook
+        + "apply, action: add_parameter, name: z, shape: []}": "parameter of no dimensions, and the hook",
         "+compute.fsdp.size=2": "compute.fsdp.size",
     }.items():
         assert main([*argv, override]) == 2, override

@@ -30,12 +30,19 @@ def test_hooks_under_a_wrapper_see_reduced_gradients(free_port: Any) -> None:
     assert sorted(found) == [
         *(
             f"{what}, {parts}"
-            for what in ("DDP, then hooks", "hooks on DDP", "hooks, then DDP")
+            for what in (
+                "DDP, then hooks",
+                "fully_shard first",
+                "hooks first",
+                "hooks on DDP",
+                "hooks, then DDP",
+            )
             for parts in (1, 2)
         ),
         "no_sync",
     ]
     assert max(found.values()) < 1e-6
     assert "under no_sync() no rank has it whole" in refused["grad under no_sync"]
-    assert "hooks.clip: 0.weight is sharded over several ranks" in refused["sharded"]
-    assert "the parameter 0.weight was replaced after hooks were installed" in refused["sharded later"]
+    assert "under set_requires_gradient_sync(False) no rank has it whole" in refused["grad without sync"]
+    assert "the parameter 0.weight was replaced after hooks were installed" in refused["replaced"]
+    assert "does not sum its gradient over the ranks" in refused["added to a wrapped model"]

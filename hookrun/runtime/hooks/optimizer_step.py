@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from hookrun.hook_types import OPTIMIZER_STEP_POST, OPTIMIZER_STEP_PRE, HookType
 from hookrun.runtime.hooked_parameters import Moves, moved
 from hookrun.runtime.hooks.base import Firing, RegisteredHook, Shared, write
-from hookrun.runtime.sharded import edited, is_sharded, shard_of, whole
+from hookrun.runtime.sharded import due, edited, is_sharded, shard_of, whole
 from hookrun.runtime.unscaled import run_unscaled
 
 
@@ -86,6 +86,8 @@ def _write_whole(value: Tensor, seen: Tensor | None, new: Any) -> None:
 def _together(pairs: list[tuple[Firing, nn.Parameter]], scale: Tensor | None) -> None:
     """The first site's op sees the values of all; the others count as fired with it."""
     first = pairs[0][0]
+    if not due(first):
+        return
     values = {firing.site.path: _value(firing, parameter) for firing, parameter in pairs}
     seen = {path: None if value is None else whole(value) for path, value in values.items()}
     before = first.site.fired
