@@ -27,12 +27,13 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.site import PlacedHook
 from hookrun.runtime.tokens.sequences import Sequences
+from hookrun.store.environment import environment
 from hookrun.store.files import StoreError
 from hookrun.store.format import LOCK, RECORDED
 from hookrun.store.lock import sole_writer
 from hookrun.store.log_values import counted, number, split_name
 from hookrun.store.reader import open_run
-from hookrun.store.run_dir import RunDir, environment, update_latest
+from hookrun.store.run_dir import RunDir, update_latest
 from hookrun.tasks.loop.facts import hook_facts, model_facts
 from hookrun.tasks.loop.run import ending, set_failed, told
 from hookrun.tasks.loop.sink import RunSink

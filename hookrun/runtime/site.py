@@ -12,19 +12,18 @@ from torch import Generator, Tensor, nn
 
 from hookrun import containers
 from hookrun.actions.base import RECORD_KEYS, Keeper, add_parameter, was_added
-from hookrun.actions.check import finding, verdict
 from hookrun.actions.context import HookContext
 from hookrun.actions.given import GivenFunction
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.stats import Measured
 from hookrun.actions.values import OutsideValue
-from hookrun.errors import CheckFailed, HookError
+from hookrun.errors import HookError
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime.clock import Calls, Clock
 from hookrun.runtime.drawn import Fill, drawn
 from hookrun.runtime.firing_state import FiringState, TokensNow
+from hookrun.runtime.judging import judge
 from hookrun.runtime.kept_samples import KeptSamples
-from hookrun.runtime.last_good import judged_at
 from hookrun.runtime.outside_values import OutsideValues
 from hookrun.runtime.parts import part_of
 from hookrun.runtime.rng import Draws, derived_seed
@@ -32,7 +31,7 @@ from hookrun.runtime.state import HeldObjects
 from hookrun.runtime.tokens.choice import Chosen
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.snapshot import copied
-from hookrun.tensor_copies import plain, readable
+from hookrun.tensor_copies import readable
 from hookrun.trusted import Trusted
 
 if TYPE_CHECKING:
@@ -376,25 +375,7 @@ class PlacedHook:
 
     def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
         """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
-        found = readable(ok)
-        if found is None and self.sink.has_values and not ok.is_meta:  # the model is being traced
-            return
-        if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
-            with torch._C._DisableFuncTorch():
-                ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
-        samples = self.clock.own_samples if self.hook_type.of_rows else None
-        record = finding(ok, message, policy, least, largest, samples)
-        record["class"] = type(self.module).__name__
-        if policy != "error" or not self.sink.has_values:
-            self.emit(record)
-        elif ok:
-            self.clock.last_good.passed(self.hook_name, judged_at(self))
-        else:
-            record["last_good"] = self.clock.last_good.before(self.hook_name, judged_at(self))
-            self.emit(record)
-            at = f" at {self.at}" if self.at else ""
-            when = f"epoch {self.clock.epoch}, step {self.clock.step}"
-            raise CheckFailed(f"{self.where} ({record['class']}){at}, {when}: {verdict(record)}")
+        judge(self, ok, message, policy, least, largest)
 
     def found_nothing(self) -> None:
         """The firing under way found nothing for its action."""

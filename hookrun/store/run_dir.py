@@ -8,12 +8,10 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +50,6 @@ from hookrun.store.format import (
 )
 from hookrun.store.manifest import write_manifest
 from hookrun.store.shard_positions import shard_positions
-from hookrun.version import __version__
 
 if TYPE_CHECKING:
     from hookrun.store.position import FolderPosition, PositionRecord
@@ -368,31 +365,6 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
-    """What a run was made with: versions, machine and command line, and no value of an environment variable.
-
-    argv:   the command line; the process's own unless given
-    device: the device computed on; the machine's accelerator, else cpu, unless given
-    """
-    import torch
-
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    chosen = torch.device(device) if device is not None else accelerator or torch.device("cpu")
-    return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": _version("torchvision"),
-        "hydra": _version("hydra-core"),
-        "hookrun": __version__,
-        "platform": platform.platform(),
-        "cpu_count": os.cpu_count(),
-        "device": str(chosen),
-        "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
-        "threads": torch.get_num_threads(),
-        "argv": list(sys.argv if argv is None else argv),
-    }
-
-
 def update_latest(path: str | os.PathLike[str]) -> str:
     """Point the link `latest` beside the directory at it, atomically.
 
@@ -411,11 +383,3 @@ def update_latest(path: str | os.PathLike[str]) -> str:
     except OSError as error:
         return f"{link} does not point to the newest run: {os_reason(error)}"
     return ""
-
-
-def _version(package: str) -> str | None:
-    """The installed version; None where it is not installed, as hookrun itself run from a checkout."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None

@@ -59,7 +59,7 @@ class TaskOfCaptures(Task):
 
     def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
         """Do the analysis; no check can stop it."""
-        from hookrun.store.run_dir import environment
+        from hookrun.store.environment import environment
         from hookrun.tasks.loop.analysis import Analysing
         from hookrun.tasks.loop.progress import Screen
         from hookrun.tasks.loop.resuming import results_of

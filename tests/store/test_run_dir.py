@@ -15,9 +15,10 @@ from typing import get_args
 import pytest
 import torch
 
+from hookrun.store.environment import environment
 from hookrun.store.files import StoreError
 from hookrun.store.format import EXIT_CODES, State
-from hookrun.store.run_dir import RunDir, cut_off, environment, update_latest
+from hookrun.store.run_dir import RunDir, cut_off, update_latest
 
 
 def status(run: RunDir) -> dict[str, object]:

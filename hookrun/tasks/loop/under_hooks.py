@@ -13,8 +13,9 @@ from hookrun.models import RANDOM
 from hookrun.plan import table
 from hookrun.runtime import Installation
 from hookrun.runtime.reduced import ReducedGradients
+from hookrun.store.environment import environment
 from hookrun.store.rank_dir import take_kept
-from hookrun.store.run_dir import RunDir, environment
+from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.facts import hook_facts, model_facts
 from hookrun.tasks.loop.loggers.base import LoggedRun
 from hookrun.tasks.loop.loggers.together import Loggers

@@ -1,0 +1,45 @@
+"""What a run was made with, for env.json."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from hookrun.version import __version__
+
+
+def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
+    """What a run was made with: versions, machine and command line, and no value of an environment variable.
+
+    argv:   the command line; the process's own unless given
+    device: the device computed on; the machine's accelerator, else cpu, unless given
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    chosen = torch.device(device) if device is not None else accelerator or torch.device("cpu")
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "torchvision": _version("torchvision"),
+        "hydra": _version("hydra-core"),
+        "hookrun": __version__,
+        "platform": platform.platform(),
+        "cpu_count": os.cpu_count(),
+        "device": str(chosen),
+        "device_name": torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else platform.processor(),
+        "threads": torch.get_num_threads(),
+        "argv": list(sys.argv if argv is None else argv),
+    }
+
+
+def _version(package: str) -> str | None:
+    """The installed version; None where it is not installed, as hookrun itself run from a checkout."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
