@@ -94,9 +94,7 @@ def _direct_call(
     def call(*args: Any, **kwargs: Any) -> Any:
         if _tracing():
             return self._call_impl(*args, **kwargs)
-        if (
-            get_ident() != thread
-        ):  # DataParallel's threads call copies of the module that share its attributes
+        if get_ident() != thread:  # DataParallel's threads call replicas, which share the attributes
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         hooks, forward = self._forward_hooks, self.forward
         if (

@@ -7,6 +7,7 @@ import pickle
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -191,14 +192,14 @@ def test_a_repeated_call_is_not_counted_again() -> None:
 @pytest.mark.parametrize("change", ["nothing", "inplace", "forward"])
 def test_captures_are_of_that_moment_and_share_no_memory_with_anybody(change: str) -> None:
     """Also where a layer starts to write in place, or is given another forward, after the hooks."""
-    model, array = net(), np.full((3, 4), -1, np.float32)
-    given = torch.from_numpy(array)
+    model, given = net(), torch.empty(3, 4)
+    array = given.numpy()
     with torch.no_grad(), hookrun.hooked(model, SEEN) as hooks:
         called(model, X)
         if change == "inplace":
             model[1].inplace = True
         elif change == "forward":
-            model[1].forward = lambda x: x.relu_()  # type: ignore[method-assign, assignment]
+            model[1].forward = MethodType(lambda self, x: x.relu_(), model[1])  # type: ignore[method-assign]
         for number in range(1, 4):
             given.fill_(-1)[0] = number
             output = called(model[1], given)
