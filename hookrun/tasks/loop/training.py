@@ -160,7 +160,7 @@ def _save(running: Running, name: str) -> None:
     """Soon: before the next state, and before `_save_last` ends."""
     path = running.run_dir.checkpoints / name
     found = checkpoint.checkpoint_of(running.model, path, applied=running.prepared.plan.applied())
-    running.resuming.behind.write(found, checkpoint.Checkpoint.write)
+    running.resuming.behind.write(found, checkpoint.WeightsFile.write)
 
 
 def _over(loop: Loop) -> bool:
