@@ -61,10 +61,18 @@ def plain(text: str, *, fast: bool = False) -> Any:
     """
     if fast:
         try:
-            return yaml.load(text, Loader=_fast_loader())
+            return _loaded(text, _fast_loader())
         except yaml.YAMLError:
             pass  # the other one says where, in the words that are told everywhere
-    return yaml.load(text, Loader=get_yaml_loader())
+    return _loaded(text, get_yaml_loader())
+
+
+def _loaded(text: str, loader_of: Any) -> Any:
+    loader = loader_of(text)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 @cache

@@ -74,6 +74,12 @@ def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig
     return content
 
 
+def _result(source: ConfigSource, text: str, content: DictConfig) -> ConfigResult:
+    header = ConfigSource._get_header_dict(text[:512])
+    path = f"{source.scheme()}://{source.path}"
+    return ConfigResult(config=content, path=path, provider=source.provider, header=header)
+
+
 class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's reader of config folders, with errors that name the file.
 
@@ -94,11 +100,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
             hint = "copy the file, or name its folder as well: hydra.searchpath=[file:///folder] on the command line"
             raise SpecError([Problem(str(Path(self.path, config_path)), what, hint)])
         with reading(file) as text:
-            header = ConfigSource._get_header_dict(text[:512])
-            content = _vetted(text, str(file), config_path, self.is_ours)
-            return ConfigResult(
-                config=content, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
-            )
+            return _result(self, text, _vetted(text, str(file), config_path, self.is_ours))
 
     def is_config(self, config_path: str) -> bool:
         return _is_inside(config_path) and super().is_config(config_path)
@@ -128,18 +130,9 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
         resource = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
         if self.is_ours:
             text = resource.read_text(encoding="utf-8")
-            return ConfigResult(
-                config=content_of(text, installed=True),
-                path=f"{self.scheme()}://{self.path}",
-                provider=self.provider,
-                header=ConfigSource._get_header_dict(text[:512]),
-            )
+            return _result(self, text, content_of(text, installed=True))
         with resources.as_file(resource) as file, reading(file) as text:
-            header = ConfigSource._get_header_dict(text[:512])
-            content = _vetted(text, str(file), config_path, is_ours=False)
-            return ConfigResult(
-                config=content, path=f"{self.scheme()}://{self.path}", provider=self.provider, header=header
-            )
+            return _result(self, text, _vetted(text, str(file), config_path, is_ours=False))
 
     def is_config(self, config_path: str) -> bool:
         return _is_inside(config_path) and super().is_config(config_path)

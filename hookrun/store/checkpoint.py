@@ -18,7 +18,7 @@ _APPLIED = "applied"
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class WeightsFile:
     """What a checkpoint at `path` is to hold.
 
     tensors: by name, each once
@@ -34,7 +34,7 @@ class Checkpoint:
         """Of the tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def copied(self) -> Checkpoint:
+    def copied(self) -> WeightsFile:
         """With copies of the tensors on the CPU, so that the model may be trained on."""
         copies = {name: each.detach().to("cpu", copy=True) for name, each in self.tensors.items()}
         return replace(self, tensors=copies)
@@ -66,7 +66,7 @@ def checkpoint_of(
     *,
     applied: Iterable[str] = (),
     state: Mapping[str, Tensor] | None = None,
-) -> Checkpoint:
+) -> WeightsFile:
     """The model's state dict, as a checkpoint holds it.
 
     applied: the identities of the hooks that changed the model at installation, which the file is to name
@@ -90,7 +90,7 @@ def checkpoint_of(
         else:
             aliases[name] = same
     kept = {_ALIASES: aliases, _APPLIED: sorted(applied)}
-    return Checkpoint(path, stored, {key: json.dumps(value) for key, value in kept.items() if value})
+    return WeightsFile(path, stored, {key: json.dumps(value) for key, value in kept.items() if value})
 
 
 def read(path: str | Path) -> dict[str, Tensor]:

@@ -148,6 +148,10 @@ class RunDir:
         self.sync()
         return found
 
+    @property
+    def _lines(self) -> tuple[Lines, ...]:
+        return self._metrics, self._stats, self._samples, self._tokens, self._generations, self._lens
+
     def written(self) -> dict[str, Any]:
         """The position, of which lines may not be on the disk before `sync` was called."""
         return {
@@ -166,8 +170,7 @@ class RunDir:
 
         StoreError if the disk refuses.
         """
-        lines = self._metrics, self._stats, self._samples, self._tokens, self._generations, self._lens
-        for each in lines:
+        for each in self._lines:
             each.sync()
         sync_folder(self.path)  # that the files are there too
 
@@ -296,12 +299,8 @@ class RunDir:
     def close(self) -> None:
         """Write what is buffered and close every file; the status stays as it was set."""
         with ExitStack() as stack:  # each is closed, whichever of them fails
-            stack.callback(self._metrics.close)
-            stack.callback(self._stats.close)
-            stack.callback(self._samples.close)
-            stack.callback(self._tokens.close)
-            stack.callback(self._generations.close)
-            stack.callback(self._lens.close)
+            for each in self._lines:
+                stack.callback(each.close)
             for writer in self._writers.values():
                 stack.callback(writer.close)
 

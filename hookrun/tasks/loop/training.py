@@ -175,7 +175,7 @@ def _save(running: Running, name: str) -> None:
     if is_main:  # the weights of the others are the same
         path, applied = running.run_dir.checkpoints / name, running.prepared.plan.applied()
         found = checkpoint.checkpoint_of(running.model, path, applied=applied, state=state)
-        running.resuming.behind.write(found, checkpoint.Checkpoint.write)
+        running.resuming.behind.write(found, checkpoint.WeightsFile.write)
 
 
 def _over(loop: Loop) -> bool:
