@@ -45,14 +45,14 @@ def composed(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def nodes(node: Any) -> Any:
-    """A node with all that it holds and all that OmegaConf notes about it."""
+    """A node with all that it holds, its types, and the flags that hold for it."""
     inner = node._content if isinstance(node, Container) else node._value()
     if isinstance(inner, dict):
         inner = {key: nodes(value) for key, value in inner.items()}
     elif isinstance(inner, list):
         inner = [nodes(value) for value in inner]
-    noted = vars(node._metadata) | {"resolver_cache": None}  # `now` is another one
-    return type(node), noted, inner
+    types = node._metadata.ref_type, node._metadata.object_type, node._metadata.optional
+    return type(node), types, [bool(node._get_flag(name)) for name in ("struct", "readonly")], inner
 
 
 @pytest.mark.parametrize("argv", LINES, ids=" ".join)

@@ -35,8 +35,10 @@ def _trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "trained"
     done = folder / "done"
-    with locked(folder, lambda: None), pytest.MonkeyPatch.context() as patch:
+    lock = folder.with_name("training")  # beside it: nothing runs in a folder that is locked
+    with locked(lock, lambda: None), pytest.MonkeyPatch.context() as patch:
         if not done.exists():
+            folder.mkdir(exist_ok=True)
             patch.chdir(folder)
             few = ("task.max_new_tokens=1", "train.limit_batches=1", "data.batch_size=1")
             assert main(["experiment=lm/neuron_clamp", "compute.threads=1", "compute.device=cpu", *few]) == 0
