@@ -40,7 +40,7 @@ def _own(
         return writers[name].position()
     before: FolderPosition | None = getattr(reached, name, None)
     if before is None:
-        return {"index": 0, "shards": 0, "counts": {}}
+        return {"index": 0, "shards": 0, "counts": {}, "turns": False}
     return before.of_rank(rank).model_dump(exclude={"others"})
 
 
