@@ -208,9 +208,7 @@ class Loader(ConfigLoaderImpl):
 
     def _place(self, cfg: DictConfig) -> None:
         """Give outputs the place of hookrun instead of Hydra's, within `output`, where nothing else was typed."""
-        overrides: Any = OmegaConf.to_container(
-            cfg.hydra.overrides.hydra, resolve=False
-        )  # as they were typed
+        overrides: Any = OmegaConf.to_container(cfg.hydra.overrides.hydra, resolve=False)
         typed = [str(text).lstrip("+") for text in overrides]
         for key, ours in hydra_section.SHIPPED_DIRS.items():
             section, name = key.split(".")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,12 +12,12 @@ from hookrun.errors import CheckFailed
 from hookrun.runtime.last_good import judged_at
 from hookrun.tensor_copies import plain, readable
 
-if TYPE_CHECKING:
-    from hookrun.runtime.site import PlacedHook
 
+def judge(site: Any, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
+    """`error` waits for the verdict and raises CheckFailed; the others leave it in a record that is read later.
 
-def judge(site: PlacedHook, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
-    """`error` waits for the verdict and raises CheckFailed; the others leave it in a record that is read later."""
+    site: the `PlacedHook` whose firing is under way
+    """
     found = readable(ok)
     if found is None and site.sink.has_values and not ok.is_meta:  # the model is being traced
         return
