@@ -75,8 +75,7 @@ def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig
 
 
 def _result(source: ConfigSource, text: str, content: DictConfig) -> ConfigResult:
-    header = ConfigSource._get_header_dict(text[:512])
-    path = f"{source.scheme()}://{source.path}"
+    header, path = ConfigSource._get_header_dict(text[:512]), f"{source.scheme()}://{source.path}"
     return ConfigResult(config=content, path=path, provider=source.provider, header=header)
 
 
@@ -129,8 +128,7 @@ class ImportlibResourcesConfigSource(importlib_resources_config_source.Importlib
             return super().load_config(config_path)
         resource = resources.files(self.path).joinpath(self._normalize_file_name(config_path))
         if self.is_ours:
-            text = resource.read_text(encoding="utf-8")
-            return _result(self, text, content_of(text, installed=True))
+            return _result(self, text := resource.read_text("utf-8"), content_of(text, installed=True))
         with resources.as_file(resource) as file, reading(file) as text:
             return _result(self, text, _vetted(text, str(file), config_path, is_ours=False))
 
@@ -185,8 +183,7 @@ class Loader(ConfigLoaderImpl):
             return cfg
 
     def _recomposed(self, master: DictConfig, own: list[str]) -> DictConfig | None:
-        hydras: list[Any] = [str(each) for each in master.hydra.overrides.hydra]
-        name = master.hydra.job.config_name
+        hydras, name = [str(each) for each in master.hydra.overrides.hydra], master.hydra.job.config_name
         key = (name, *hydras)
         if key not in self._recomposing:
             _, repo = super()._parse_overrides_and_create_caching_repo(name, hydras)
