@@ -51,7 +51,8 @@ def nodes(node: Any) -> Any:
         inner = {key: nodes(value) for key, value in inner.items()}
     elif isinstance(inner, list):
         inner = [nodes(value) for value in inner]
-    types = node._metadata.ref_type, node._metadata.object_type, node._metadata.optional
+    # By name: a scan for plugins makes their classes again.
+    types = f"{node._metadata.ref_type} {node._metadata.object_type} {node._metadata.optional}"
     return type(node), types, [bool(node._get_flag(name)) for name in ("struct", "readonly")], inner
 
 

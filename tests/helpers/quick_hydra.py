@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any
 
@@ -39,7 +39,8 @@ _shipped: dict[tuple[str, ...], bool] = {}
 def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
     if key not in _memory:
         made = make()
-        _memory[key] = pickle.dumps(made)
+        with suppress(pickle.PicklingError):  # of a class that a scan for plugins has made again
+            _memory[key] = pickle.dumps(made)
         return made
     return pickle.loads(_memory[key])
 
