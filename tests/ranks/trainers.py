@@ -1,0 +1,110 @@
+"""Lightning's or transformers' Trainer as one of two gloo ranks, or alone: prints the weights that it comes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import hookrun
+
+SPEC = {
+    "clamp": {"select": "net.2", "hook": "grad", "action": "clamp", "min": -0.01, "max": 0.01},
+    "norm": {"select": "net.0", "hook": "optimizer_step_pre", "action": "clip_norm", "max_norm": 0.05},
+}
+GENERATOR = torch.Generator().manual_seed(0)
+INPUTS, TARGETS = torch.randn(16, 4, generator=GENERATOR), torch.randint(0, 3, (16,), generator=GENERATOR)
+SIZE = int(os.environ.get("WORLD_SIZE", "1"))
+ROWS = 4 // SIZE
+"""Of a batch on each rank."""
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def lightning() -> nn.Module:
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def training_step(self, batch: Any, number: int) -> Any:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    module = Module()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    strategy = "ddp" if SIZE > 1 else "auto"
+    trainer = pl.Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        devices=SIZE,
+        strategy=strategy,
+        callbacks=[hookrun.integrations.lightning.Callback(SPEC)],
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **quiet,
+    )
+    rank = int(os.environ.get("RANK", "0"))
+    own = TensorDataset(INPUTS[rank::SIZE], TARGETS[rank::SIZE])
+    trainer.fit(module, DataLoader(own, batch_size=ROWS))
+    return module.net
+
+
+def transformers() -> nn.Module:
+    from transformers import Trainer, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            output = self.net(x)
+            return {"loss": nn.functional.cross_entropy(output, labels), "logits": output}
+
+    class Plain(Trainer):  # type: ignore[misc]
+        def create_optimizer(self, *_: Any) -> Any:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+            return self.optimizer
+
+        def _get_train_sampler(self, *_: Any) -> None:
+            return None  # in order
+
+    model = Model()
+    arguments = TrainingArguments(
+        output_dir="out",
+        num_train_epochs=2,
+        per_device_train_batch_size=ROWS,
+        use_cpu=True,
+        report_to=[],
+        save_strategy="no",
+        lr_scheduler_type="constant",
+        max_grad_norm=0,
+        disable_tqdm=True,
+        ddp_backend="gloo" if SIZE > 1 else None,
+    )
+    data = [{"x": x, "labels": label} for x, label in zip(INPUTS, TARGETS, strict=True)]
+    callback = hookrun.integrations.transformers.Callback(SPEC)
+    Plain(model=model, args=arguments, train_dataset=data, callbacks=[callback]).train()
+    return model.net
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    net = {"lightning": lightning, "transformers": transformers}[sys.argv[1]]()
+    with open(sys.argv[2], "w") as file:
+        json.dump([each.detach().flatten().tolist() for each in net.parameters()], file)
