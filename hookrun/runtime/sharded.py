@@ -43,6 +43,23 @@ def shard_of(new: Tensor, like: Any) -> Tensor:
     return replicated.redistribute(placements=like.placements)
 
 
+def like(new: Tensor, there: Any) -> Tensor:
+    """A tensor that every rank has whole, divided as `there` is; itself where that is whole."""
+    return shard_of(new.to(there.device), there) if is_sharded(there) else new
+
+
+@torch.no_grad()
+def whole_of(part: Tensor, there: Any) -> Tensor:
+    """The whole of what each rank has a part of, divided as `there` is; the part itself where that is whole."""
+    if not is_sharded(there):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    form = {"shape": there.shape, "stride": there.stride()}
+    parts: Any = DTensor.from_local(part, there.device_mesh, there.placements, run_check=False, **form)
+    return whole(parts)
+
+
 def due(firing: Firing) -> bool:
     """Whether step, epoch and mode let it fire now, which is the same on every rank: else nothing is put together."""
     when, clock = firing.site.spec.keys.when, firing.site.clock

@@ -99,3 +99,27 @@ def test_a_killed_rank_and_another_number_of_ranks(
     ended = workers.run(tmp_path, "resume=one")
     assert ended.codes == [0, 0] and "is done: there is nothing to resume" in ended.said[0]
     assert ended.said[1] == ""
+
+
+def test_divided_parameters(workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under compute=fsdp a state holds everything whole: it goes on divided as before, and in one process."""
+    monkeypatch.chdir(tmp_path)
+    argv = ["compute=fsdp" if each == "compute=ddp" else each for each in ARGV]
+    ended = workers.run(tmp_path, *argv, "train.checkpoint.keep_done=true", "hydra.run.dir=whole")
+    assert ended.codes == [0, 0], ended.said
+    whole = hookrun.open_run(tmp_path / "whole")
+    assert main(["resume=whole"]) == 0  # it is done, and stays as it is
+    for name, exact, others in (
+        ("divided", True, []),
+        ("one", False, ["compute.strategy=none"]),
+    ):
+        shutil.copytree("whole", name)
+        for state in sorted((tmp_path / name).glob("checkpoints/state_*"))[4:]:
+            shutil.rmtree(state)
+        (tmp_path / name / "status.json").write_text(json.dumps({"status": "failed"}))
+        if name == "one":
+            assert main([f"resume={name}", *others]) == 0
+        else:
+            ended = workers.run(tmp_path, f"resume={name}", *others)
+            assert ended.codes == [0, 0], ended.said
+        assert_same(same, whole, hookrun.open_run(tmp_path / name), exact=exact)

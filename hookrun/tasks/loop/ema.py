@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from hookrun.runtime.sharded import own_part
+from hookrun.runtime.sharded import like, own_part, whole_of
 
 
 class WeightAverage:
@@ -43,13 +43,17 @@ class WeightAverage:
             self._update(averages, weights, 0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages by name."""
-        return dict(self._averages)
+        """The averages by name; those of divided parameters are whole, and every rank calls it."""
+        there = dict(self._everything())
+        return {name: whole_of(average, there[name]) for name, average in self._averages.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from averages that were saved."""
-        there = dict(self._own())
-        self._averages = {name: average.to(there[name].device) for name, average in state.items()}
+        there = dict(self._everything())
+        self._averages = {
+            name: own_part(like(average.to(there[name].device), there[name]))
+            for name, average in state.items()
+        }
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
@@ -74,13 +78,13 @@ class WeightAverage:
             _write((own, self._averages[name]) for name, own in there)
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """What is averaged, by name: a module may put another tensor in a buffer's place at any time."""
-        everything = chain(self._model.named_parameters(), self._model.named_buffers())
-        yield from (
-            (name, own_part(each))
-            for name, each in everything
-            if each.is_floating_point() or each.is_complex()
-        )
+        """What is averaged, by name, of divided parameters this rank's part."""
+        yield from ((name, own_part(each)) for name, each in self._everything())
+
+    def _everything(self) -> Iterator[tuple[str, Tensor]]:
+        """What is averaged: a module may put another tensor in a buffer's place at any time."""
+        there = chain(self._model.named_parameters(), self._model.named_buffers())
+        yield from ((name, each) for name, each in there if each.is_floating_point() or each.is_complex())
 
 
 @torch.no_grad()

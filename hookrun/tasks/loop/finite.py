@@ -47,7 +47,7 @@ _ONE = torch.ones(())
 
 
 def _is_usual(value: Tensor) -> bool:
-    return value.dtype is torch.float32 and value.is_cpu and not value.requires_grad
+    return type(value) is Tensor and value.dtype is torch.float32 and value.is_cpu and not value.requires_grad
 
 
 @cache

@@ -20,6 +20,7 @@ from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interruptions import Interrupted, pending
 from hookrun.runtime import Installation
 from hookrun.runtime.rng import derived_seed
+from hookrun.runtime.sharded import like, whole
 from hookrun.store.files import StoreError
 from hookrun.store.format import encode
 from hookrun.store.named_files import named_files
@@ -274,12 +275,15 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
-    """What a run changes of the model: weights and buffers where it trains, buffers alone where it does not."""
+    """What a run changes of the model: weights and buffers where it trains, buffers alone where it does not.
+
+    Parameters that are divided over ranks are whole in it; every rank calls it.
+    """
     buffers = dict(model.named_buffers(remove_duplicate=False))
     if not trains:
         return {"buffers": buffers}
     return {
-        "state": dict(model.state_dict()),
+        "state": {name: whole(each) for name, each in model.state_dict().items()},
         "buffers": buffers,
         "trained": [name for name, each in model.named_parameters() if each.requires_grad],
     }
@@ -289,18 +293,19 @@ def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
 def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Give the model what `model_state` returned."""
     if "state" in state:
-        model.load_state_dict(state["state"])
+        own = model.state_dict()
+        model.load_state_dict({name: like(each, own.get(name)) for name, each in state["state"].items()})
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in state["trained"])
     for name, saved in state["buffers"].items():
-        path, _, own = name.rpartition(".")
+        path, _, last = name.rpartition(".")
         module = model.get_submodule(path)
-        there = module._buffers[own]
+        there = module._buffers[last]
         fits = there is not None and there.shape == saved.shape and there.dtype == saved.dtype
         if there is not None and fits and 0 not in there.stride():  # an expanded one cannot be written
             there.copy_(saved)
         else:  # a module may put another tensor in a buffer's place at any time
-            module._buffers[own] = saved.to(next((each.device for each in model.parameters()), saved.device))
+            module._buffers[last] = saved.to(next((each.device for each in model.parameters()), saved.device))
 
 
 @contextmanager

@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from hookrun.errors import Problem, listed
 from hookrun.plan.model_tree import ModelNames
 from hookrun.plan.plan import ResolvedPlan
-from hookrun.runtime.sharded import whole
+from hookrun.runtime.sharded import is_sharded, like, whole
 from hookrun.runtime.sharded_models import sharded_modules
 from hookrun.spec import Settings
 from hookrun.spec.experiment import Fsdp
@@ -99,3 +100,29 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
         if same is not None:
             found[same] = state[name]
     return state
+
+
+def whole_states(optimizer: Optimizer) -> dict[str, Any]:
+    """The optimizer's state dict with the parts of all ranks; every rank asks."""
+    state = optimizer.state_dict()
+    found = {
+        number: {name: whole(each) if isinstance(each, Tensor) else each for name, each in of.items()}
+        for number, of in state["state"].items()
+    }
+    return {**state, "state": found}
+
+
+def divided(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The state dict of an optimizer, whose tensors are whole, with those of divided parameters divided likewise."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    found = dict(state["state"])
+    for number, parameter in zip(numbers, parameters, strict=False):
+        if is_sharded(parameter) and number in found:
+            found[number] = {
+                name: like(each, parameter)
+                if isinstance(each, Tensor) and each.shape == parameter.shape
+                else each
+                for name, each in found[number].items()
+            }
+    return {**state, "state": found}

@@ -23,7 +23,7 @@ from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
-from hookrun.tasks.loop.sharding import whole_state
+from hookrun.tasks.loop.sharding import divided, whole_state, whole_states
 from hookrun.tasks.loop.step_gradients import StepGradients, step_gradients
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
@@ -63,14 +63,15 @@ class Loop:
         return self.average.swapped_in() if self.average is not None else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training goes on from, beside the model and its hooks."""
+        """All that training goes on from, beside the model and its hooks; every rank calls it."""
+        sharded = self.running.sharded
         return {
             "epoch": self.epoch,
             "batches": self.batches,
             "means": self.means.state_dict(),
             "values": self.values,
             "best": self.best,
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": whole_states(self.optimizer) if sharded else self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": self.running.scaler.state_dict(),
             "steps": self.steps.state_dict(),
@@ -86,7 +87,7 @@ class Loop:
         self.epoch, self.batches = state["epoch"], state["batches"]
         self.means.load_state_dict(state["means"])
         self.values, self.best = state["values"], state["best"]
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(divided(state["optimizer"], self.optimizer))
         self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
