@@ -33,6 +33,8 @@ def unstorable(tensor: Tensor) -> str:
     """Why a file cannot hold the tensor, or ``""``."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         return "a sparse or nested tensor has no plain form on disk"
+    if type(tensor).__name__ == "DTensor":
+        return "it is divided over several ranks: `full_tensor()` puts it together"
     if tensor.is_meta:
         return "a meta tensor has no values"
     if tensor.dtype not in DTYPES:

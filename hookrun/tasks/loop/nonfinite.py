@@ -152,7 +152,11 @@ class FiniteSteps:
             return {}
         running, epoch = self._running, self._running.hooks.clock.epoch
         lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
-        bad = [name for name, parameter in running.model.named_parameters() if not_finite(parameter)]
+        parameters = dict(running.model.named_parameters())
+        found = [bool(not_finite(parameter)) for parameter in parameters.values()]
+        if running.sharded:  # each rank sees its parts
+            found = [bool(each) for each in running.ranks.largest(found)]
+        bad = [name for name, is_bad in zip(parameters, found, strict=True) if is_bad]
         if bad:
             lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not mend it")
         running.screen.note(lines)

@@ -12,6 +12,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
+from hookrun.errors import listed
 from hookrun.ranks.alone import Ranks
 from hookrun.tasks.loop.average import Average
 
@@ -20,6 +21,8 @@ RANKS = "ranks"
 
 SUMS = "sums"
 """The part that names the places of what is added up from batch to batch, in `held`."""
+
+_SHOWN = 4
 
 RankState = Mapping[str, Any]
 """`generators`, `hooks`, `sums` (what holds, the key there, the state of an Average) and `kept` lines."""
@@ -47,6 +50,19 @@ def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -
         "sums": sums,
         "kept": kept,
     }
+
+
+def left_out(tree: Mapping[str, Any], ranks: Ranks, hooks: Mapping[str, Collection[int]]) -> list[str]:
+    """A note on the hooks of ranks that the run had and has no more.
+
+    hooks: name -> for which ranks it is (`when.rank`)
+    """
+    before = len(tree.get(RANKS) or [None])
+    gone = [name for name, of in hooks.items() if min(of) >= ranks.size and min(of) < before]
+    if not gone:
+        return []
+    what = f"{listed(gone, _SHOWN)}: `when.rank` names no rank that the run still has"
+    return [f"{what} ({before} before, {ranks.size} now): nothing more comes of it"]
 
 
 def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
