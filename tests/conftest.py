@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,7 +17,8 @@ FROZEN = pytest.StashKey[int]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Say what the mark is."""
+    """Say what the mark is. How wide a test's output may be is for the test to say: xdist sets COLUMNS."""
+    os.environ.pop("COLUMNS", None)
     config.addinivalue_line(
         "markers",
         "cases(names, values): like parametrize, in one test: every case runs, and a failure names its case. "

@@ -128,7 +128,7 @@ def test_gradient_norms_are_those_of_the_gradients() -> None:
 
 def test_the_nan_hunt_names_module_and_step(capsys) -> None:
     assert main(["experiment=nan_hunt", *SMALL, "train.optimizer.lr=1e30"]) == 3
-    assert "hook 'outputs' (forward, check) on conv2, epoch 0, step 1" in capsys.readouterr().err
+    assert "hook 'outputs' (forward, check) on conv2 (Conv2d), epoch 0, step 1" in capsys.readouterr().err
     assert hookrun.open_run("outputs/latest").status["status"] == "failed"
 
 

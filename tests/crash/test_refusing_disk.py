@@ -190,7 +190,7 @@ def test_a_process_without_file_descriptors_names_what_it_could_not_open(tmp_pat
         ),
         f"cannot append to {tmp_path}/metrics.jsonl: Too many open files": lambda: run.log_metrics(step=0),
         f"cannot write {tmp_path}/captures/000000.safetensors: Too many open files": run.captures.flush,
-        f"cannot read {tmp_path}/captures/index.jsonl: Too many open files": run.write_manifest,
+        f"cannot list {tmp_path}/captures: Too many open files": run.write_manifest,
     }
     for said, write in cases.items():
         with no_more_files(), pytest.raises(StoreError) as caught:

@@ -23,7 +23,7 @@ def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -
     assert ended.codes == [3, 3], ended.said
     run = hookrun.open_run(tmp_path / "stop")
     assert run.status["status"] == "stopped"
-    assert "rank 1: hook 'trips' on fc: expected every element" in run.status["reason"]
+    assert "rank 1: hook 'trips' on fc (Linear): expected every element" in run.status["reason"]
     (tripped,) = (line for line in run.stats if line["hook"] == "trips")
     assert tripped["of_rank"] == 1 and len(tripped["samples"]) == 32
     assert f"among the samples {tripped['samples'][0]}, " in run.status["reason"]

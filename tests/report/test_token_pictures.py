@@ -93,7 +93,8 @@ def test_the_axes_of_a_pattern_are_the_tokens_and_padding_is_cut_off(predicted: 
 def test_a_pattern_is_known_by_what_it_is(predicted: Run) -> None:
     assert "attention, val sample 0" in part_of(predicted, "switched"), "a head that is off stays one"
     assert '<svg class="chart attention' not in part_of(predicted, "scores")
-    assert [row[0] for row in cells(part_of(predicted, "one"))] == ["3"] * 3
+    heads = [row[0] for row in cells(part_of(predicted, "one"))]
+    assert [head for head in heads if head.isdigit()] == ["3"] * 3, "the others are of the figures' numbers"
     last = part_of(predicted, "last")
     assert last.count('<svg class="chart attention') == 3, "all heads of one query are one picture"
     length = len(json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])["tokens"])

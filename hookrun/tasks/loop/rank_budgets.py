@@ -22,7 +22,7 @@ Key = tuple[str, str, str, int, int]
 
 
 @dataclass
-class _Held:
+class _HeldBack:
     """A value that waits for the end of its batch.
 
     rows:   how many rows of the batch it has; None: its first dimension is not that of the batch
@@ -59,7 +59,7 @@ class BudgetsOfRanks:
     """Holds what hooks with `max_bytes` capture in a batch until all ranks have told how much they have of it."""
 
     def __init__(self) -> None:
-        self._held = list[_Held]()
+        self._held = list[_HeldBack]()
         self._of_hooks = dict[str, tuple[PlacedHook, Budget]]()
         self._counts = Counter[tuple[str, str, str, int]]()
 
@@ -81,7 +81,7 @@ class BudgetsOfRanks:
         place = site.hook_name, site.path, site.within, site.call
         self._counts[place] += 1
         key = (*place, self._counts[place])
-        self._held.append(_Held(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
+        self._held.append(_HeldBack(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
 
     def settle(self, ranks: Ranks, show: Callable[[str], None]) -> None:
         """A batch is over; every rank calls it. What all together may keep is kept.

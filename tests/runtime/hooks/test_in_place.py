@@ -67,6 +67,10 @@ def overwritten(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     monkeypatch.setattr(parts, "SMALLEST", 10)
     monkeypatch.setattr(hooks_of_forward, "in_parts", told)
+    monkeypatch.setattr(
+        hooks_of_forward._OUTPUTS, "_expected", None
+    )  # whatever was tried before in this process
+    monkeypatch.setattr(hooks_of_forward._OUTPUTS, "_left", 3)
     yield found
 
 
