@@ -85,6 +85,7 @@ def _folder() -> Path:
     try:
         above = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
         folder = above / "hookrun" / "kernels"
+        _require_unshared(next(each for each in folder.parents if each.exists()), folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_own(folder)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -99,12 +100,18 @@ def require_own(path: Path) -> None:
     me, found = os.geteuid(), path.lstat()
     if found.st_uid != me or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or stat.S_ISLNK(found.st_mode):
         raise NoLibrary(f"{path} has to be this user's own, and writable by nobody else")
-    for above in path.resolve().parents:
-        found = above.stat()
+    _require_unshared(path.resolve().parent, path)
+
+
+def _require_unshared(folder: Path, path: Path) -> None:
+    """NoLibrary if others can change the folder, or one above it: `path` is there, or is about to be made there."""
+    folder = folder.resolve()
+    for each in (folder, *folder.parents):
+        found = each.stat()
         by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
         shared = (found.st_mode & stat.S_IWOTH or by_group) and not found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (me, 0) or shared:
-            raise NoLibrary(f"{above}, which holds {path}, can be changed by others")
+        if found.st_uid not in (os.geteuid(), 0) or shared:
+            raise NoLibrary(f"{each}, which holds {path}, can be changed by others")
 
 
 def _is_own_group(number: int) -> bool:

@@ -125,11 +125,11 @@ enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
                 count += x[i] == 0;                                                                                   \
             out->zeros = count;                                                                                       \
         }                                                                                                             \
-        if (!(isfinite(around) && isfinite(out->mean) && isfinite(squares)))                                          \
+        if (!(isfinite(around) && isfinite(out->mean)))                                                               \
             NAME##_not_finite(x, n, out);                                                                             \
     }
 
-/* Something in the block, or the sum of its squares, is not finite: the slow way. */
+/* Something in the block, or the sum of the squared differences, is not finite: the slow way. */
 #define NOT_FINITE(NAME, T)                                                                                           \
     static void NAME##_not_finite(const T *x, int n, Moments *out)                                                    \
     {                                                                                                                 \
@@ -358,7 +358,7 @@ static PyObject *number(double value, Kind kind)
 static PyObject *statistic(int name, const Moments *found, Kind kind)
 {
     double n = found->n;
-    double spread = found->spread < 0 ? 0 : found->spread, squares = found->squares < 0 ? 0 : found->squares;
+    double spread = found->spread <= 0 ? 0 : found->spread, squares = found->squares <= 0 ? 0 : found->squares;
     switch ((Statistic)name) {
     case MEAN: return number((double)(found->sum / n), kind);
     case STD: return number(sqrt(spread / (n - 1)), kind);

@@ -61,7 +61,6 @@ class CapturedRows(list[Any]):
     def text(self) -> list[str]:
         """The text of each row's token; ``""`` where the model's tokenizer is not known."""
         decode = self._find_decoder()
-        decode = self._find_decoder()
         return ["" if decode is None or each < 0 else decode(each) for each in self.token_ids.tolist()]
 
 

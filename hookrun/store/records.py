@@ -388,9 +388,3 @@ def _short(part: int | str) -> str:
 
 def _article(name: str) -> str:
     return "nothing" if name == "NoneType" else f"a {name}"
-
-
-def require_keys(value: Mapping[str, Any], *keys: str) -> None:
-    """Raise ValueError for keys that are not there."""
-    if missing := [key for key in keys if key not in value]:
-        raise ValueError(f"it has no {', '.join(missing)}")

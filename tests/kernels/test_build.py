@@ -122,6 +122,23 @@ def test_what_others_may_write_is_not_used(
         library(source)
 
 
+def test_nothing_is_made_in_a_directory_of_another_user(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler_of(monkeypatch, tmp_path, "exit 1")
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        os.chown(home, 12345, 12345)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # as under sudo, where HOME is still the user's
+    monkeypatch.setenv("HOME", str(home))
+    for named in ("", str(home / "a" / "b")):
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+        with pytest.raises(NoLibrary, match="can be changed by others"):
+            library(source)
+        assert not list(home.iterdir())
+
+
 def test_a_compiler_that_fails_or_hangs_is_asked_once(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,23 @@ def test_a_large_mean_and_a_first_element_far_from_it_do_no_harm() -> None:
     assert found(x)["var"] == pytest.approx(0.25 * 4096 / 4095, rel=1e-12)
 
 
+def test_numbers_whose_squares_leave_the_range_of_float64_have_a_deviation() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for n in (4, 5000, 140_000):
+        noise = torch.randn(n, generator=generator, dtype=torch.float64)
+        for level in (1e200, -1e200, 1e-200, 5e-324):
+            values = found(torch.full((n,), level, dtype=torch.float64), ("mean", "std", "var"))
+            assert values["mean"] == pytest.approx(level, rel=1e-12)
+            assert str(values["std"]) == str(values["var"]) == "0.0"
+        for x in (1e160 + 1e150 * noise, 1e-150 * noise, 1e150 * noise):
+            std = x.div(1e150).std().item() * 1e150 if x[0].abs() > 1 else x.mul(1e150).std().item() / 1e150
+            assert found(x)["std"] == pytest.approx(std, rel=1e-5)
+        tiny = 1e-200 * noise
+        assert found(tiny)["std"] == tiny.std().item() == 0
+    far = torch.tensor([1e200, -1e200] * 3000, dtype=torch.float64)
+    assert found(far)["var"] == far.var().item() == math.inf
+
+
 def test_nan_and_infinity_give_what_torch_gives() -> None:
     for size in (2, 5, 3000, 140_000):
         for dtype in FLOATS:

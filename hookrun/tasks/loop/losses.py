@@ -116,16 +116,6 @@ def _of_next_tokens(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> 
     return loss
 
 
-def scored_tokens(output: Any, target: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Scores [N, vocabulary] and tokens [N] of the positions at which one is to be predicted; None: no such scores."""
-    found = output if isinstance(output, Tensor) else dict(children(output)).get("logits")
-    scores = found if isinstance(found, Tensor) else target
-    if scores.dim() < 3 or scores.shape[:-1] != target.shape:
-        return None
-    kept = target != IGNORED
-    return scores.detach()[kept], target[kept]
-
-
 def _labels(scores: Tensor, target: Tensor) -> bool:
     return scores.dim() > 1 and scores.shape[:1] + scores.shape[2:] == target.shape
 
