@@ -269,3 +269,10 @@ def test_baselines_stand_first_and_each_job_is_compared_with_its_own(folder: Pat
     shutil.rmtree(path / "3")
     write_report(path)
     assert "3 of 4 jobs over" in page(path).text
+
+
+def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) -> None:
+    hook = "+hooks.c={select: fc, hook: forward, action: check, max: 1e-4}"
+    keys = ["-m", "task=evaluate", *SHORT[1:4], hook, "seed=0,1", "baseline=true", "hydra.sweep.dir=ends"]
+    assert main(keys) == 3
+    assert "failed 2" in page(folder / "ends").text or "stopped 2" in page(folder / "ends").text
