@@ -287,14 +287,13 @@ def _launch(
         app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None, added=added
     )
     forget_stop(sweep_dir)
-    if added:
-        keep_count(sweep_dir, len(added) + len(app.jobs(cfg) or ()))
+    if (named := app.jobs(cfg)) is not None:
+        keep_count(sweep_dir, len(added) + len(named))
     try:
         return _run_jobs(app, cfg, launching, job)
     except KeyboardInterrupt as interruption:
         names = None if known is None else launching.names
-        jobs = app.jobs(cfg)
-        every = None if jobs is None else [*added, *jobs]
+        every = None if named is None else [*added, *named]
         print(interrupted(interruption, sweep_dir, every, names), file=sys.stderr, flush=True)
         raise
     finally:

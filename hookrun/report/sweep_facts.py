@@ -88,7 +88,7 @@ class SweepFacts:
     @cached_property
     def total(self) -> int:
         """How many jobs the sweep has, those that have not started among them."""
-        asked = math.prod(self.asked.values()) + len(self.baselines) if self.asked else 0
+        asked = math.prod(self.asked.values()) if self.asked else 0
         return max(len(self.jobs), self.started_with or asked)
 
     @property

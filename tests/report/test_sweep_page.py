@@ -245,6 +245,9 @@ def test_a_sweep_that_has_just_begun_knows_its_keys_and_how_many_jobs_will_follo
     text = page(copied).text
     assert "not started 5" in text and "5 jobs not over" in text
     assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
+    (copied / "sweep.json").unlink()  # as of an earlier version
+    write_report(copied)
+    assert "not started 5" in page(copied).text
     (copied / "multirun.yaml").write_text("hydra: [half")
     write_report(copied)
     assert "not over" not in page(copied).text
