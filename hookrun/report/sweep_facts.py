@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hookrun.report.baselines import FromBaseline, baseline_of, difference, is_baseline
+from hookrun.report.baselines import FromBaseline, baseline_of, baselines_among, difference
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs
 from hookrun.report.study import Trial, read_study
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
@@ -52,8 +52,7 @@ class SweepFacts:
     @cached_property
     def baselines(self) -> list[JobFacts]:
         """The jobs without hooks, where others have some."""
-        found = [job for job in self.jobs if is_baseline(job)]
-        return found if len(found) < len(self.jobs) else []
+        return baselines_among(self.jobs)
 
     @cached_property
     def compared(self) -> list[JobFacts]:

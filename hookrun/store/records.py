@@ -74,16 +74,23 @@ class Status(Record):
 
 
 class JobRecord(Record):
-    """job.json: the SHA-256 of the job's resolved configuration."""
+    """job.json.
+
+    config:        the SHA-256 of the job's resolved configuration
+    has_hooks:     whether it has any hook
+    without_hooks: equal for jobs that differ in their hooks alone; earlier versions did not write it
+    """
 
     config: Sha256
+    has_hooks: bool | None = None
+    without_hooks: Sha256 | None = None
 
 
 class SweepRecord(Record):
     """sweep.json.
 
     stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
-    jobs:       how many it has, where that does not follow from its command line alone
+    jobs:       how many it has, baselines included; None where a sweeper chooses them as it goes
     """
 
     fail_fast: bool = False
