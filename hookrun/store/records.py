@@ -74,12 +74,7 @@ class Status(Record):
 
 
 class JobRecord(Record):
-    """job.json.
-
-    config:        the SHA-256 of the job's resolved configuration
-    has_hooks:     whether it has any hook
-    without_hooks: equal for jobs that differ in their hooks alone; earlier versions did not write it
-    """
+    """job.json: hashes of the job's configuration; `without_hooks` is equal for jobs that differ in hooks alone."""
 
     config: Sha256
     has_hooks: bool | None = None
