@@ -2,39 +2,57 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from hookrun.cli.compose import plain_job
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App
+from hookrun.cli.job_hash import JobHashes
 from hookrun.errors import Problem, SpecError
 from hookrun.report.baselines import WITHOUT_HOOKS
 
 KEY = "baseline"
 _HOOKS = "hooks"
-_CHANGES_NOTHING = (_HOOKS, "vars", "tags", KEY)
-"""Root keys in which two runs without hooks may differ and still be the same run."""
 
 
-def with_baselines(app: App, cfg: DictConfig, jobs: Sequence[list[str]]) -> list[list[str]]:
+def with_baselines(
+    app: App, cfg: DictConfig, jobs: Sequence[list[str]], hashes: JobHashes
+) -> list[list[str]]:
     """The overrides of the jobs of a sweep, behind those of its baselines where `baseline` is true.
 
     A baseline is a job as the others are, with ``hooks=none`` in place of what they say of hooks: one for all jobs
     that differ in their hooks alone, and none where a job of the sweep has no hooks already.
     """
-    compared = [job for job in jobs if _is_compared(app, cfg, job)]
-    asked = dict.fromkeys(map(_without_hooks, compared))
-    there = {_same(app, cfg, job) for job in jobs if tuple(job) in asked}
-    added = dict[str, list[str]]()
-    for overrides in asked:
-        same = _same(app, cfg, overrides)
-        if same not in there:
-            added.setdefault(same, list(overrides))
-    return [*added.values(), *jobs]
+    compared = {tuple(job) for job in jobs if _is_compared(app, cfg, job)}
+    if not compared:
+        return list(jobs)
+    there, added = set[str](), dict[str, list[str]]()
+    for job in jobs:
+        try:
+            record = hashes.record(job)
+        except SpecError:  # told with what is wrong with the other jobs
+            continue
+        if not record["has_hooks"]:
+            there.add(record["without_hooks"])
+        elif tuple(job) in compared:
+            added.setdefault(record["without_hooks"], _without_hooks(job))
+    return [*(overrides for run, overrides in added.items() if run not in there), *jobs]
+
+
+def of_baseline(error: SpecError) -> SpecError:
+    """What is wrong with a baseline, which nobody typed: where it comes from, and what to do."""
+    return SpecError(
+        [replace(each, hint="; ".join(filter(None, [_why(each), each.hint]))) for each in error.errors]
+    )
+
+
+def _why(problem: Problem) -> str:
+    added = f"this job was added by `{KEY}: true`"
+    reads_a_hook = "Interpolation" in problem.what and f"'{_HOOKS}." in problem.what
+    return f"{added} and has no hooks; take the value from `vars`" if reads_a_hook else added
 
 
 def refuse_baseline(cfg: DictConfig) -> None:
@@ -55,21 +73,10 @@ def _is_compared(app: App, cfg: DictConfig, job: Sequence[str]) -> bool:
         return False
 
 
-def _without_hooks(overrides: Sequence[str]) -> tuple[str, ...]:
+def _without_hooks(overrides: Sequence[str]) -> list[str]:
     kept = [text for text in overrides if _root(text) != _HOOKS]
-    return (*kept, WITHOUT_HOOKS)
+    return [*kept, WITHOUT_HOOKS]
 
 
 def _root(override: str) -> str:
     return re.split(r"[.@/=]", override.lstrip("+~"))[0]
-
-
-def _same(app: App, cfg: DictConfig, overrides: Sequence[str]) -> str:
-    """Equal for overrides that, without hooks, make the same run; what does not compose is told with the other jobs."""
-    try:
-        with explained():
-            job = app.job_config(cfg, list(overrides), 0)
-        config = {key: value for key, value in plain_job(job).items() if key not in _CHANGES_NOTHING}
-    except SpecError:
-        return json.dumps(list(overrides))
-    return json.dumps(config, sort_keys=True, default=str)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from hookrun.store.format import JOB
 from hookrun.store.read_records import read_record
 from hookrun.store.records import JobRecord
 
+_CHANGES_NOTHING = ("hooks", "vars", "tags", "baseline")
+"""Root keys in which two runs without hooks may differ and still be the same run."""
 
-def job_hash(users: DictConfig, hydra: Any) -> str:
-    """The SHA-256 of a job's resolved configuration.
+
+def job_record(users: DictConfig, hydra: Any) -> dict[str, Any]:
+    """What job.json says of a job, see `JobRecord`: SHA-256 hashes of its resolved configuration.
 
     A value that holds the job's number or directory counts as the same whatever these are: they do not say which job
     it is.
@@ -38,34 +41,47 @@ def job_hash(users: DictConfig, hydra: Any) -> str:
     outer = holder.cfg
     holder.cfg = OmegaConf.create({"hydra": neutral}, flags={"allow_objects": True})
     try:
-        text = json.dumps(plain(users), sort_keys=True, default=str)
+        config = plain(users)
     finally:
         holder.cfg = outer
-    return hashlib.sha256(text.encode()).hexdigest()
+    others = {key: value for key, value in config.items() if key not in _CHANGES_NOTHING}
+    return {
+        "config": _hash(config),
+        "has_hooks": bool(config.get("hooks")),
+        "without_hooks": _hash(others),
+    }
+
+
+def _hash(config: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()
 
 
 class JobHashes:
-    """The hashes of the jobs of a sweep by their overrides, each job composed once."""
+    """What the jobs of a sweep are known by, from their overrides, each job composed once."""
 
     def __init__(self, app: App, cfg: DictConfig) -> None:
         self._app, self._cfg = app, cfg
-        self._known = dict[frozenset[str], str]()
+        self._known = dict[frozenset[str], dict[str, Any]]()
 
     def of(self, overrides: Sequence[str]) -> str:
         """The hash of one job. Raises SpecError where it does not compose."""
+        return str(self.record(overrides)["config"])
+
+    def record(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """What job.json would say of one job. Raises SpecError where it does not compose."""
         key = frozenset(overrides)
         if key not in self._known:
             with explained():
                 job = self._app.job_config(self._cfg, overrides, 0)
                 hydra: Any = job.hydra
                 users = OmegaConf.masked_copy(job, [str(each) for each in job if each != "hydra"])
-                self._known[key] = job_hash(users, hydra)
+                self._known[key] = job_record(users, hydra)
         return self._known[key]
 
 
-def write_job(run_dir: Path, config: str) -> None:
+def write_job(run_dir: Path, record: Mapping[str, Any]) -> None:
     """Write job.json. Raises StoreError."""
-    write_json(run_dir / JOB, {"config": config})
+    write_json(run_dir / JOB, record)
 
 
 def read_job(run_dir: Path) -> str:

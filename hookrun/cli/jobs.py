@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
 from hookrun.cli.job_directories import refuse_links
-from hookrun.cli.job_hash import job_hash, write_job
+from hookrun.cli.job_hash import job_record, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
@@ -164,7 +164,7 @@ class SweepJob:
                 raise SpecError(
                     [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
                 )
-            write_job(run_dir, job_hash(cfg, HydraConfig.get()))
+            write_job(run_dir, job_record(cfg, HydraConfig.get()))
         try:
             experiment = self.runs.of(tasks.parse_experiment(plain(cfg))).of_a_sweep()
             if self.goal is not None:

@@ -42,7 +42,7 @@ class Recomposing:
         parsed = self._parser.parse_overrides(list(own))
         values = [each for each in parsed if self._sets_a_value(each)]
         rest = [each for each in parsed if each not in values]
-        changes = [each for each in rest if not self._is_group(each.key_or_group)]
+        changes = [each for each in rest if not self._chooses(each)]
         if not values or any(_overlap(value, each) for value in values for each in changes):
             return None
         key = (*hydras, *(str(each.input_line) for each in rest))
@@ -62,6 +62,10 @@ class Recomposing:
             kv_sep=of_name.kv_sep,
         )
         return cfg
+
+    def _chooses(self, override: Override) -> bool:
+        """Whether it chooses a config: to Hydra a mapping given to a group is a value, set in the order as typed."""
+        return self._is_group(override.key_or_group) and not isinstance(override.value(), dict)
 
     def _sets_a_value(self, override: Override) -> bool:
         """Whether it is ``key=value`` and chooses no config: then it is the last thing that a composition does."""

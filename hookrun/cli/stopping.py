@@ -7,6 +7,8 @@ from pathlib import Path
 from hookrun.cli.launching import SweepStopped
 from hookrun.store.files import StoreError, os_reason, write_json
 from hookrun.store.format import SWEEP
+from hookrun.store.read_records import read_record
+from hookrun.store.records import SweepRecord
 
 STOP = ".stop"
 """In the directory of the sweep: a job failed, and no other is to start."""
@@ -27,6 +29,8 @@ def keep_count(sweep_dir: Path, jobs: int) -> None:
 
 
 def keep_stop(sweep_dir: Path, stopped: SweepStopped) -> None:
-    """Write sweep.json: which job ended the sweep. Raises StoreError."""
-    write_json(sweep_dir / SWEEP, {"fail_fast": True, "stopped_by": stopped.job})
+    """Add to sweep.json which job ended the sweep. Raises StoreError."""
+    path = sweep_dir / SWEEP
+    known = read_record(path, SweepRecord) if path.exists() else {}
+    write_json(path, {**known, "fail_fast": True, "stopped_by": stopped.job})
     (sweep_dir / STOP).unlink(missing_ok=True)

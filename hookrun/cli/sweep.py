@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from hookrun.cli.baseline import refuse_baseline, with_baselines
+from hookrun.cli.baseline import of_baseline, refuse_baseline, with_baselines
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
@@ -75,7 +75,8 @@ def sweep(
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
-        jobs = None if named is None else with_baselines(app, cfg, named)
+        hashes = JobHashes(app, cfg)
+        jobs = None if named is None else with_baselines(app, cfg, named, hashes)
     needs = NeededRuns(_asked(app, cfg, []), trust)
     asked = SweepJob(trust, go_on=go_on, anyway=anyway, stop=sweep_dir / STOP if fail_fast else None)
     if jobs is None:
@@ -83,9 +84,10 @@ def sweep(
     if not jobs:
         raise SpecError(_why_no_job(app, cfg))
     typed = [list(filter_overrides(overrides)) for overrides in jobs]
-    hashes = JobHashes(app, cfg)
     over = _over(hashes, sweep_dir, jobs) if go_on else frozenset[int]()
+    added = jobs[: len(jobs) - len(named or ())]
     experiments, refused, shows = _validated(app, cfg, jobs, over, go_on)
+    refused |= {number: of_baseline(refused[number]) for number in range(len(added)) if number in refused}
     if not shows:
         _refuse_ranks(experiments.values())
     elif not is_main():  # rank 0 shows it
@@ -108,7 +110,6 @@ def sweep(
     del experiments
     with claimed(sweep_dir, KEY if go_on else "hydra.sweep.dir"):
         needs.make()
-        added = jobs[: len(jobs) - len(named or ())]
         return _launch(app, cfg, hashes, sweep_dir, replace(asked, runs=needs.known(previous)), added)
 
 
@@ -287,14 +288,13 @@ def _launch(
         app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None, added=added
     )
     forget_stop(sweep_dir)
-    if added:
-        keep_count(sweep_dir, len(added) + len(app.jobs(cfg) or ()))
+    if (named := app.jobs(cfg)) is not None:
+        keep_count(sweep_dir, len(added) + len(named))
     try:
         return _run_jobs(app, cfg, launching, job)
     except KeyboardInterrupt as interruption:
         names = None if known is None else launching.names
-        jobs = app.jobs(cfg)
-        every = None if jobs is None else [*added, *jobs]
+        every = None if named is None else [*added, *named]
         print(interrupted(interruption, sweep_dir, every, names), file=sys.stderr, flush=True)
         raise
     finally:

@@ -29,22 +29,37 @@ def is_about_hooks(key: str) -> bool:
     return key.lstrip("~").split(".")[0].split("@")[0] == _HOOKS
 
 
-def is_baseline(job: JobFacts) -> bool:
-    """Whether the job was asked for without any hook."""
+def baselines_among(jobs: Sequence[JobFacts]) -> list[JobFacts]:
+    """The jobs without hooks, asked for as such or the same run as a job with some; none where no job has hooks."""
+    hooked = {job.without_hooks for job in jobs if job.has_hooks and job.without_hooks}
+    found = [
+        job for job in jobs if _is_typed(job) or (job.has_hooks is False and job.without_hooks in hooked)
+    ]
+    return found if len(found) < len(jobs) else []
+
+
+def _is_typed(job: JobFacts) -> bool:
+    """Whether the overrides of the job ask for no hook."""
     keys = [key for key in job.overrides if is_about_hooks(key)]
     return keys == [_HOOKS] and job.overrides[_HOOKS] == "none"
 
 
 def baseline_of(job: JobFacts, baselines: Sequence[JobFacts], varied: Sequence[str]) -> JobFacts | None:
-    """The baseline that a job is compared with: that of the same other settings, else the only one; None: neither.
+    """The baseline that a job is compared with: the same run without hooks, else that of the same other overrides.
+
+    None where there is neither; of jobs that do not say which run they are without hooks, the only baseline.
 
     varied: the keys whose values differ from job to job
     """
+    if job.without_hooks:
+        for each in baselines:
+            if each.without_hooks == job.without_hooks:
+                return each
     others = [key for key in varied if not is_about_hooks(key)]
     alike = [each for each in baselines if all(_same(each, job, key) for key in others)]
     if len(alike) == 1:
         return alike[0]
-    return baselines[0] if len(baselines) == 1 else None
+    return baselines[0] if len(baselines) == 1 and not job.without_hooks else None
 
 
 def _same(one: JobFacts, other: JobFacts, key: str) -> bool:

@@ -13,10 +13,10 @@ from hookrun.report.draw.text import seconds_between
 from hookrun.report.lines import is_kept, sampled
 from hookrun.report.yaml_files import read_yaml
 from hookrun.store.files import StoreError
-from hookrun.store.format import ENV, METRICS, REPORT, STATUS
+from hookrun.store.format import ENV, JOB, METRICS, REPORT, STATUS
 from hookrun.store.inside import is_there
 from hookrun.store.read_records import read_record
-from hookrun.store.records import EnvRecord, Record, Status
+from hookrun.store.records import EnvRecord, JobRecord, Record, Status
 from hookrun.store.run_dir import cut_off
 from hookrun.store.scores import Result, is_batch, measures, result_of
 
@@ -38,6 +38,8 @@ class JobFacts:
     metrics:   ``split/name`` -> the latest value, of a whole pass where there is one
     of_batch:  the metrics that are of the last logged batch, for want of a mean
     result:    by the job's objective; None where it has none
+    has_hooks: None where that is not known
+    without_hooks: equal for jobs that differ in their hooks alone; "" where that is not known
     """
 
     name: str
@@ -52,6 +54,8 @@ class JobFacts:
     result: Result | None
     argv: list[Any]
     has_report: bool
+    has_hooks: bool | None = None
+    without_hooks: str = ""
 
     @property
     def value(self) -> float | None:
@@ -84,6 +88,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
     reason = cut_off(status)
     if reason:
         status = {**status, "status": "cut off", "reason": reason}
+    job = _record(path / JOB, JobRecord)
     lines = sampled(path / METRICS, is_kept, limit=_ENOUGH).records
     means, batches = dict[str, float](), dict[str, float]()
     for line in lines:
@@ -102,6 +107,8 @@ def _job(folder: Path, path: Path) -> JobFacts:
         result=result_of(status, lines) if status.get("status") == "done" else None,
         argv=list(_record(path / ENV, EnvRecord).get("argv", [])),
         has_report=(path / REPORT).is_file(),
+        has_hooks=job.get("has_hooks"),
+        without_hooks=job.get("without_hooks") or "",
     )
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hookrun.report.baselines import FromBaseline, baseline_of, difference, is_baseline
+from hookrun.report.baselines import FromBaseline, baseline_of, baselines_among, difference
 from hookrun.report.jobs import TAGS, JobFacts, find_jobs
 from hookrun.report.study import Trial, read_study
 from hookrun.report.yaml_files import MULTIRUN, read_yaml
@@ -52,8 +52,7 @@ class SweepFacts:
     @cached_property
     def baselines(self) -> list[JobFacts]:
         """The jobs without hooks, where others have some."""
-        found = [job for job in self.jobs if is_baseline(job)]
-        return found if len(found) < len(self.jobs) else []
+        return baselines_among(self.jobs)
 
     @cached_property
     def compared(self) -> list[JobFacts]:
@@ -88,7 +87,7 @@ class SweepFacts:
     @cached_property
     def total(self) -> int:
         """How many jobs the sweep has, those that have not started among them."""
-        asked = math.prod(self.asked.values()) + len(self.baselines) if self.asked else 0
+        asked = math.prod(self.asked.values()) if self.asked else 0
         return max(len(self.jobs), self.started_with or asked)
 
     @property

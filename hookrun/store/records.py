@@ -74,16 +74,18 @@ class Status(Record):
 
 
 class JobRecord(Record):
-    """job.json: the SHA-256 of the job's resolved configuration."""
+    """job.json: hashes of the job's configuration; `without_hooks` is equal for jobs that differ in hooks alone."""
 
     config: Sha256
+    has_hooks: bool | None = None
+    without_hooks: Sha256 | None = None
 
 
 class SweepRecord(Record):
     """sweep.json.
 
     stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
-    jobs:       how many it has, where that does not follow from its command line alone
+    jobs:       how many it has, baselines included; None where a sweeper chooses them as it goes
     """
 
     fail_fast: bool = False

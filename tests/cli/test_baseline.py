@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from hookrun.cli import main
+from hookrun.report.baselines import baseline_of
+from hookrun.report.sweep_facts import read_sweep
 
 CLIP = ("-m", "experiment=clip_fc", "baseline=true")
 
@@ -51,3 +53,37 @@ def test_what_cannot_have_one_says_so(cwd: Path, notes, capsys) -> None:
     assert "baseline: true is for sweeps (-m)" in capsys.readouterr().out
     assert main(["-m", "baseline=maybe", "seed=1,2"]) == 2
     assert "baseline: found 'maybe'" in capsys.readouterr().err
+
+
+def test_no_run_without_hooks_is_made_twice(cwd: Path, notes) -> None:
+    assert main(["-m", "baseline=true", "hooks=none,noise", "seed=5,6"]) == 0
+    assert jobs_of(notes) == [(5, False), (6, False), (5, True), (6, True)]
+    notes.prepared.clear()
+    assert main(["-m", "baseline=true", "seed=5,6"]) == 0
+    assert jobs_of(notes) == [(5, False), (6, False)]
+
+
+def test_the_page_knows_the_baseline_of_each_job_as_the_sweep_does(cwd: Path, notes, conf) -> None:
+    files = {"experiment/zero": "# @package _global_\nvars: {}\n"}
+    for name, top in (("one", 0.1), ("two", 0.2)):
+        hook = f"{{select: fc, hook: grad, action: clamp, max: {top}}}"
+        files[f"experiment/{name}"] = f"# @package _global_\nvars: {{top: {top}}}\nhooks: {{c: {hook}}}\n"
+    for name, key in (("added", "experiment=one,two"), ("there", "experiment=zero,one")):
+        typed = ["-m", "--config-dir", conf(**files), key, "seed=5,6", "baseline=true"]
+        assert main([*typed, f"hydra.sweep.dir={name}"]) == 0
+        facts = read_sweep(cwd / name)
+        assert len(facts.baselines) == 2 and facts.counts == {"done": len(facts.jobs)}, name
+        for job in facts.compared:
+            found = baseline_of(job, facts.baselines, facts.varied)
+            assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
+
+
+def test_what_a_baseline_lacks_is_told_as_such(cwd: Path, notes, conf, capsys) -> None:
+    text = """# @package _global_
+        hooks: {c: {select: fc, hook: grad, action: clamp, max: 0.1}}
+        train: {optimizer: {lr: "${hooks.c.max}"}}"""
+    mine = conf(**{"experiment/reads": "\n".join(map(str.strip, text.splitlines()))})
+    assert main(["-m", "--config-dir", mine, "experiment=reads", "seed=5,6", "baseline=true"]) == 2
+    said = capsys.readouterr().err
+    assert "added by `baseline: true` and has no hooks; take the value from `vars`" in said
+    assert not notes.ran

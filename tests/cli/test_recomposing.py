@@ -23,6 +23,8 @@ JOBS = [
     ["hooks=none", "experiment=clip_fc", "seed=4", "tags=[a,b]"],
     ["experiment=clip_fc", "~hooks.clip_fc", "seed=5"],
     ["experiment=clip_fc", "hooks.clip_fc={select: fc, hook: grad, action: clamp, min: -1}", "seed=5"],
+    ["experiment=clip_fc", "hooks.clip_fc.max=5", "hooks={clip_fc: {max: 0.3}}", "seed=6"],
+    ["experiment=clip_fc", "hooks={clip_fc: {max: 0.3}}", "hooks.clip_fc.max=5", "seed=6"],
     ["experiment=clip_fc", "seed=${train.epochs}", "train.optimizer={name: SGD, lr: 1}"],
 ]
 

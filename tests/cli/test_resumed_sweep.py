@@ -164,7 +164,8 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
     assert swept("seed=5,1,6,7", "fail_fast=true") == 1
     assert [seed for seed, _ in notes.ran] == [5, 1]
     assert "stopped at the first failed job (fail_fast): job 1" in capsys.readouterr().out
-    assert json.loads((earlier / "sweep.json").read_text()) == {"fail_fast": True, "stopped_by": "1"}
+    stopped = {"jobs": 4, "fail_fast": True, "stopped_by": "1"}
+    assert json.loads((earlier / "sweep.json").read_text()) == stopped
     page = (earlier / "report.html").read_text()
     assert "Stopped at the first failed job" in page and "2 jobs not started" in " ".join(page.split())
     assert swept("resume=mine", "fail_fast=true") == 2, "the directory was typed too"
@@ -172,7 +173,8 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
     notes.mended = True
     assert main(["-m", "resume=mine", "+fail_fast=true"]) == 0
     assert [seed for seed, _ in notes.ran] == [1, 6, 7]
-    assert not (earlier / "sweep.json").exists() and not (earlier / ".stop").exists()
+    assert json.loads((earlier / "sweep.json").read_text()) == {"jobs": 4}
+    assert not (earlier / ".stop").exists()
     assert "Stopped at" not in (earlier / "report.html").read_text()
 
 

@@ -245,6 +245,9 @@ def test_a_sweep_that_has_just_begun_knows_its_keys_and_how_many_jobs_will_follo
     text = page(copied).text
     assert "not started 5" in text and "5 jobs not over" in text
     assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
+    (copied / "sweep.json").unlink()  # as of an earlier version
+    write_report(copied)
+    assert "not started 5" in page(copied).text
     (copied / "multirun.yaml").write_text("hydra: [half")
     write_report(copied)
     assert "not over" not in page(copied).text
@@ -269,3 +272,10 @@ def test_baselines_stand_first_and_each_job_is_compared_with_its_own(folder: Pat
     shutil.rmtree(path / "3")
     write_report(path)
     assert "3 of 4 jobs over" in page(path).text
+
+
+def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) -> None:
+    hook = "+hooks.c={select: fc, hook: forward, action: check, max: 1e-4}"
+    keys = ["-m", "task=evaluate", *SHORT[1:4], hook, "seed=0,1", "baseline=true", "hydra.sweep.dir=ends"]
+    assert main(keys) == 3
+    assert "failed 2" in page(folder / "ends").text or "stopped 2" in page(folder / "ends").text

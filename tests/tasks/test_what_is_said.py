@@ -10,6 +10,7 @@ import pytest
 from hookrun.cli import main
 from hookrun.models import origin
 from hookrun.spec.experiment import Model, Train
+from hookrun.tasks.loop.progress import Screen
 from hookrun.yaml_files import load
 
 SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_batches=1", "train.epochs=1"]
@@ -26,6 +27,16 @@ SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_ba
 def test_random_weights_are_said(task: str, expected: str, capsys: Any) -> None:
     assert main([*SMALL, f"task={task}"]) == 0
     assert expected in capsys.readouterr().out
+
+
+def test_columns_that_are_not_a_width_do_not_silence_a_run(capsys: Any, monkeypatch: Any) -> None:
+    for typed in ("0", "\N{SUPERSCRIPT TWO}", "-1", ""):
+        monkeypatch.setenv("COLUMNS", typed)
+        screen = Screen()
+        screen.say("weights: random")
+        assert capsys.readouterr().out == "weights: random\n" and screen.width is None
+    monkeypatch.setenv("COLUMNS", "30")
+    assert Screen().width == 30
 
 
 @pytest.mark.usefixtures("pages")

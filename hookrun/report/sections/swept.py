@@ -30,10 +30,11 @@ REPEATS = "seed"
 def _figures(facts: SweepFacts) -> list[Figure] | None:
     """Jobs that differ in their seed alone are one point with a band."""
     jobs = facts.compared
-    shown = [name for name in facts.metrics if not name.endswith("/samples")][:MOST_METRICS]
+    measured = {name for job in jobs for name in job.metrics}
+    names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
     keys = [key for key in facts.varied if key != REPEATS] or facts.varied
     figures = list[Figure]()
-    for name in shown:
+    for name in names[:MOST_METRICS]:
         if len(keys) == 2 and _are_few(jobs, keys):
             found = [_map(jobs, keys[0], keys[1], name)]
         else:
@@ -126,7 +127,7 @@ def _finite(groups: Mapping[K, Sequence[float]]) -> tuple[dict[K, list[float]], 
 
 
 def _are_several(groups: Mapping[K, Sequence[float]]) -> bool:
-    return max(map(len, groups.values())) > 1
+    return max(map(len, groups.values()), default=0) > 1
 
 
 def _number(text: str) -> float | None:

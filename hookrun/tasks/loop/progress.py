@@ -34,13 +34,15 @@ class Screen:
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self.console = _Console(highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet)
+        self._environ = _without_empty_sizes(os.environ)
+        self.console = _Console(
+            highlight=False, emoji=False, markup=False, soft_wrap=True, quiet=quiet, _environ=self._environ
+        )
 
     @property
     def width(self) -> int | None:
         """Characters of a line: of the terminal, elsewhere what COLUMNS says; None: as many as it takes."""
-        typed = os.environ.get("COLUMNS", "")
-        return self.console.width if self.console.is_terminal or typed.isdecimal() else None
+        return self.console.width if self.console.is_terminal or "COLUMNS" in self._environ else None
 
     @property
     def height(self) -> int | None:
@@ -90,6 +92,16 @@ class Screen:
                 updated, speed = now, progress.tasks[0].speed
                 rate = f"{speed:.1f} batches/s" if speed else ""
                 progress.update(task, completed=done, numbers=numbers(shown), rate=rate)
+
+
+def _without_empty_sizes(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without COLUMNS and LINES where they are not whole numbers above 0: rich would print nothing."""
+    sizes = ("COLUMNS", "LINES")
+    return {
+        key: value
+        for key, value in environ.items()
+        if key not in sizes or (value.isdecimal() and int(value) > 0)
+    }
 
 
 def numbers(values: Mapping[str, float]) -> str:
