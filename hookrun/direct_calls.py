@@ -6,7 +6,10 @@ forward and then what the hook does. The hook stays registered with torch; whene
 a compiler that reads the model, a trace, a backward pass, another thread) torch calls the module, and the hook, itself.
 
 `Module.__call__` asks the module for `_compiled_call_impl` first, which `Module.compile` sets. torch leaves it out of
-copies and pickles, and its compilers do not read it.
+copies and pickles, and its compilers do not read it. Where a class copies its attributes another way (torch gives a
+parametrized module such a class), a deep copy or a pickle has None there. A module that was given a copy of the
+`__dict__` (a replica of DataParallel) shares the dictionary of forward hooks, whose references are counted: torch then
+calls the module itself. A copy of the `__dict__` with a dictionary of hooks of its own is not noticed.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from sys import getrefcount
 from threading import get_ident
 from types import MethodType
 from typing import Any
@@ -29,12 +34,32 @@ from torch.nn.modules.module import (
 
 _NAME = "_compiled_call_impl"
 _CALLER = nn.Module._wrapped_call_impl.__code__
+_CALL_IMPL = nn.Module._call_impl
 _NO_BACKWARD = -1
 
 _tracing = torch.compiler.is_dynamo_compiling
 _graph_task = torch._C._current_graph_task_id
 _is_recorded = getattr(torch._C, "_is_tracing", torch._C._get_tracing_state)
 """Whether `torch.jit.trace` is under way."""
+
+
+class _DirectCall(partial[Any]):
+    """The function of a direct call, as the module's attribute: it belongs to that module alone."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """None in a deep copy or a pickle of the module's attributes."""
+        return type(None), ()
+
+
+def _references(self: nn.Module) -> int:
+    """How many references Python counts for the module's forward hooks, in a function that has one of them."""
+    hooks = self._forward_hooks
+    return getrefcount(hooks)
+
+
+_UNSHARED = _references(nn.Module())
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +81,7 @@ def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[]
     """
     if not _is_called_by_torch(module):
         return None
-    call = _direct_call(module, number, direct.fire, direct.forward)
+    call = _DirectCall(_direct_call(module, number, direct.fire, direct.forward))
     module.__dict__[_NAME] = call
 
     def remove() -> None:
@@ -68,7 +93,7 @@ def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[]
 
 def is_called_directly(module: nn.Module) -> bool:
     """Whether `_compiled_call_impl` is a direct call, and not what `Module.compile` made."""
-    return getattr(module.__dict__.get(_NAME), "__code__", None) is CODE
+    return isinstance(module.__dict__.get(_NAME), _DirectCall)
 
 
 def _is_called_by_torch(module: nn.Module) -> bool:
@@ -77,7 +102,7 @@ def _is_called_by_torch(module: nn.Module) -> bool:
     return (
         _NAME not in module.__dict__
         and kind._compiled_call_impl is None
-        and kind._call_impl is nn.Module._call_impl
+        and kind._call_impl is _CALL_IMPL
         and kind.__getstate__ is nn.Module.__getstate__
         and kind.__reduce_ex__ is object.__reduce_ex__
         and kind.__reduce__ is object.__reduce__
@@ -96,10 +121,14 @@ def _direct_call(
             return self._call_impl(*args, **kwargs)
         if get_ident() != thread:  # DataParallel's threads call replicas, which share the attributes
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
-        hooks, forward = self._forward_hooks, self.forward
+        hooks, forward, torchs = self._forward_hooks, self.forward, self._call_impl
+        if getrefcount(hooks) != _UNSHARED:  # another module may have this one's attributes
+            return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         if (
             len(hooks) != 1
             or number not in hooks
+            or type(torchs) is not MethodType
+            or torchs.__func__ is not _CALL_IMPL  # somebody has wrapped or replaced it
             or self._forward_pre_hooks
             or self._backward_hooks
             or self._backward_pre_hooks

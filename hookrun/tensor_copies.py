@@ -71,6 +71,11 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -
     return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)
 
 
+def not_exported(tensor: Tensor) -> bool:
+    """`owned` for what torch has probably just made: quick, and False for any tensor that somebody else refers to."""
+    return tensor._use_count() == _UNSHARED and tensor.untyped_storage().resizable()
+
+
 def alone_in_memory(tensor: Tensor) -> bool:
     """Whether the tensor fills memory of its own, which no view, export, graph or process has, and no storage object.
 

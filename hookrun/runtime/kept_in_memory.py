@@ -11,7 +11,7 @@ from torch import Tensor
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.tensors import holds_data
 from hookrun.snapshot import in_reach, snapshot
-from hookrun.tensor_copies import OF_GRADIENT, functorch_level, lazy_clone, owned
+from hookrun.tensor_copies import OF_GRADIENT, functorch_level, lazy_clone, not_exported, owned
 
 _DECIDED = torch.empty(0)
 """Stands for a first captured value that is no longer needed."""
@@ -37,7 +37,7 @@ class KeptInMemory:
                 _keep_any(append, value)
 
         def keep_new(value: Any) -> None:
-            if type(value) is Tensor and functorch_level() is None:
+            if type(value) is Tensor and functorch_level() is None and not_exported(value):
                 keep_owned(value)
             else:
                 _keep_any(append, value)
@@ -72,7 +72,7 @@ class KeptInMemory:
         self.keep = keep
         """Append any value."""
         self.keep_new = keep_new
-        """Append a value that a module has just made and nobody else has met, if it is a tensor."""
+        """Append what a module of torch's has returned: a new tensor, unless somebody has replaced torch's function."""
         self.keep_gradient = keep_gradient
         """Append a value that a tensor hook is given."""
 

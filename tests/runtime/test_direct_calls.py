@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 import hookrun
@@ -257,3 +258,64 @@ def test_gradients_are_those_that_a_hook_on_the_output_sees() -> None:
     model.requires_grad_(False)
     with hookrun.hooked(model, GRADIENTS), pytest.raises(hookrun.HookrunError, match="carries no gradient"):
         called(model, X)
+
+
+def test_attributes_that_are_copied_in_the_same_thread_bring_no_direct_call() -> None:
+    model = net()
+    torch.nn.init.ones_(model[2].bias)
+    with hookrun.hooked(model, SEEN) as hooked:
+        weight_norm(model[0])  # which gives the module a class with a deep copy of its own
+        copied = copy.deepcopy(model)
+        replicas = [model[2]._replicate_for_data_parallel(), nn.Linear.__new__(nn.Linear)]
+        replicas[1].__dict__ = {**vars(model[2]), "_parameters": {}}
+        for replica in replicas:
+            replica.weight, replica.bias = torch.zeros(4, 4), torch.zeros(4)
+            assert not called(replica, X).any()
+        before = len(hooked.captures["seen"]["0"])
+        with torch.no_grad():
+            copied[0].bias.zero_()
+            copied[0].parametrizations.weight.original0.zero_()
+        assert not called(copied[0], X).any()
+        assert len(hooked.captures["seen"]["0"]) == before
+    assert not called(copied[0], X).any()
+    assert called(model[0], X).any()
+
+
+def test_whoever_replaces_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, original = list[str](), nn.Module._call_impl
+
+    def replaced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen.append(type(self).__name__)
+        return original(self, *args, **kwargs)
+
+    class Swapped(nn.Linear):
+        _call_impl = replaced
+
+    model = net()
+    with hookrun.hooked(model, SEEN) as hooked:
+        model[0]._call_impl = lambda x: replaced(model[0], x)
+        model[2].__class__ = Swapped
+        called(model, X)
+        assert seen == ["Linear", "Swapped"]
+        seen.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.Module, "_call_impl", replaced)
+            called(model[1], X)
+        assert seen == ["ReLU"]
+        assert len(hooked.captures["seen"]["1"]) == 2
+
+
+@pytest.mark.parametrize("shared", ["numpy", "dlpack"])
+def test_a_function_that_somebody_replaced_may_return_memory_that_others_write(
+    shared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = torch.zeros(3, 4)
+    others = buffer.numpy() if shared == "numpy" else torch.from_dlpack(buffer.__dlpack__())
+    model = net()
+    with hookrun.hooked(model, SEEN) as hooked:
+        with monkeypatch.context() as patched:
+            patched.setattr(nn.functional, "relu", lambda x, inplace=False: buffer)
+            called(model[1], X)
+        others[:] = 7
+        assert buffer.eq(7).all(), "they have lost each other"
+        assert not hooked.captures["seen"]["1"][0].any()
