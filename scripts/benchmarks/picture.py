@@ -76,7 +76,7 @@ def _legend() -> list[str]:
     return lines
 
 
-def _short(work: str, most: int = 46) -> str:
+def _short(work: str, most: int = 42) -> str:
     return work if len(work) <= most else work[: most - 1].rstrip(" ,") + "…"
 
 
