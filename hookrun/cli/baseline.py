@@ -64,7 +64,10 @@ def refuse_baseline(cfg: DictConfig) -> None:
 
 def _is_compared(app: App, cfg: DictConfig, job: Sequence[str]) -> bool:
     """Whether `baseline` is true for a job: of a sweep over experiments, each says that for itself."""
-    if cfg.get(KEY) is True or not any(_root(text) in ("experiment", KEY) for text in job):
+    typed = set(cfg.hydra.overrides.task)  # what `cfg` says already
+    if cfg.get(KEY) is True or not any(
+        _root(text) in ("experiment", KEY) and text not in typed for text in job
+    ):
         return cfg.get(KEY) is True
     try:
         with explained():

@@ -28,7 +28,7 @@ from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
 from hookrun.spec.objective import Goal
-from hookrun.store.format import CHECKPOINTS, JOB, REPORT, STATUS, State
+from hookrun.store.format import CHECKPOINTS, JOB, STATUS, State
 from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
@@ -43,7 +43,7 @@ NOT_STARTED = -1
 
 PAGE_SECONDS = 10
 """Between two pages of a sweep that is under way."""
-_next_page = 0.0
+_next_page = dict[Path, float]()
 
 
 class JobFailed(HookrunError):
@@ -127,9 +127,9 @@ class SweepJob:
                 code = self._alone(cfg, run_dir)
         finally:
             release_memory()
-        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)))
         if code != DONE and self.stop is not None:
-            self.stop.touch()
+            self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
+        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)))
         if not self.optimizing:
             return code
         if code != DONE:
@@ -251,15 +251,14 @@ def renew_page(sweep_dir: Path) -> None:
 
     Reading thousands of jobs takes its time: at most a fiftieth of a sweep's goes into its pages.
     """
-    global _next_page
-    page, now = sweep_dir / REPORT, time.monotonic()
-    if now < _next_page and page.exists():
+    now = time.monotonic()
+    if now < _next_page.get(sweep_dir, 0.0):
         return
     from hookrun.report import write_report
 
     with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
         write_report(sweep_dir)
-    _next_page = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
+    _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
 
 
 def exit_code(error: BaseException) -> int:

@@ -9,34 +9,20 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
+from hookrun.actions.stats import Statistic
 from hookrun.kernels import NoLibrary
 
 SWITCH = "HOOKRUN_KERNELS"
 """The environment variable that turns compiled functions off: ``0``."""
 
-NAMES = (
-    "mean",
-    "std",
-    "var",
-    "min",
-    "max",
-    "norm",
-    "abs_mean",
-    "abs_max",
-    "sum",
-    "zeros",
-    "nans",
-    "infs",
-    "bytes",
-    "numel",
-)
+NAMES: tuple[str, ...] = get_args(Statistic)
 """Every statistic, in the order of `Statistic` in statistics.c."""
 
 Measure = Callable[[Tensor], tuple[Any, ...] | None]

@@ -58,9 +58,11 @@ class ReducedGradients:
         only:   the identities of the parameters that the backward pass has reached; None: it is not known
         """
         waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
-        for parameter in reversed(self.parameters):  # a backward pass reaches the last layers first
-            reached = only is None or id(parameter) in only
-            hooks = [hook for each, hook in self._hooks if each is parameter and reached]
+        hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter, _ in self._hooks}
+        for parameter, hook in self._hooks:
+            if only is None or id(parameter) in only:
+                hooked[id(parameter)][1].append(hook)
+        for parameter, hooks in reversed(hooked.values()):  # a backward pass reaches the last layers first
             for hook in hooks:
                 if hook.before_accumulation:
                     hook.reduced(parameter)

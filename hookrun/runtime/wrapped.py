@@ -76,16 +76,27 @@ class GradientsOfWrapped(RegisteredHook):
         """torch's forward pre-hook of the model. HookError where a hooked parameter was replaced."""
         if self._hooked is None or tracing():
             return
-        if self._begun and torch._C._current_graph_task_id() == -1:
-            self._put_back()  # the last backward pass failed
+        in_backward = torch._C._current_graph_task_id() != -1
+        if not in_backward:
+            self._forget_failed()
         if not self._sharded and not self._hooked.all_there:
             self._sharded = is_fully_sharded(module)
             if not self._sharded:
                 self._hooked.require_all()
-        self._wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
+        wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
+        # No other backward pass comes of a forward without gradients, or of one that a backward pass repeats.
+        if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
+            self._wrapper = wrapper
         if self._added and self._wrapper is not None and self._wrapper is not self._checked:
             self._require_added(module, self._wrapper)
             self._checked = self._wrapper
+
+    def _forget_failed(self) -> None:
+        """No backward pass is under way: what one has left behind failed."""
+        if self._begun:
+            self._put_back()
+        elif self._reached:
+            self._reached, self._before = set(), {}
 
     def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
         """The wrapper reduces the gradients of what was there when it was made."""

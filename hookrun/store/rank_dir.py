@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hookrun.ranks.alone import Ranks
-from hookrun.store.format import Line, State
+from hookrun.store.format import Line, State, decode, encode
 from hookrun.store.position import read_position
 from hookrun.store.run_dir import RunDir
 
@@ -46,10 +46,13 @@ class RankDir(RunDir):
     def write_manifest(self) -> None:
         """Rank 0 writes it."""
 
-    def position(self) -> dict[str, Any]:
+    def written(self) -> dict[str, Any]:
         """Rank 0 keeps where the files stand; this rank's rows are on the disk then."""
         self.shard_positions()
         return {}
+
+    def sync(self) -> None:
+        """Rank 0 writes the lines."""
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         """The plan and the facts are those of rank 0."""
@@ -58,12 +61,15 @@ class RankDir(RunDir):
         """Metrics are sums over all ranks, which rank 0 has too."""
 
     def log_stats(self, record: Mapping[str, Any]) -> None:
-        """Keep it for rank 0."""
-        self.kept.append(("stats", dict(record)))
+        """Keep it for rank 0, as a file would hold it: an action may record numbers of NumPy and torch."""
+        self.kept.append(("stats", decode(encode(record).encode())))
 
     def log_sample(self, record: Mapping[str, Any]) -> None:
         """Keep it for rank 0."""
         self.kept.append(("sample", dict(record)))
+
+    def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Rank 0 writes them, of the samples of all ranks."""
 
     def log_token(self, token: int, text: str) -> None:
         """Keep it for rank 0."""

@@ -73,7 +73,7 @@ class _Run:
         return sum(len(chunk) for chunk in self.chunks)
 
 
-class _Buffer(NamedTuple):
+class _Filled(NamedTuple):
     """What becomes a shard, and the memory that its chunks lie in."""
 
     runs: list[_Run]
@@ -232,11 +232,11 @@ class CaptureWriter:
     def _hand_over(self) -> None:
         """The buffer goes to the thread that writes, and a new one begins."""
         if self._runs and self._open:
-            full = _Buffer(self._runs, self._memory)
+            full = _Filled(self._runs, self._memory)
             self._clear()
             self._disk.put(full)
 
-    def _write(self, buffer: _Buffer) -> None:
+    def _write(self, buffer: _Filled) -> None:
         runs = buffer.runs
         name = self._named(self.shards)
         if self.shards == 0:

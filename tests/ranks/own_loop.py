@@ -51,6 +51,38 @@ def trained(model: nn.Module, hooks: Any, rank: int | None, parts: int = 1, sync
     return [number for each in whole for number in each.detach().flatten().tolist()]
 
 
+class Fails(torch.autograd.Function):
+    """A backward pass that ends with an error, when the last layer has its gradient already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no memory")
+
+
+def between(model: nn.Sequential, wrapped: nn.Module, hooks: Any, rank: int, *, fails: bool) -> list[float]:
+    """The gradients of a step, after a backward pass that failed, or with a look at the bare model before its own."""
+    inputs, targets = (each[rank::2] for each in rows(0, 0))
+    if fails:
+        try:
+            with wrapped.no_sync():  # type: ignore[operator]
+                hidden = model[1](model[0](inputs))  # the wrapper's forward is for the hooks to know it
+                wrapped(inputs)
+                model[2](Fails.apply(hidden)).sum().backward()
+        except RuntimeError as error:
+            assert "no memory" in str(error)
+        model.zero_grad()
+    loss = nn.functional.mse_loss(wrapped(inputs), targets)
+    if not fails:
+        with torch.no_grad():
+            model(inputs)
+    loss.backward()
+    return [number for each in model.parameters() for number in each.grad.flatten().tolist()]  # type: ignore[union-attr]
+
+
 def cases(rank: int) -> dict[str, float | str]:
     found = dict[str, float | str]()
 
@@ -88,6 +120,18 @@ def cases(rank: int) -> dict[str, float | str]:
     unsynced = network()
     with hookrun.hooked(unsynced, {"late": SPEC["late"]}) as hooks:
         compare("no_sync", trained(DistributedDataParallel(unsynced), hooks, rank, 2, sync=False), one)
+    bare = network()
+    with hookrun.hooked(bare, SPEC):
+        inputs, targets = (torch.cat([each[0::2], each[1::2]]) for each in rows(0, 0))
+        nn.functional.mse_loss(bare(inputs), targets).backward()
+    wanted = [number for each in bare.parameters() for number in each.grad.flatten().tolist()]  # type: ignore[union-attr]
+    for name, fails in (
+        ("after a failed backward", True),
+        ("a look at the model before the backward", False),
+    ):
+        model = network()
+        with hookrun.hooked(model, SPEC) as hooks:
+            compare(name, between(model, DistributedDataParallel(model), hooks, rank, fails=fails), wanted)
     refused = network()
     try:
         with hookrun.hooked(refused, SPEC) as hooks:

@@ -144,6 +144,7 @@ def test_predictions_and_gradients_without_training(workers: Any, same: Any, cwd
         one.samples.lines, sorted(two.samples.lines, key=lambda line: int(line["sample"])), strict=True
     ):
         assert line == {**other, "loss": pytest.approx(other["loss"], rel=1e-4)}
+    assert (one.path / "pictures.jsonl").read_text() == (two.path / "pictures.jsonl").read_text()
     assert one.metrics == two.metrics
 
 

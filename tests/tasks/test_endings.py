@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import torch
 from hookrun.cli import main
 from hookrun.spec.experiment import Compute
 from hookrun.store import checkpoint
+from hookrun.store.files import StoreError
+from hookrun.tasks.loop.run import ending
 from hookrun.tasks.loop.session import session
 
 QUICK = ("train.epochs=1", "train.limit_batches=4")
@@ -137,7 +140,7 @@ def test_an_interruption_while_torch_is_imported_is_no_other_error(monkeypatch: 
         raise RuntimeError("registered an operator twice")
 
     monkeypatch.setattr(torch, "use_deterministic_algorithms", interrupted)
-    with pytest.raises(KeyboardInterrupt), session(Compute(), 0):
+    with pytest.raises(KeyboardInterrupt), session(Compute(compile=True), 0):
         pass
 
 
@@ -173,3 +176,28 @@ def test_a_stopped_run_that_goes_on_has_the_best_weights_of_one_that_was_not_sto
     best = [found.path / "checkpoints/best.safetensors" for found in (whole, stopped)]
     one, other = (checkpoint.read(path) for path in best)
     assert all(one[name].equal(other[name]) for name in one)
+
+
+def test_everything_that_is_to_be_done_last_is_done_and_the_first_error_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    done = list[str]()
+
+    def refused(text: str) -> Callable[[], None]:
+        def last() -> None:
+            done.append(text)
+            raise StoreError(text)
+
+        return last
+
+    for fails in (False, True):
+        done.clear()
+        with (
+            pytest.raises(ValueError if fails else StoreError, match="block" if fails else "one"),
+            ending(refused("one"), lambda: done.append("two"), refused("three")),
+        ):
+            if fails:
+                raise ValueError("the block")
+        assert done == ["one", "two", "three"]
+        told = capsys.readouterr().err
+        assert "three" in told and ("one" in told) == fails

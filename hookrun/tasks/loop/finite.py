@@ -21,7 +21,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     """
     every = [value if value.layout is torch.strided else _plain(value) for value in values]
     if all(_is_usual(value) for value in every):  # in most runs on a CPU, where a step may take a millisecond
-        wrong = torch.zeros(())
+        wrong = torch.zeros((), dtype=torch.float32, device="cpu")
         torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
         return not wrong.item()
     alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
@@ -43,7 +43,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     return not any(each.item() for each in found.values())
 
 
-_ONE = torch.ones(())
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")  # whatever the defaults are
 
 
 def _is_usual(value: Tensor) -> bool:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection
-from typing import Any
 
-import torch
-from torch import Tensor
-
-from hookrun.containers import rebuild
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
 from hookrun.store.position import PositionRecord
+from hookrun.store.rank_trees import gathered_trees
 from hookrun.store.writer import Count
 from hookrun.tasks.loop.average import Average
 
@@ -25,21 +21,11 @@ def summed(average: Average, none: Callable[[], Average], ranks: Ranks) -> Avera
     if not ranks.several:
         return average
     whole = none()
-    for state in ranks.gathered(rebuild(average.state_dict(), _listed)):
+    for state in gathered_trees(ranks, average.state_dict()):
         of_rank = none()
-        of_rank.load_state_dict(state | {"parted": [_tensors(each) for each in state["parted"]]})
+        of_rank.load_state_dict(state)
         whole.include(of_rank)
     return whole
-
-
-def _listed(leaf: Any) -> Any:
-    return leaf.tolist() if isinstance(leaf, Tensor) else leaf
-
-
-def _tensors(parted: list[Any]) -> list[Any]:
-    *key, rows = parted
-    kinds = {"keys": torch.int64, "sums": torch.float64, "counts": torch.int64}
-    return [*key, rows | {name: torch.tensor(rows[name], dtype=dtype) for name, dtype in kinds.items()}]
 
 
 def draws_of_main(hooks: Installation, ranks: Ranks) -> None:

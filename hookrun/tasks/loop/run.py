@@ -98,15 +98,16 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
 
 @contextmanager
 def ending(*last: Callable[[], None]) -> Iterator[None]:
-    """Do these after the block. Where the block failed, what the disk refuses then is told: the first error counts."""
+    """Do all of these after the block. The first error counts; what the disk refuses after it is told."""
+    left = list(last)
     try:
         yield
+        while left:
+            left.pop(0)()
     except BaseException:
-        for each in last:
+        for each in left:
             told(each)
         raise
-    for each in last:
-        each()
 
 
 @contextmanager

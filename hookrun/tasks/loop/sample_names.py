@@ -57,7 +57,7 @@ class SampleNames:
         labels = _labels(batch.target)
         predicted = self._predicted(output, len(batch.ids)) if labels is not None else None
         losses = _losses(output, batch.target) if predicted is not None else None
-        self._seen[batch.split] += len(batch.ids)
+        self._seen[batch.split] += batch.whole
         tokens = self._tokens(batch)
         for row, number in enumerate(batch.ids.tolist()):
             line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
@@ -75,9 +75,22 @@ class SampleNames:
         if len(self._worst) > MOST_WORST:
             heapq.heappop(self._worst)
 
+    def _worst_of_all(self) -> list[tuple[float, str, int]]:
+        """Of the rows of all ranks, the worst first; every rank asks."""
+        of_ranks = self._run_dir.ranks.gathered(self._worst)
+        found = {
+            (float(loss), str(split), int(number)) for worst in of_ranks for loss, split, number in worst
+        }
+        return heapq.nlargest(MOST_WORST, found)
+
     def write_pictures(self) -> None:
-        """Once a pass is over: small pictures of the samples with the highest loss, and of some others."""
-        wanted = {(split, number) for _, split, number in self._worst}
+        """Once a pass is over: small pictures of the samples with the highest loss, and of some others.
+
+        Every rank calls it, and rank 0 writes.
+        """
+        wanted = {(split, number) for _, split, number in self._worst_of_all()}
+        if not self._run_dir.ranks.is_main:
+            return
         for split, count in self._seen.items():
             wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
             wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # those that a report draws
@@ -93,13 +106,14 @@ class SampleNames:
             self._run_dir.write_pictures(lines)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it knows of the samples so far."""
-        return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst]}
+        """What it knows of the samples so far, on all ranks; every rank calls it."""
+        return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst_of_all()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
         self._seen = Counter(state["seen"])
         self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
+        heapq.heapify(self._worst)
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
         """Row -> the tokens of the sample without their padding, and the target of each; None: it has none.

@@ -96,7 +96,7 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
             state[name] = found[same]
             continue
         full = whole(tensor).cpu()
-        state[name] = full if keeps else full[:0] if full.dim() else full
+        state[name] = full if keeps else full.new_empty(0)
         if same is not None:
             found[same] = state[name]
     return state

@@ -1,0 +1,45 @@
+"""What another rank than 0 has to tell is kept in the form that it has in rank 0's files, and writes none of these."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from hookrun.ranks.alone import ALONE
+from hookrun.store.rank_dir import RankDir, take_lines
+from hookrun.store.reader import open_run
+from hookrun.store.run_dir import RunDir
+
+
+def test_numbers_of_every_kind_come_to_rank_0_as_it_would_write_them(tmp_path: Path) -> None:
+    record = {
+        "hook": "h",
+        "module": "m",
+        "mean": np.float32(0.5),
+        "n": [np.int64(3)],
+        "x": float("nan"),
+        "t": "NaN",
+    }
+    main = RunDir.create(tmp_path)
+    main.set_status("running")
+    main.log_stats(record)
+    other = RankDir(tmp_path, ALONE)
+    other.log_stats(record)
+    take_lines(main, json.loads(json.dumps(other.kept)))
+    main.close()
+    first, second = (tmp_path / "stats.jsonl").read_text().splitlines()
+    assert first == second and len(open_run(tmp_path).stats) == 2
+
+
+def test_rank_0_alone_writes_what_is_of_the_run(tmp_path: Path) -> None:
+    main = RunDir.create(tmp_path)
+    main.write_pictures([{"split": "val", "sample": 0, "png": ""}])
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    other = RankDir(tmp_path, ALONE)
+    other.write_pictures([{"split": "val", "sample": 1, "png": ""}])
+    other.set_status("done")
+    other.write_manifest()
+    other.sync()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
