@@ -11,6 +11,10 @@ from typing import Any
 
 import pytest
 from quick_hydra import quick_hydra
+from warm_processes import WarmProcesses, WarmServer
+
+SERVER = pytest.StashKey[WarmServer]()
+"""What forks processes for the tests: one for all workers of xdist."""
 
 FROZEN = pytest.StashKey[int]()
 """How many modules had been imported when the collector last set its objects aside."""
@@ -19,11 +23,20 @@ FROZEN = pytest.StashKey[int]()
 def pytest_configure(config: pytest.Config) -> None:
     """Say what the mark is. How wide a test's output may be is for the test to say: xdist sets COLUMNS."""
     os.environ.pop("COLUMNS", None)
+    if hasattr(os, "fork") and not hasattr(config, "workerinput"):
+        config.stash[SERVER] = WarmServer()
     config.addinivalue_line(
         "markers",
         "cases(names, values): like parametrize, in one test: every case runs, and a failure names its case. "
         "For tests that leave nothing behind, since the cases share their fixtures",
     )
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell a worker of xdist where the server listens."""
+    if server := node.config.stash.get(SERVER, None):
+        node.workerinput["warm_server"] = server.address
 
 
 def names_of(mark: pytest.Mark) -> list[str]:
@@ -98,9 +111,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     """Hand them back, for the process to end as any other."""
     gc.unfreeze()
+    if server := config.stash.get(SERVER, None):
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def warm(pytestconfig: pytest.Config) -> WarmProcesses:
+    """Starts processes that have imported torch and hookrun."""
+    if not hasattr(os, "fork"):
+        pytest.skip("needs fork")
+    if server := pytestconfig.stash.get(SERVER, None):
+        return WarmProcesses(server.address)
+    return WarmProcesses(pytestconfig.workerinput["warm_server"])  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from warm_processes import WarmProcesses
 
 from hookrun.store.reader import open_run
 from hookrun.store.verify import verify
 
 KILLS = 2
 
-# One process makes a whole run, so that everything is imported, and then forks a child for each run and resumption.
+# One process makes a whole run and then forks a child for each run and resumption.
 PROGRAM = """
 import contextlib, os, random, shutil, signal, sys, time
 
-import torch
-
 from hookrun.cli import main
 
-torch.set_num_threads(1)  # a pool of threads does not survive a fork
 CAPTURE, NOISE = "{select: relu2, hook: forward, action: capture}", "{select: conv1, hook: forward, action: noise}"
 HOOKS = [f"+hooks.h={CAPTURE}", f"+hooks.n={NOISE}"]
 ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "data.batch_size=8",
@@ -60,11 +56,9 @@ for number in range(int(sys.argv[1])):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Path:
     path = tmp_path_factory.mktemp("runs")
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r})\n{PROGRAM}", str(KILLS)]
-    done = subprocess.run(command, cwd=path, capture_output=True, text=True)
+    done = warm.run(PROGRAM, KILLS, cwd=path)
     assert done.returncode == 0, done.stderr
     return path
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from warm_processes import WarmProcesses
 
 from hookrun.store.files import StoreError
 from hookrun.store.reader import Run, open_run
@@ -15,16 +14,12 @@ from hookrun.store.verify import verify
 
 KILLS = 12
 
-# One process makes a whole run, so that everything is imported, and then forks a child for each run; it draws the
-# moments from the time that a child needs for a whole run.
+# One process forks a child for each run; it draws the moments from the time that a child needs for a whole run.
 PROGRAM = """
 import contextlib, os, random, signal, sys, time
 
-import torch
-
 from hookrun.cli import main
 
-torch.set_num_threads(1)  # a pool of threads does not survive a fork
 HOOK = "+hooks.h={select: relu2, hook: forward, action: capture}"
 ARGV = ["compute.device=cpu", "compute.threads=1", "compute.capture_buffer=1", "task=predict", "task.split=train", HOOK]
 
@@ -55,11 +50,9 @@ for number in range(int(sys.argv[1])):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Path:
     path = tmp_path_factory.mktemp("runs")
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(root)!r})\n{PROGRAM}", str(KILLS)]
-    done = subprocess.run(command, cwd=path, capture_output=True, text=True)
+    done = warm.run(PROGRAM, KILLS, cwd=path)
     assert done.returncode == 0, done.stderr
     return path
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import os
 import signal
-import subprocess
-import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 import torch
+from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.cli import main
@@ -28,35 +28,26 @@ def table(sweep: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key not in ("started", "seconds")} for row in rows]
 
 
-def test_killed_in_a_job_and_resumed_by_two_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PROGRAM = "import sys; from hookrun.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_killed_in_a_job_and_resumed_by_two_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm: WarmProcesses
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main([*SWEEP, "hydra.sweep.dir=whole"]) == 0
-    program = [sys.executable, "-m", "hookrun"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(hookrun.__file__).parents[1])}
-    killed = subprocess.Popen(
-        [*program, *SWEEP, "hydra.sweep.dir=cut"],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    killed = warm.start(PROGRAM, *SWEEP, "hydra.sweep.dir=cut")
     while not Path("cut/1/metrics.jsonl").exists() and killed.poll() is None:
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
     assert not Path("cut/2").exists()
     done = Path("cut/0/status.json").read_bytes()
-    twice = [
-        subprocess.Popen(
-            [*program, "-m", "resume=cut"],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    said = [each.communicate()[1] for each in twice]
-    codes = [each.returncode for each in twice]
+    with tempfile.TemporaryFile("w+") as one, tempfile.TemporaryFile("w+") as other:
+        twice = [warm.start(PROGRAM, "-m", "resume=cut", stderr=file) for file in (one, other)]
+        codes = [each.wait() for each in twice]
+        one.seek(0), other.seek(0)
+        said = [one.read(), other.read()]
     assert sorted(codes) in ([0, 2], [0, 0]), said  # the second may come when the first is over
     refused = [text for text, code in zip(said, codes, strict=True) if code]
     assert all("is being written by" in text for text in refused), refused

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from warm_processes import WarmProcesses
 
 from hookrun.store.checkpoint import read
 from hookrun.store.indexes import read_index
 from hookrun.store.reader import Run, open_run
 
-ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
 CALLS = ("fsync", "replace", "write")
 
-# One process imports torch and then forks one child for each moment: the child writes a run and kills itself at the
+# One process forks one child for each moment: the child writes a run and kills itself at the
 # n-th call of one of the calls that everything on disk goes through. A write is killed half way.
 PROGRAM = """
 import json, os, signal, sys
@@ -35,8 +33,6 @@ from hookrun.store.run_dir import RunDir
 from hookrun.store.writer import CaptureWriter
 
 root, steps = Path(sys.argv[1]), int(sys.argv[2])
-torch.set_num_threads(1)
-
 
 def die_at(moment):
     count = 0
@@ -100,15 +96,10 @@ class Killed:
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> list[Killed]:
+def killed(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> list[Killed]:
     root = tmp_path_factory.mktemp("killed")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(root), str(STEPS)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = warm.run(PROGRAM, root, STEPS)
+    assert done.returncode == 0, done.stderr
     moments = range(int(done.stdout))
     assert open_run(root / str(len(moments))).status["status"] == "done"  # the last child was not killed
     return [Killed(moment, (root / f"{moment}.killed").read_text(), root / str(moment)) for moment in moments]

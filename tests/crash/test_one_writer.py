@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from warm_processes import WarmProcesses
 
 from hookrun.cli import main
 from hookrun.store.files import StoreError
@@ -21,15 +22,12 @@ from hookrun.store.reader import open_run
 
 KINDS: dict[str, tuple[int, list[str]]] = {"run": (8, []), "sweep": (3, ["-m"])}
 """How many start at once, and what is typed."""
-# One process imports everything and forks a child for each start; they wait for the same moment.
+# One process forks a child for each start; they wait for the same moment.
 RACE = """
 import json, os, sys, time
 
-import torch
-
 from hookrun.cli import main
 
-torch.set_num_threads(1)  # a pool of threads does not survive a fork
 ARGV = ["compute.device=cpu", "compute.threads=1", "model=mlp", "task=evaluate", "train.limit_batches=2"]
 
 
@@ -39,7 +37,6 @@ def run(kind, seed, more):
     return main([*ARGV, *more, f"seed={seed}", f"hydra.{kind}.dir={kind}"])
 
 
-assert main([*ARGV, "hydra.run.dir=warm"]) == 0
 codes = {}
 for kind, (starts, more) in json.loads(sys.argv[1]).items():
     start = time.time() + 0.5
@@ -71,10 +68,10 @@ def program(text: str, *arguments: object) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def raced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tuple[Path, dict[str, list[int]]]:
     """Where the starts of each kind were, and their exit codes."""
     folder = tmp_path_factory.mktemp("raced")
-    done = subprocess.run(program(RACE, json.dumps(KINDS)), cwd=folder, capture_output=True, text=True)
+    done = warm.run(RACE, json.dumps(KINDS), cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1])
 

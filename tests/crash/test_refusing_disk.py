@@ -278,4 +278,4 @@ def test_a_run_that_fills_its_disk_ends_with_that_error_and_keeps_what_it_had(
     assert "Traceback" not in said and "report: not made" in said
     run = open_run(tmp_path / "run")
     assert run.status["status"] == "failed" and any(shard in run.status["reason"] for shard in refused)
-    assert verify(run.path).bad == [] and len(run.captures["h"]["relu2"]) > 100
+    assert verify(run.path).bad == [] and len(run.captures["h"]["relu2"]) >= 64

@@ -4,33 +4,30 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun.store import checkpoint
 from hookrun.store.captures import StoredCapture
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-HELPERS = Path(__file__).parents[1] / "helpers"
-# One process imports everything and forks a child for each run. A child is killed by SIGKILL at the n-th call of a
+# One process forks a child for each run. A child is killed by SIGKILL at the n-th call of a
 # function, and a second child goes on in its directory.
 KILLED = """
 import json, os, signal, sys
 
-import torch
 from warm_children import first_child
 
-from hookrun.cli import main
+from hookrun.cli import jobs, main
 from hookrun.store import files
 from hookrun.tasks.loop import batches, training
 
-torch.set_num_threads(1)  # a pool of threads does not survive a fork
+jobs.make_page = lambda folder: None  # which nobody reads here
 PLACES = {"step": (training, "_step"), "line": (files.Lines, "append"), "fsync": (os, "fsync")}
 PLACES |= {"rename": (os, "rename"), "replace": (os, "replace"), "batch": (batches.Batch, "__init__")}
 
@@ -135,11 +132,9 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Ended:
     folder = tmp_path_factory.mktemp("killed")
-    head = f"import sys; sys.path.insert(0, {str(HELPERS)!r})\n"
-    command = [sys.executable, "-c", head + KILLED, json.dumps(RUNS)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    done = warm.run(KILLED, json.dumps(RUNS), cwd=folder)
     assert done.returncode == 0, done.stderr
     return Ended(folder, json.loads(done.stdout.splitlines()[-1]))
 

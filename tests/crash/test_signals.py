@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from warm_processes import WarmProcesses
 
 from hookrun.store.reader import open_run
 from hookrun.store.verify import verify
 
-# One process imports everything and forks a child for each run; a signal is sent once the run has logged a metric.
+# One process forks a child for each run; a signal is sent once the run has logged a metric.
 PROGRAM = """
 import json, os, signal, sys, time
 
-import torch
-
 from hookrun.cli import main
 
-torch.set_num_threads(1)  # a pool of threads does not survive a fork
 for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):  # whatever the tests were started in
     signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
 HOOK = "+hooks.h={select: relu2, hook: forward, action: capture}"
@@ -38,7 +34,6 @@ def started(name, more):
     return child
 
 
-assert main([*ARGV, "task=predict", "train.limit_batches=1", "hydra.run.dir=warm"]) == 0  # no gradient before a fork
 codes = {}
 for name, (more, awaited, signals) in json.loads(sys.argv[1]).items():
     child = started(name, more)
@@ -87,13 +82,9 @@ class Ended(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+def ended(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> Ended:
     folder = tmp_path_factory.mktemp("signalled")
-    root = Path(__file__).resolve().parents[2]
-    program = f"import sys; sys.path.insert(0, {str(root)!r})\n{PROGRAM}"
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(CASES)], cwd=folder, capture_output=True, text=True
-    )
+    done = warm.run(PROGRAM, json.dumps(CASES), cwd=folder)
     assert done.returncode == 0, done.stderr
     return Ended(folder, json.loads(done.stdout.splitlines()[-1]))
 

@@ -6,22 +6,20 @@ import json
 import math
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from warm_processes import Process, WarmProcesses
 
 from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
 
 WORKER = Path(__file__).with_name("worker.py")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def unused_port() -> str:
@@ -44,27 +42,49 @@ class Ended:
     said: list[str]
 
 
+@dataclass
+class Worker:
+    """A process, what it reads and what it says."""
+
+    process: Process
+    stdin: IO[str]
+    stdout: IO[str]
+
+    @classmethod
+    def started(cls, warm: WarmProcesses) -> Worker:
+        to_read, to_worker = os.pipe()
+        from_worker, to_write = os.pipe()
+        process = warm.start(WORKER.read_text(), stdin=to_read, stdout=to_write, stderr=2)
+        os.close(to_read), os.close(to_write)
+        return cls(process, os.fdopen(to_worker, "w"), os.fdopen(from_worker))
+
+    def close(self) -> None:
+        self.stdin.close()
+        self.process.wait()
+        self.stdout.close()
+
+
 class Workers:
     """Processes, each of which runs the same commands as one rank; one that has ended is started anew."""
 
-    def __init__(self) -> None:
-        self._processes = list[subprocess.Popen[str]]()
+    def __init__(self, warm: WarmProcesses) -> None:
+        self._warm = warm
+        self._processes = list[Worker]()
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        return [worker.process.pid for worker in self._processes]
 
     def start(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> None:
         """Let so many run the command line, one rank each; leave: and end then, as the processes of a run do."""
         port = unused_port()
         while len(self._processes) < ranks:
-            self._processes.append(_started())
+            self._processes.append(Worker.started(self._warm))
         for rank in range(ranks):
-            if self._processes[rank].poll() is not None:
-                _close(self._processes[rank])
-                self._processes[rank] = _started()
+            if self._processes[rank].process.poll() is not None:
+                self._processes[rank].close()
+                self._processes[rank] = Worker.started(self._warm)
             stdin = self._processes[rank].stdin
-            assert stdin is not None
             about = environment(rank, ranks, port)
             line = {"argv": list(argv), "environment": about, "folder": str(folder), "leaves": leave}
             stdin.write(json.dumps(line) + "\n")
@@ -74,12 +94,11 @@ class Workers:
     def end(self, only: int | None = None) -> Ended:
         """Wait for what they were started with."""
         found: list[dict[str, Any]] = []
-        for rank, process in enumerate(self._processes[: self._busy]):
+        for rank, worker in enumerate(self._processes[: self._busy]):
             if only is None or rank == only:
-                assert process.stdout is not None
-                found.append(json.loads(process.stdout.readline()))
+                found.append(json.loads(worker.stdout.readline()))
                 if self._leaves:
-                    process.wait()
+                    worker.process.wait()
         return Ended([each["code"] for each in found], [each["said"] for each in found])
 
     def run(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> Ended:
@@ -89,25 +108,12 @@ class Workers:
 
     def kill(self, rank: int) -> None:
         """As a machine does that has no memory left."""
-        self._processes[rank].kill()
-        self._processes[rank].wait()
+        self._processes[rank].process.kill()
+        self._processes[rank].process.wait()
 
     def close(self) -> None:
-        for process in self._processes:
-            _close(process)
-
-
-def _started() -> subprocess.Popen[str]:
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(WORKER)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables)
-
-
-def _close(process: subprocess.Popen[str]) -> None:
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.close()
-    process.wait()
-    process.stdout.close()
+        for worker in self._processes:
+            worker.close()
 
 
 class Same:
@@ -162,19 +168,19 @@ def same() -> type[Same]:
 
 
 @pytest.fixture(scope="session")
-def workers() -> Iterator[Workers]:
-    made = Workers()
+def workers(warm: WarmProcesses) -> Iterator[Workers]:
+    made = Workers(warm)
     yield made
     made.close()
 
 
 @pytest.fixture
-def new_workers() -> Iterator[Callable[[], Workers]]:
+def new_workers(warm: WarmProcesses) -> Iterator[Callable[[], Workers]]:
     """Makes two more, for a test that does not leave them alive."""
     made: list[Workers] = []
 
     def make() -> Workers:
-        made.append(Workers())
+        made.append(Workers(warm))
         return made[-1]
 
     yield make

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import pytest
 import torch
 from joint_table import COLUMNS, DIFFERS, EQUAL, REFUSED, Column, says
 from joint_training import trained
+from warm_processes import WarmProcesses
 
 from hookrun.actions import actions
 from hookrun.hook_types import HOOK_TYPES
@@ -81,14 +79,13 @@ def alone() -> dict[int, list[Found]]:
 
 
 @pytest.fixture(scope="module")
-def found(free_port: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Found]:
+def found(free_port: Any, tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> list[Found]:
     """What each of two ranks comes to, by column and row."""
     port, folder = free_port(), tmp_path_factory.mktemp("joint")
-    paths = os.pathsep.join(map(str, (ROOT, ROOT / "scripts")))
-    variables = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     files = [folder / f"{rank}.json" for rank in range(2)]
+    program, paths = TRAINING.read_text(), (ROOT / "scripts",)
     pair = [
-        subprocess.Popen([sys.executable, str(TRAINING), str(rank), port, str(file)], env=variables)
+        warm.start(program, rank, port, file, paths=paths, stdout=2, stderr=2)
         for rank, file in enumerate(files)
     ]
     assert [each.wait() for each in pair] == [0, 0]

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+from warm_processes import WarmProcesses
+
 LOOP = Path(__file__).with_name("own_loop.py")
-ROOT = LOOP.parents[2]
 
 
-def test_hooks_under_a_wrapper_see_reduced_gradients(free_port: Any) -> None:
+def test_hooks_under_a_wrapper_see_reduced_gradients(
+    free_port: Any, warm: WarmProcesses, tmp_path: Path
+) -> None:
     port = free_port()
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    pair = [
-        subprocess.Popen(
-            [sys.executable, str(LOOP), str(rank), port], stdout=subprocess.PIPE, text=True, env=variables
-        )
-        for rank in range(2)
-    ]
-    said = [each.communicate()[0] for each in pair]
-    assert [each.returncode for each in pair] == [0, 0]
-    found, other = (json.loads(each) for each in said)
+    files = [tmp_path / "0", tmp_path / "1"]
+    with files[0].open("w") as one, files[1].open("w") as two:
+        pair = [
+            warm.start(LOOP.read_text(), rank, port, stdout=file, stderr=2)
+            for rank, file in enumerate((one, two))
+        ]
+        assert [each.wait() for each in pair] == [0, 0]
+    found, other = (json.loads(each.read_text()) for each in files)
     assert found == other
     refused = {name: found.pop(name) for name in list(found) if isinstance(found[name], str)}
     assert sorted(found) == sorted(

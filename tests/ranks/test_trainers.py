@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from warm_processes import WarmProcesses
 
 SCRIPT = Path(__file__).with_name("trainers.py")
-ROOT = SCRIPT.parents[2]
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_two_ranks_come_to_the_weights_of_one_process(library: str, free_port: Any, tmp_path: Path) -> None:
+def test_two_ranks_come_to_the_weights_of_one_process(
+    library: str, free_port: Any, tmp_path: Path, warm: WarmProcesses
+) -> None:
     if find_spec(library) is None or (library == "transformers" and find_spec("accelerate") is None):
         pytest.skip(f"hookrun[{library}] is not installed")
-    alone = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     shared = {
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
@@ -30,11 +28,11 @@ def test_two_ranks_come_to_the_weights_of_one_process(library: str, free_port: A
         "MASTER_PORT": free_port(),
         "TORCHELASTIC_RUN_ID": "hooks",
     }
-    ranks = [alone | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    ranks = [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     files = [tmp_path / f"{number}.json" for number in range(3)]
     started = [
-        subprocess.Popen([sys.executable, str(SCRIPT), library, str(file)], env=env, cwd=tmp_path)
-        for file, env in zip(files, (alone, *ranks), strict=True)
+        warm.start(SCRIPT.read_text(), library, file, env=env, cwd=tmp_path, stdout=2, stderr=2)
+        for file, env in zip(files, ({}, *ranks), strict=True)
     ]
     assert [each.wait() for each in started] == [0, 0, 0]
     one, *others = (json.loads(file.read_text()) for file in files)
