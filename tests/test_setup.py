@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPTS = ["scripts/hookrun", "scripts/test", "scripts/_env.sh", ".ci/run"]
+SCRIPTS = ["scripts/hookrun", "scripts/test", "scripts/coverage", "scripts/_env.sh", ".ci/run"]
 TOOLS = ["bash", "cat", "dirname", "env", "flock", "head", "ln", "ls", "mkdir", "mv", "readlink", "rm", "sh"]
 
 # Stands for a Python: makes environments that hold itself, notes which modules it was asked to run and where,
