@@ -1,4 +1,4 @@
-"""An observer changes nothing: ten models, a hundred training steps each, bit-equal with and without."""
+"""An observer changes nothing: ten models, many training steps each, bit-equal with and without."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import hookrun
 
-STEPS = 100
-IMAGE_STEPS = 30
+STEPS = 30
+IMAGE_STEPS = 12
 
 
 class Residual(nn.Module):
@@ -153,7 +153,7 @@ def everywhere(model: nn.Module) -> dict[str, Any]:
 
 
 def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:
-    """Everything that a hundred steps of training lead to; outputs and gradients of every step included."""
+    """Everything that the steps of training lead to; outputs and gradients of every step included."""
     images = isinstance(model, torchvision.models.ResNet)
     batch = (
         torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)

@@ -64,8 +64,8 @@ def calls_by_hand(model: nn.Module) -> dict[int, int]:
     return calls
 
 
-@pytest.mark.cases("part", range(10))
-def test_in_500_random_trees_each_object_is_hooked_once(part: int) -> None:
+@pytest.mark.cases("part", range(4))
+def test_in_random_trees_each_object_is_hooked_once(part: int) -> None:
     for seed in range(part * 50, part * 50 + 50):
         model = random_tree(seed)
         select = ["**", "**.{a,b}*", "type:Block", "type:Tanh"][seed % 4]
