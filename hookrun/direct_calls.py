@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import partial
 from sys import getrefcount
 from threading import get_ident
-from types import MethodType
 from typing import Any
 
 import torch
@@ -121,34 +120,32 @@ def _direct_call(
             return self._call_impl(*args, **kwargs)
         if get_ident() != thread:  # DataParallel's threads call replicas, which share the attributes
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
-        hooks, forward, torchs = self._forward_hooks, self.forward, self._call_impl
+        own, kind = self.__dict__, type(self)
+        hooks = own["_forward_hooks"]  # faster than the attribute
         if getrefcount(hooks) != _UNSHARED:  # another module may have this one's attributes
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         if (
             len(hooks) != 1
             or number not in hooks
-            or type(torchs) is not MethodType
-            or torchs.__func__ is not _CALL_IMPL  # somebody has wrapped or replaced it
-            or self._forward_pre_hooks
-            or self._backward_hooks
-            or self._backward_pre_hooks
+            or kind._call_impl is not _CALL_IMPL  # somebody has wrapped or replaced it
+            or "_call_impl" in own
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
             or _global_forward_hooks
             or _global_forward_pre_hooks
             or _global_backward_hooks
             or _global_backward_pre_hooks
             or _is_recorded()
             or _graph_task() != _NO_BACKWARD
-            or not (
-                made_by is None
-                or (
-                    type(forward) is MethodType
-                    and forward.__func__ is made_by
-                    and not self.__dict__.get("inplace")
-                )
-            )
         ):
             return self._call_impl(*args, **kwargs)
-        output = forward(*args, **kwargs)
+        if made_by is None:
+            output = self.forward(*args, **kwargs)
+        elif kind.forward is not made_by or "forward" in own or own.get("inplace"):
+            return self._call_impl(*args, **kwargs)
+        else:
+            output = made_by(self, *args, **kwargs)
         hooks = self._forward_hooks
         if len(hooks) != 1 or number not in hooks or _global_forward_hooks:  # they have changed meanwhile
             return _after_forward(self, args, kwargs, output)

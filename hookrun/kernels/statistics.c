@@ -12,6 +12,8 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 /* ---- Python's stable ABI ------------------------------------------------------------------------------------- */
 
@@ -71,8 +73,9 @@ enum { CPU = 1, FLOAT = 2, BFLOAT = 4 };
 
 /* ---- one block ------------------------------------------------------------------------------------------------ */
 
-/* Of a block in a core's first cache, and of a part, whose blocks are added up in their order. */
-enum { BLOCK = 2048, PART = 64 * BLOCK };
+/* Elements of a block, which stays in a core's cache, of one of halves, which are converted first, and of a part, the
+   blocks of which are added up in their order. */
+enum { BLOCK = 8192, BLOCK_OF_HALVES = 2048, PART = 16 * BLOCK };
 
 typedef struct {
     double n, mean, spread; /* spread: the sum of (x - mean)^2 */
@@ -84,21 +87,40 @@ typedef struct {
 enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
 
 /* The sums are around the first element: of differences to it nothing is lost where the mean is large. The sum of
-   squares follows from them; that of float64 is added up as well, for it is not rounded to float32. */
+   squares follows from them; that of float64 is added up as well, for it is not rounded to float32.
+
+   The quarters of a block are read side by side: a processor fetches each of them ahead, where it would fetch one
+   stream alone too late, and no addition waits for the one before it. */
 #define MEASURE_BLOCK(NAME, T, WIDE)                                                                                  \
     static void NAME(const T *restrict x, int n, int flags, Moments *out)                                             \
     {                                                                                                                 \
-        double centre = isfinite(x[0]) ? (double)x[0] : 0, off = 0, around = 0, squares = 0;                          \
+        double centre = isfinite(x[0]) ? (double)x[0] : 0;                                                            \
+        double o0 = 0, o1 = 0, o2 = 0, o3 = 0;  /* off */                                                             \
+        double a0 = 0, a1 = 0, a2 = 0, a3 = 0;  /* around */                                                          \
+        double s0 = 0, s1 = 0, s2 = 0, s3 = 0;  /* squares */                                                         \
         T low = x[0], high = x[0];                                                                                    \
-        _Pragma("omp simd reduction(+ : off, around, squares) reduction(min : low) reduction(max : high)")            \
-        for (int i = 0; i < n; i++) {                                                                                 \
+        int quarter = n / 4;                                                                                          \
+        const T *restrict y = x + quarter, *restrict z = y + quarter, *restrict w = z + quarter;                      \
+        _Pragma("omp simd reduction(+:o0,o1,o2,o3,a0,a1,a2,a3,s0,s1,s2,s3) reduction(min:low) reduction(max:high)")   \
+        for (int i = 0; i < quarter; i++) {                                                                           \
+            double d0 = (double)x[i] - centre, d1 = (double)y[i] - centre;                                            \
+            double d2 = (double)z[i] - centre, d3 = (double)w[i] - centre;                                            \
+            o0 += d0, o1 += d1, o2 += d2, o3 += d3;                                                                   \
+            a0 += d0 * d0, a1 += d1 * d1, a2 += d2 * d2, a3 += d3 * d3;                                               \
+            if (WIDE) {                                                                                               \
+                s0 += (double)x[i] * (double)x[i], s1 += (double)y[i] * (double)y[i];                                 \
+                s2 += (double)z[i] * (double)z[i], s3 += (double)w[i] * (double)w[i];                                 \
+            }                                                                                                         \
+            T low0 = x[i] < y[i] ? x[i] : y[i], low1 = z[i] < w[i] ? z[i] : w[i];                                     \
+            T high0 = x[i] > y[i] ? x[i] : y[i], high1 = z[i] > w[i] ? z[i] : w[i];                                   \
+            low0 = low0 < low1 ? low0 : low1, high0 = high0 > high1 ? high0 : high1;                                  \
+            low = low0 < low ? low0 : low, high = high0 > high ? high0 : high;                                        \
+        }                                                                                                             \
+        double off = o0 + o1 + (o2 + o3), around = a0 + a1 + (a2 + a3), squares = s0 + s1 + (s2 + s3);                \
+        for (int i = 4 * quarter; i < n; i++) {                                                                       \
             double d = (double)x[i] - centre;                                                                         \
-            off += d;                                                                                                 \
-            around += d * d;                                                                                          \
-            if (WIDE)                                                                                                 \
-                squares += (double)x[i] * (double)x[i];                                                               \
-            low = x[i] < low ? x[i] : low;                                                                            \
-            high = x[i] > high ? x[i] : high;                                                                         \
+            off += d, around += d * d, squares += (double)x[i] * (double)x[i];                                        \
+            low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;                                          \
         }                                                                                                             \
         if (!(WIDE))                                                                                                  \
             squares = around + centre * (2 * off + centre * n);                                                       \
@@ -157,7 +179,7 @@ MEASURE_BLOCK(of_doubles, double, 1)
 
 static void from_bfloat16(const uint16_t *x, int n, float *out)
 {
-    uint32_t bits[BLOCK];
+    uint32_t bits[BLOCK_OF_HALVES];
     for (int i = 0; i < n; i++)
         bits[i] = (uint32_t)x[i] << 16;
     memcpy(out, bits, (size_t)n * sizeof *out);
@@ -165,7 +187,7 @@ static void from_bfloat16(const uint16_t *x, int n, float *out)
 
 static void from_float16(const uint16_t *x, int n, float *out)
 {
-    uint32_t bits[BLOCK];
+    uint32_t bits[BLOCK_OF_HALVES];
     for (int i = 0; i < n; i++) {
         uint32_t sign = (uint32_t)(x[i] & 0x8000) << 16, rest = x[i] & 0x7fff;
         uint32_t normal = (rest << 13) + ((127 - 15) << 23);
@@ -203,10 +225,11 @@ static void add(Moments *all, const Moments *more)
 
 static void measure_part(const char *data, Kind kind, int64_t n, int flags, Moments *out)
 {
-    for (int64_t at = 0; at < n; at += BLOCK) {
-        int size = n - at < BLOCK ? (int)(n - at) : BLOCK;
+    int block = bytes_of[kind] == 2 ? BLOCK_OF_HALVES : BLOCK;
+    for (int64_t at = 0; at < n; at += block) {
+        int size = n - at < block ? (int)(n - at) : block;
         const char *x = data + at * bytes_of[kind];
-        float converted[BLOCK];
+        float converted[BLOCK_OF_HALVES];
         Moments of_block;
         Moments *found = at ? &of_block : out;
         switch (kind) {
@@ -226,30 +249,89 @@ static void measure_part(const char *data, Kind kind, int64_t n, int flags, Mome
     }
 }
 
+/* A tensor that several threads measure: each takes the next share of its parts until none is left. */
 typedef struct {
     const char *data;
     Kind kind;
     int64_t n;
     int flags;
-    int64_t first, last; /* of the parts */
+    int64_t parts;
+    int shares, next; /* next: the first share that nobody has taken */
     Moments *of_parts;
-} Share;
+} Work;
 
-static void *measure_share(void *given)
+static void measure_shares(void *given)
 {
-    Share *share = given;
-    for (int64_t part = share->first; part < share->last; part++) {
-        int64_t at = part * PART, left = share->n - at;
-        const char *x = share->data + at * bytes_of[share->kind];
-        measure_part(x, share->kind, left < PART ? left : PART, share->flags, share->of_parts + part);
+    Work *work = given;
+    for (;;) {
+        int64_t share = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED);
+        if (share >= work->shares)
+            return;
+        int64_t last = work->parts * (share + 1) / work->shares;
+        for (int64_t part = work->parts * share / work->shares; part < last; part++) {
+            int64_t at = part * PART, left = work->n - at;
+            const char *x = work->data + at * bytes_of[work->kind];
+            measure_part(x, work->kind, left < PART ? left : PART, work->flags, work->of_parts + part);
+        }
     }
+}
+
+static void *in_thread(void *given)
+{
+    measure_shares(given);
     return NULL;
 }
 
-enum { MOST_THREADS = 64, PARTS_OF_A_THREAD = 4 };
+/* OpenMP's function that runs a task in all threads of the caller's pool and waits for them, as GCC names it.
+
+   threads: so many; 0: as many as torch computes with. The pool would end those that a smaller number leaves out */
+typedef void (*Parallel)(void (*task)(void *), void *data, unsigned threads, unsigned flags);
+
+/* Which threads measure large tensors.
+
+   most:     so many at most
+   parallel: gives a task to the threads that torch computes with. They wait busily for a while after each of torch's
+             operations, so that others would compete with them for a core. NULL: threads are started
+   process:  the one that has that pool; a process that is forked from it has not */
+typedef struct {
+    int most;
+    Parallel parallel;
+    pid_t process;
+} Threads;
+
+/* Parts for which a thread pays: one of the pool, and one that is started. */
+enum { PARTS_OF_A_THREAD = 1, PARTS_OF_A_NEW_THREAD = 4, MOST_NEW_THREADS = 64 };
+
+static void measure_in_new_threads(Work *work)
+{
+    pthread_t started[MOST_NEW_THREADS];
+    int count = 0;
+    while (count < work->shares - 1 && !pthread_create(started + count, NULL, in_thread, work))
+        count++;
+    measure_shares(work);
+    while (count)
+        pthread_join(started[--count], NULL);
+}
+
+static void measure_in_threads(Work *work, const Threads *threads)
+{
+    int pooled = threads->parallel && threads->process == getpid();
+    int64_t shares = work->parts / (pooled ? PARTS_OF_A_THREAD : PARTS_OF_A_NEW_THREAD);
+    if (!pooled && shares > MOST_NEW_THREADS)
+        shares = MOST_NEW_THREADS;
+    if (shares > threads->most)
+        shares = threads->most;
+    work->shares = shares > 1 ? (int)shares : 1;
+    if (work->shares == 1)
+        measure_shares(work);
+    else if (pooled)
+        threads->parallel(measure_shares, work, 0, 0);
+    else
+        measure_in_new_threads(work);
+}
 
 /* False: no memory. */
-static int measure(const char *data, Kind kind, int64_t n, int flags, int threads, Moments *out)
+static int measure(const char *data, Kind kind, int64_t n, int flags, const Threads *threads, Moments *out)
 {
     int64_t parts = (n + PART - 1) / PART;
     if (parts <= 1) {
@@ -259,27 +341,8 @@ static int measure(const char *data, Kind kind, int64_t n, int flags, int thread
     Moments *of_parts = malloc((size_t)parts * sizeof *of_parts);
     if (!of_parts)
         return 0;
-    int64_t most = parts / PARTS_OF_A_THREAD;
-    if (threads > most)
-        threads = (int)most;
-    if (threads > MOST_THREADS)
-        threads = MOST_THREADS;
-    if (threads < 1)
-        threads = 1;
-    Share shares[MOST_THREADS];
-    pthread_t started[MOST_THREADS];
-    int running[MOST_THREADS] = {0};
-    for (int each = 0; each < threads; each++) {
-        Share share = {data, kind, n, flags, parts * each / threads, parts * (each + 1) / threads, of_parts};
-        shares[each] = share;
-        running[each] = each && !pthread_create(started + each, NULL, measure_share, shares + each);
-    }
-    for (int each = 0; each < threads; each++)
-        if (!running[each])
-            measure_share(shares + each);
-    for (int each = 0; each < threads; each++)
-        if (running[each])
-            pthread_join(started[each], NULL);
+    Work work = {data, kind, n, flags, parts, 1, 0, of_parts};
+    measure_in_threads(&work, threads);
     *out = of_parts[0];
     for (int64_t part = 1; part < parts; part++)
         add(out, of_parts + part);
@@ -344,7 +407,8 @@ enum { LONG = 1 << 16 }; /* elements that are measured without the interpreter's
 typedef struct {
     const Exchange *exchange;
     PyObject *tensor, *parameter; /* the two types, which live as long as torch does */
-    int count, flags, threads;
+    int count, flags;
+    Threads threads;
     unsigned char wanted[MOST_STATISTICS];
     PyObject *keys, *start, *pending;
     ptrdiff_t most;
@@ -404,9 +468,9 @@ static int look(const Wanted *wanted, PyObject *object, Kind *kind, Moments *fou
         return 0;
     const char *data = (const char *)x.data + x.byte_offset;
     if (n < LONG)
-        return measure(data, *kind, n, wanted->flags, 1, found);
+        return measure(data, *kind, n, wanted->flags, &wanted->threads, found);
     void *state = PyEval_SaveThread();
-    int done = measure(data, *kind, n, wanted->flags, wanted->threads, found);
+    int done = measure(data, *kind, n, wanted->flags, &wanted->threads, found);
     PyEval_RestoreThread(state);
     return done;
 }
@@ -489,10 +553,12 @@ static void release(PyObject *capsule)
 
 /* A Python function for the statistics of a tensor. NULL: no memory; None: another version of DLPack.
 
-   names:   which statistics, `count` of them
-   keys:    None: it gives a tuple of them. A tuple: it appends a record to `pending`, see Wanted */
+   names:    which statistics, `count` of them
+   threads:  how many measure a large tensor, of the pool behind `parallel` where that is not NULL
+   keys:     None: it gives a tuple of them. A tuple: it appends a record to `pending`, see Wanted */
 PyObject *measuring(const Exchange *exchange, PyObject *tensor, PyObject *parameter, const unsigned char *names,
-                    int count, int threads, PyObject *keys, PyObject *start, PyObject *pending, ptrdiff_t most)
+                    int count, int threads, Parallel parallel, PyObject *keys, PyObject *start, PyObject *pending,
+                    ptrdiff_t most)
 {
     if (exchange->version.major != 1 || count > MOST_STATISTICS)
         return given(&_Py_NoneStruct);
@@ -503,7 +569,8 @@ PyObject *measuring(const Exchange *exchange, PyObject *tensor, PyObject *parame
     wanted->tensor = tensor;
     wanted->parameter = parameter;
     wanted->count = count;
-    wanted->threads = threads;
+    Threads chosen = {threads, parallel, getpid()};
+    wanted->threads = chosen;
     for (int place = 0; place < count; place++) {
         wanted->wanted[place] = names[place];
         wanted->flags |= names[place] == ABS_MEAN ? WITH_ABSOLUTE : 0;

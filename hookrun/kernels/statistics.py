@@ -60,6 +60,7 @@ class _Kernel:
 
     def __init__(self, path: Path) -> None:
         self._exchange = _exchange()
+        self._parallel = _parallel()
         self._library = ctypes.PyDLL(str(path))
         make = self._library.measuring
         make.restype = ctypes.py_object
@@ -70,6 +71,7 @@ class _Kernel:
             ctypes.c_char_p,
             ctypes.c_int,
             ctypes.c_int,
+            ctypes.c_void_p,
             ctypes.py_object,
             ctypes.py_object,
             ctypes.py_object,
@@ -89,7 +91,17 @@ class _Kernel:
         keys = None if start is None else ("mode", "epoch", "step", "call", *of)
         threads = torch.get_num_threads()
         return self._make(
-            self._exchange, Tensor, Parameter, names, len(names), threads, keys, start, pending, most
+            self._exchange,
+            Tensor,
+            Parameter,
+            names,
+            len(names),
+            threads,
+            self._parallel,
+            keys,
+            start,
+            pending,
+            most,
         )
 
 
@@ -128,6 +140,20 @@ def _exchange() -> int:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     address: int = pointer(wrapper.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
     return address
+
+
+def _parallel() -> int | None:
+    """The address of the function that gives a task to the threads that torch computes with; None: it is not known.
+
+    These wait busily for a while after each of torch's operations, so that threads beside them would find no free core.
+    """
+    if not torch.backends.openmp.is_available():
+        return None
+    try:
+        function = ctypes.PyDLL(torch._C.__file__).GOMP_parallel  # of the libraries that torch is linked with
+    except (OSError, AttributeError):
+        return None
+    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _require_right(kernel: _Kernel) -> None:

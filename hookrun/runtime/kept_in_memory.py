@@ -37,10 +37,15 @@ class KeptInMemory:
                 _keep_any(append, value)
 
         def keep_new(value: Any) -> None:
-            if type(value) is Tensor and functorch_level() is None and not_exported(value):
+            if type(value) is not Tensor or functorch_level() is not None or not not_exported(value):
+                _keep_any(append, value)
+            elif first is not _DECIDED or value.requires_grad:
                 keep_owned(value)
             else:
-                _keep_any(append, value)
+                try:
+                    append(copy(value))
+                except RuntimeError:  # as in keep_owned, which is a call more
+                    append(value.detach().clone())
 
         def keep_gradient(value: Any) -> None:
             if type(value) is Tensor and owned(value, whole=True, references=OF_GRADIENT):

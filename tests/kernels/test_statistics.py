@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -177,7 +179,9 @@ def test_reading_leaves_copy_on_write_alone() -> None:
     assert taken(x) and taken(copy) and torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
 
 
-def test_a_number_does_not_depend_on_threads_or_on_what_else_is_asked_for() -> None:
+def test_a_number_does_not_depend_on_threads_or_on_what_else_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     kernel = statistics._kernel()
     assert kernel is not None
     x = torch.randn(3_000_001)
@@ -190,7 +194,32 @@ def test_a_number_does_not_depend_on_threads_or_on_what_else_is_asked_for() -> N
     finally:
         torch.set_num_threads(before)
     assert len(results) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(kernel, "_parallel", None)  # threads of its own, where torch has no OpenMP
+        assert kernel.function(("mean", "std", "norm"))(x) in results
     assert {name: found(x, (name,))[name] for name in NAMES} == found(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_measures_without_the_threads_that_it_does_not_have() -> None:
+    x, before = torch.randn(3_000_001), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        kernel = statistics._kernel()
+        assert kernel is not None
+        measure = kernel.function(("mean", "std", "norm"))
+        here = measure(x)  # torch's threads are there from now on
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                signal.alarm(60)  # OpenMP would wait forever for threads of the parent
+                code = int(measure(x) != here)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 def recorded(model: nn.Module, x: Tensor, **when: Any) -> Any:
