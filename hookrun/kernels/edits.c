@@ -13,7 +13,7 @@ typedef struct {
     double first, second; /* a factor, a summand, or two bounds */
 } Edit;
 
-enum { BLOCK = 2048, MOST_THREADS = 64 };
+enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
 
 /* Where an element equals a bound, as 0 and -0 do, and where it is NaN, it stays as it is. */
 #define EDIT_RANGE(NAME, T)                                                                                           \
@@ -71,6 +71,8 @@ void edit(const Edit *edits, int count, int wide, const char *x, char *out, int6
     pthread_t started[MOST_THREADS];
     int running[MOST_THREADS] = {0};
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    if (threads > blocks / BLOCKS_OF_A_THREAD)
+        threads = (int)(blocks / BLOCKS_OF_A_THREAD);
     if (threads > MOST_THREADS)
         threads = MOST_THREADS;
     if (threads < 1)

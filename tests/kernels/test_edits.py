@@ -46,7 +46,7 @@ def test_each_element_is_that_of_one_edit_after_the_other(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = torch.int32 if dtype is torch.float32 else torch.int64
-    for size in (1, 15, 2047, 2048, 2049, 50_000):
+    for size in (1, 15, 2047, 2048, 2049, 400_001):
         any_bits = torch.randint(torch.iinfo(whole).min, torch.iinfo(whole).max, (size,), dtype=whole)
         for x in (
             any_bits.view(dtype),
