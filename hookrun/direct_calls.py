@@ -6,16 +6,17 @@ forward and then what the hook does. The hook stays registered with torch; whene
 a compiler that reads the model, a trace, a backward pass, another thread) torch calls the module, and the hook, itself.
 
 `Module.__call__` asks the module for `_compiled_call_impl` first, which `Module.compile` sets. torch leaves it out of
-copies and pickles, and its compilers do not read it. Where a class copies its attributes another way (torch gives a
-parametrized module such a class), a deep copy or a pickle has None there. A module that was given a copy of the
-`__dict__` (a replica of DataParallel) shares the dictionary of forward hooks, whose references are counted: torch then
-calls the module itself. A copy of the `__dict__` with a dictionary of hooks of its own is not noticed.
+copies and pickles; `torch.compile` reads a direct call as it reads any function, and finds torch's own way in it. Where
+a class copies its attributes another way (torch gives a parametrized module such a class), a deep copy or a pickle has
+None there. A module that was given a copy of the `__dict__` (a replica of DataParallel) shares the dictionary of
+forward hooks, whose references are counted: torch then calls the module itself. A copy of the `__dict__` with a
+dictionary of hooks of its own is not noticed.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from sys import getrefcount
@@ -93,6 +94,13 @@ def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[]
 def is_called_directly(module: nn.Module) -> bool:
     """Whether `_compiled_call_impl` is a direct call, and not what `Module.compile` made."""
     return isinstance(module.__dict__.get(_NAME), _DirectCall)
+
+
+def call_through_torch(modules: Iterable[nn.Module]) -> None:
+    """End the direct calls of these modules: a compiler would look at each of them again at every call of a graph."""
+    for module in modules:
+        if is_called_directly(module):
+            del module.__dict__[_NAME]
 
 
 def _is_called_by_torch(module: nn.Module) -> bool:

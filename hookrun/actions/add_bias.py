@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from hookrun.actions.arithmetic import AddNumber
 from hookrun.actions.base import Action, Site
 from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.actions.values import Value
@@ -51,11 +52,7 @@ class AddBias(Action):
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
         """A number."""
-        import torch
-
-        value = cast(float, self.value)
-        tensors = scalars(value)
-        return lambda x, out: torch.add(x, tensors.get(x.dtype, value), out=out)
+        return AddNumber(cast(float, self.value))
 
 
 def _adding(bias_for: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from pydantic import AfterValidator, model_validator
 
+from hookrun.actions.arithmetic import ClampBetween, in_range
 from hookrun.actions.base import Action, Site
 from hookrun.actions.fields import check_order
-from hookrun.actions.tensors import check_broadcast, nearest_finite
+from hookrun.actions.tensors import check_broadcast
 from hookrun.actions.values import Value
 
 if TYPE_CHECKING:
-    from torch import Tensor, dtype
+    from torch import Tensor
 
 
 def _not_nan(bound: Any) -> Any:
@@ -71,11 +72,7 @@ class Clamp(Action):
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
         """Between numbers."""
-        import torch
-
-        low, high = cast(float | None, self.min), cast(float | None, self.max)
-        lows, highs = _in_range(low), _in_range(high)
-        return lambda x, out: torch.clamp(x, lows.get(x.dtype, low), highs.get(x.dtype, high), out=out)
+        return ClampBetween(cast(float | None, self.min), cast(float | None, self.max))
 
     def _by_tensors(self, site: Site) -> Callable[[Any], Any]:
         low, high = (
@@ -149,9 +146,5 @@ def _short(bound: float | None) -> float | None:
 
 def _wide(low: float | None, high: float | None) -> Callable[[Tensor], Tensor]:
     """For bounds outside some dtype's range, which PyTorch refuses."""
-    lows, highs = _in_range(low), _in_range(high)
+    lows, highs = in_range(low), in_range(high)
     return lambda x: x.clamp(lows.get(x.dtype, low), highs.get(x.dtype, high))
-
-
-def _in_range(bound: float | None) -> Mapping[dtype, float]:
-    return {} if bound is None or math.isinf(bound) else nearest_finite(bound)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
+from hookrun.actions.arithmetic import MultiplyBy
 from hookrun.actions.base import Action, Site
 from hookrun.actions.tensors import check_broadcast, scalars
 from hookrun.actions.values import Value
@@ -42,11 +43,7 @@ class Scale(Action):
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
         """By a number."""
-        import torch
-
-        factor = cast(float, self.factor)
-        tensors = scalars(factor)
-        return lambda x, out: torch.mul(x, tensors.get(x.dtype, factor), out=out)
+        return MultiplyBy(cast(float, self.factor))
 
 
 def _by_number(factor: float) -> Callable[[Tensor], Tensor]:

@@ -17,10 +17,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 from hookrun.actions.stats import Statistic
-from hookrun.kernels import NoLibrary
-
-SWITCH = "HOOKRUN_KERNELS"
-"""The environment variable that turns compiled functions off: ``0``."""
+from hookrun.kernels import SWITCH, NoLibrary
 
 NAMES: tuple[str, ...] = get_args(Statistic)
 """Every statistic, in the order of `Statistic` in statistics.c."""

@@ -39,6 +39,7 @@ class Traced:
 
     fired: how often it fired, a tensor of no dimensions; a gradient counts where its tensor was made
     open:  whether its schedule holds at this step and epoch; None where it always does
+    fire:  gives the value after the action, where the schedule holds
     """
 
     def __init__(self, site: PlacedHook, *, targeted: bool) -> None:
@@ -53,6 +54,9 @@ class Traced:
         if keys.when.step is not None or keys.when.epoch is not None:
             self.open = torch.tensor(False, device=_device(site))
             self.reschedule()
+        plain = self._path is None and not self._together and self.open is None
+        always = plain and all(self._holds_in.values())
+        self.fire: Callable[[Any], Any] = self._fire_always() if always else self._fire_as_scheduled
 
     def reschedule(self) -> None:
         """The step or the epoch is another one now."""
@@ -60,9 +64,21 @@ class Traced:
             clock = self.site.clock
             self.open.fill_(self.site.spec.keys.when.holds_at(clock.step, clock.epoch))
 
-    def fire(self, value: Any) -> Any:
-        """The value after the action, where the schedule holds."""
+    def _fire_as_scheduled(self, value: Any) -> Any:
         return self._edited(value) if self._counts() else value
+
+    def _fire_always(self) -> Callable[[Any], Any]:
+        """The same in few names: at each call of a graph torch looks again at every one that was read for it."""
+        function, fired, edited = self._function, self.fired, self._edited
+
+        def fire(value: Any) -> Any:
+            fired.add_(1)
+            if not (isinstance(value, Tensor) and value.is_floating_point()):
+                return edited(value)
+            new = function(value)
+            return value if new is None else new
+
+        return fire
 
     def watch(self, tensor: Tensor) -> None:
         """Act on the gradient of the tensor."""

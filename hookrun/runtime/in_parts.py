@@ -1,4 +1,4 @@
-"""Several pointwise edits of one large tensor, part by part: what lies between them stays in the cache."""
+"""Several pointwise edits of one large tensor: one compiled pass, or part by part, so that it stays in the cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hookrun.actions.tensors import holds_data
+from hookrun.kernels.edits import edited
 from hookrun.tensor_copies import functorch_level
 
 Into = Callable[[Tensor, Tensor], object]
@@ -51,6 +52,8 @@ def in_parts(functions: Sequence[Into], x: Tensor, *, overwrite: bool = False) -
     overwrite: into x itself, which is returned; else into a new tensor
     """
     new = x if overwrite else torch.empty_like(x)
+    if edited(functions, x, new):
+        return new
     size = _PART * torch.get_num_threads() // x.element_size()
     with torch.no_grad():
         for part, place in zip(x.view(-1).split(size), new.view(-1).split(size), strict=True):

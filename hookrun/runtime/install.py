@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from hookrun.actions.base import remove_parameter, was_added
+from hookrun.direct_calls import call_through_torch
 from hookrun.errors import CompileError, HookrunError, HookrunWarning
 from hookrun.lookup import Lookup
 from hookrun.plan.graph_support import uncompilable
@@ -206,7 +207,8 @@ class Installation:
 
         Plain ``torch.compile(model)`` takes a graph without these hooks, without a word, where another model of the
         same class has been compiled before: torch does not look at hooks when it asks whether a graph fits. Here what
-        was compiled so far is forgotten (`torch._dynamo.reset`), and the graphs are this installation's own.
+        was compiled so far is forgotten (`torch._dynamo.reset`), and the graphs are this installation's own. The model
+        itself, where it is called without the function, takes torch's general way to hooks from then on.
 
         Raises CompileError with every hook that no graph can hold.
         """
@@ -214,6 +216,7 @@ class Installation:
             raise CompileError(problems)
         torch._dynamo.reset()
         model = self._model
+        call_through_torch(model.modules())
 
         def hooked(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)

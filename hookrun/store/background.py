@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 from hookrun.store.files import StoreError
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Background(Generic[T]):
@@ -80,6 +81,57 @@ class Background(Generic[T]):
             except BaseException as error:  # it is raised where the next piece is handed over
                 self.error = error
         self.left.append(piece)
+
+
+class InTwoSteps(Generic[T, U]):
+    """Work in two steps: the first one of a piece is done while the second one of the piece before it is under way.
+
+    first:  makes of a piece what the second step is given
+    undone: is called with what the first step made where the second one does not come or has failed
+    """
+
+    def __init__(
+        self, first: Callable[[T], U], second: Callable[[U], None], undone: Callable[[U], None], name: str
+    ) -> None:
+        self._make = first
+        self._undone = undone
+        self._first = Background(self._hand_on, name)
+        self._second = Background(second, f"{name}, second step")
+
+    @property
+    def error(self) -> BaseException | None:
+        """What a step raised; from then on pieces are not worked on."""
+        return self._second.error or self._first.error
+
+    def put(self, piece: T) -> None:
+        """Hand over a piece; waits while another one waits for its first step."""
+        self._first.put(piece)
+
+    def wait(self) -> None:
+        """Until every piece is done."""
+        self._first.wait()
+        self._second.wait()
+
+    def stop(self) -> None:
+        """Until every piece is done and both threads have ended; another piece starts them again."""
+        self._first.stop()
+        self._second.stop()
+
+    def left(self) -> tuple[list[T], list[U]]:
+        """The pieces that failed, and those after them, in their first step and in their second one; after `stop`."""
+        for made in self._second.left:
+            self._undone(made)
+        return self._first.left, self._second.left
+
+    def _hand_on(self, piece: T) -> None:
+        if self._second.error is not None:
+            raise self._second.error
+        made = self._make(piece)
+        try:
+            self._second.put(made)
+        except BaseException:
+            self._undone(made)
+            raise
 
 
 class _Moment:

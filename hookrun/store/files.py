@@ -36,23 +36,61 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     It is written aside in the same folder, flushed, renamed, and the folder is flushed. Whatever goes wrong
     before the renaming leaves `path` as it was; an OSError becomes a StoreError.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        aside.unlink(missing_ok=True)
-        # Exclusively: a directory from a stranger may hold a link of that name.
-        with open(aside, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except BaseException as error:
-        with suppress(OSError):  # the first error is the one to report, and no reader looks at such a file
-            aside.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            kept = "what it held before is kept" if path.is_file() else "nothing is left under that name"
-            raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
-        raise
-    sync_folder(path.parent)
+    aside = Aside(path)
+    with aside.writing() as file:
+        yield file
+    aside.complete()
+
+
+class Aside:
+    """A file beside `path`, which takes that name once it is complete: `replacing`, in steps.
+
+    Whatever goes wrong leaves `path` as it was and nothing beside it; an OSError becomes a StoreError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._name = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._file: BinaryIO | None = None
+
+    @contextmanager
+    def writing(self) -> Iterator[BinaryIO]:
+        """The open file. Inside all of its content is written."""
+        with self._removed_on_error():
+            self._name.unlink(missing_ok=True)
+            # Exclusively: a directory from a stranger may hold a link of that name.
+            self._file = open(self._name, "xb")  # noqa: SIM115 - `complete` closes it
+            yield self._file
+
+    def complete(self) -> None:
+        """Flush it, rename it and flush the folder."""
+        with self._removed_on_error():
+            if self._file is not None:
+                with self._file as file:
+                    file.flush()
+                    os.fsync(file.fileno())
+            os.replace(self._name, self._path)
+        sync_folder(self._path.parent)
+
+    def remove(self) -> None:
+        """It is not to become `path`: no reader looks at such a file where it cannot be removed."""
+        with suppress(OSError):
+            if self._file is not None:
+                self._file.close()
+        with suppress(OSError):
+            self._name.unlink(missing_ok=True)
+
+    @contextmanager
+    def _removed_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            self.remove()  # the first error is the one to report
+            if isinstance(error, OSError):
+                there = self._path.is_file()
+                kept = "what it held before is kept" if there else "nothing is left under that name"
+                raise StoreError(f"cannot write {self._path}: {os_reason(error)}; {kept}") from error
+            raise
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +18,8 @@ from torch import Tensor
 from hookrun.actions.rows import TokenRows
 from hookrun.containers import leaves
 from hookrun.data.info import SPLITS, Split
-from hookrun.store.background import Background
-from hookrun.store.files import Lines, StoreError, make_inside, replacing
+from hookrun.store.background import InTwoSteps
+from hookrun.store.files import Aside, Lines, StoreError, make_inside
 from hookrun.store.format import COLUMNS, FIRING
 from hookrun.store.indexes import index_name, shard_name
 from hookrun.store.past_cache import LARGE, STEP
@@ -80,6 +81,14 @@ class _Filled(NamedTuple):
     memory: Tensor | None
 
 
+class _Written(NamedTuple):
+    """A shard that waits to be flushed, renamed and indexed."""
+
+    file: Aside
+    shard: Shard
+    rows: int
+
+
 class CaptureWriter:
     """Writes captured values below `folder`, which is made with the first shard.
 
@@ -93,7 +102,8 @@ class CaptureWriter:
 
     A buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. While one is
     filled, one may wait and one is written: memory stays under three of them. A shard is written aside, flushed,
-    renamed, and only then named in the index: what the index names is whole.
+    renamed, and only then named in the index: what the index names is whole. While a shard is flushed, the next one
+    is written.
     """
 
     def __init__(
@@ -128,7 +138,8 @@ class CaptureWriter:
         self._used = 0
         self._memory: Tensor | None = None
         self._spare = list[Tensor]()
-        self._disk = Background(self._write, name="hookrun captures")
+        self._begun = self.shards
+        self._disk = InTwoSteps(self._write, self._index_it, _discard, name="hookrun captures")
 
     def add(
         self,
@@ -236,18 +247,25 @@ class CaptureWriter:
             self._clear()
             self._disk.put(full)
 
-    def _write(self, buffer: _Filled) -> None:
+    def _write(self, buffer: _Filled) -> _Written:
         runs = buffer.runs
-        name = self._named(self.shards)
-        if self.shards == 0:
+        name = self._named(self._begun)
+        if self._begun == 0:
             make_inside(self.folder)
         self._index.require_there()
-        with replacing(self.folder / name) as file:
+        aside = Aside(self.folder / name)
+        with aside.writing() as file:
             sha256, size = write_tensors(file, _tensors(runs))
-        self._index.append(Shard(name, sha256, size, self._columns, _entries(runs)).record())
-        self.shards += 1
+        self._begun += 1
         if buffer.memory is not None:
             self._spare.append(buffer.memory)
+        shard = Shard(name, sha256, size, self._columns, _entries(runs))
+        return _Written(aside, shard, sum(run.rows for run in runs))
+
+    def _index_it(self, written: _Written) -> None:
+        written.file.complete()
+        self._index.append(written.shard.record())
+        self.shards += 1
 
     def _raise_failure(self) -> None:
         """What went wrong on the disk, once; nothing more is taken then."""
@@ -256,8 +274,9 @@ class CaptureWriter:
             return
         self._open = False
         self._disk.stop()
-        left = [*(buffer.runs for buffer in self._disk.left), self._runs]
-        lost = sum(run.rows for runs in left for run in runs)
+        buffers, written = self._disk.left()
+        runs = chain(*(buffer.runs for buffer in buffers), self._runs)
+        lost = sum(run.rows for run in runs) + sum(shard.rows for shard in written)
         self._clear()
         if not isinstance(error, StoreError):
             raise error
@@ -306,6 +325,10 @@ class CaptureWriter:
         self._last = {}
         self._buffered = self._used = 0
         self._memory = None
+
+
+def _discard(written: _Written) -> None:
+    written.file.remove()
 
 
 def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:

@@ -47,6 +47,21 @@ def called(module: nn.Module, *args: Any) -> Tensor:
     return module(*args)  # type: ignore[no-any-return]
 
 
+def test_a_model_that_is_to_be_compiled_is_called_as_torch_does_it() -> None:
+    """Guards of a graph look again at whatever was read for it: a direct call is left out of that."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    x = torch.randn(2, 3)
+    plain = model(x)
+    with hookrun.hooked(
+        model, {"h": {"select": "1", "hook": "forward", "action": "scale", "factor": 2}}
+    ) as hooks:
+        assert is_called_directly(model[1])
+        hooks.compile()
+        assert not is_called_directly(model[1])
+        assert torch.equal(model(x), plain * 2) and hooks.fired["h", "1"] == 1
+    assert torch.equal(model(x), plain)
+
+
 def test_it_is_called_directly_until_the_hooks_are_removed() -> None:
     model = net()
     before = {name: sorted(vars(module)) for name, module in model.named_modules()}

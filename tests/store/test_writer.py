@@ -19,6 +19,7 @@ from torch import Tensor
 
 from hookrun.containers import get
 from hookrun.spec.target import parse_target
+from hookrun.store import writer as writer_module
 from hookrun.store.files import StoreError
 from hookrun.store.writer import CaptureWriter, Count
 
@@ -318,14 +319,14 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
 ) -> None:
     """Then a fast model waits for a slow disk: memory holds three buffers at most."""
     writing, allowed = threading.Event(), threading.Event()
-    replace = os.replace
+    write = writer_module.write_tensors
 
-    def slow(*args: str) -> None:
+    def slow(*args: Any) -> tuple[str, int]:
         writing.set()
         allowed.wait()
-        replace(*args)
+        return write(*args)
 
-    monkeypatch.setattr("os.replace", slow)
+    monkeypatch.setattr(writer_module, "write_tensors", slow)
     writer = CaptureWriter(tmp_path, shard_bytes=10_000)
 
     def add() -> None:
@@ -334,13 +335,48 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
     add()
     add()  # hands over the first
     writing.wait()
-    assert writer._disk._pieces.empty()
+    assert writer._disk._first._pieces.empty()
     add()
-    assert writer._disk._pieces.qsize() == 1
+    assert writer._disk._first._pieces.qsize() == 1
     allowed.set()
     add()
     writer.close()
     assert writer.shards == 4
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_shard_is_written_while_the_one_before_it_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """It is named after that one; where that one is lost it is too, with all after it, and nothing is left of them."""
+    flushing, allowed = threading.Event(), threading.Event()
+    replace = os.replace
+
+    def slow(*args: Path) -> None:
+        if args[1].name == "000001.safetensors":
+            flushing.set()
+            allowed.wait()
+            if refused:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(*args)
+
+    monkeypatch.setattr("os.replace", slow)
+    writer = CaptureWriter(tmp_path, shard_bytes=10_000)
+    for number in range(4):  # each hands over the one before it
+        writer.add("f", "a", torch.full((2_000,), float(number)), sample_ids=None, **AT)
+    flushing.wait()
+    writer._disk._first.wait()
+    assert [path.name[:7] for path in sorted(tmp_path.glob(".*.tmp"))] == [".000001", ".000002"]
+    assert [shard["shard"] for shard in index(tmp_path)] == ["000000.safetensors"]
+    allowed.set()
+    if refused:
+        with pytest.raises(StoreError, match=r"000001(.|\n)*3 captured rows are lost; the 1 shards"):
+            writer.close()
+        assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
+    writer.close()
+    files = ["000000.safetensors"] if refused else [f"{number:06}.safetensors" for number in range(4)]
+    assert [shard["shard"] for shard in index(tmp_path)] == files
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_the_thread_ends_with_the_writer(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Edits of every element by numbers: what an action writes for any part of a tensor, and which operation that is."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from hookrun.actions.tensors import nearest_finite, scalars
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+
+
+class Operation(IntEnum):
+    """In the order of `Operation` in kernels/edits.c."""
+
+    MULTIPLY = 0
+    ADD = 1
+    CLAMP = 2
+
+
+class Arithmetic(ABC):
+    """A function (x, out) that writes the result for x into out, which may be x.
+
+    operation: which one it is
+    """
+
+    operation: ClassVar[Operation]
+
+    @abstractmethod
+    def __call__(self, x: Tensor, out: Tensor) -> object:
+        """Write it."""
+
+    @abstractmethod
+    def numbers(self, kind: dtype) -> tuple[float, float]:
+        """Its operands for a tensor of float32 or float64: a factor or a summand and 0, or two bounds."""
+
+
+class MultiplyBy(Arithmetic):
+    """x * factor."""
+
+    operation = Operation.MULTIPLY
+
+    def __init__(self, factor: float) -> None:
+        self._factor, self._tensors = factor, scalars(factor)
+
+    def __call__(self, x: Tensor, out: Tensor) -> object:
+        """Write it."""
+        import torch
+
+        return torch.mul(x, self._tensors.get(x.dtype, self._factor), out=out)
+
+    def numbers(self, kind: dtype) -> tuple[float, float]:
+        """The factor."""
+        return self._tensors[kind].item(), 0.0
+
+
+class AddNumber(Arithmetic):
+    """x + value."""
+
+    operation = Operation.ADD
+
+    def __init__(self, value: float) -> None:
+        self._value, self._tensors = value, scalars(value)
+
+    def __call__(self, x: Tensor, out: Tensor) -> object:
+        """Write it."""
+        import torch
+
+        return torch.add(x, self._tensors.get(x.dtype, self._value), out=out)
+
+    def numbers(self, kind: dtype) -> tuple[float, float]:
+        """The summand."""
+        return self._tensors[kind].item(), 0.0
+
+
+class ClampBetween(Arithmetic):
+    """min(max(x, low), high); a bound that a dtype cannot hold counts as the largest finite number that it can."""
+
+    operation = Operation.CLAMP
+
+    def __init__(self, low: float | None, high: float | None) -> None:
+        self._low, self._high = low, high
+        self._lows, self._highs = in_range(low), in_range(high)
+
+    def __call__(self, x: Tensor, out: Tensor) -> object:
+        """Write it."""
+        import torch
+
+        low, high = self._lows.get(x.dtype, self._low), self._highs.get(x.dtype, self._high)
+        return torch.clamp(x, low, high, out=out)
+
+    def numbers(self, kind: dtype) -> tuple[float, float]:
+        """The bounds, infinite where there is none."""
+        low, high = self._lows.get(kind, self._low), self._highs.get(kind, self._high)
+        return -math.inf if low is None else low, math.inf if high is None else high
+
+
+def in_range(bound: float | None) -> Mapping[dtype, float]:
+    """A finite bound as each dtype can hold it; empty where there is none."""
+    return {} if bound is None or math.isinf(bound) else nearest_finite(bound)

@@ -1,0 +1,92 @@
+/* Several edits of one tensor in one pass through its memory, for hookrun/kernels/edits.py.
+
+   Every element gets what torch gives it, bit for bit: each edit is a loop of its own over a block that stays in a
+   core's first cache, so that no two operations are joined into one with a single rounding. */
+
+#include <pthread.h>
+#include <stdint.h>
+
+typedef enum { MULTIPLY, ADD, CLAMP } Operation;
+
+typedef struct {
+    int32_t operation;
+    double first, second; /* a factor, a summand, or two bounds */
+} Edit;
+
+enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
+
+/* Where an element equals a bound, as 0 and -0 do, and where it is NaN, it stays as it is. */
+#define EDIT_RANGE(NAME, T)                                                                                           \
+    static void NAME(const Edit *edits, int count, const T *given, T *out, int n)                                     \
+    {                                                                                                                 \
+        const T *x = given;                                                                                           \
+        for (int each = 0; each < count; each++, x = out) {                                                           \
+            const T first = (T)edits[each].first, second = (T)edits[each].second;                                     \
+            switch ((Operation)edits[each].operation) {                                                               \
+            case MULTIPLY:                                                                                            \
+                _Pragma("omp simd") for (int i = 0; i < n; i++) out[i] = x[i] * first;                                \
+                break;                                                                                                \
+            case ADD:                                                                                                 \
+                _Pragma("omp simd") for (int i = 0; i < n; i++) out[i] = x[i] + first;                                \
+                break;                                                                                                \
+            case CLAMP:                                                                                               \
+                _Pragma("omp simd") for (int i = 0; i < n; i++)                                                       \
+                {                                                                                                     \
+                    T above = x[i] < first ? first : x[i];                                                            \
+                    out[i] = second < above ? second : above;                                                         \
+                }                                                                                                     \
+                break;                                                                                                \
+            }                                                                                                         \
+        }                                                                                                             \
+    }
+
+EDIT_RANGE(edit_floats, float)
+EDIT_RANGE(edit_doubles, double)
+
+typedef struct {
+    const Edit *edits;
+    int count, wide;
+    const char *x;
+    char *out;
+    int64_t first, last; /* of the elements */
+} Share;
+
+static void *edit_share(void *given)
+{
+    const Share *share = given;
+    for (int64_t at = share->first; at < share->last; at += BLOCK) {
+        int n = share->last - at < BLOCK ? (int)(share->last - at) : BLOCK;
+        if (share->wide)
+            edit_doubles(share->edits, share->count, (const double *)share->x + at, (double *)share->out + at, n);
+        else
+            edit_floats(share->edits, share->count, (const float *)share->x + at, (float *)share->out + at, n);
+    }
+    return 0;
+}
+
+/* Write the edits of x, n elements of float64 (`wide`) or float32, into out, which is x or other memory. */
+void edit(const Edit *edits, int count, int wide, const char *x, char *out, int64_t n, int threads)
+{
+    Share shares[MOST_THREADS];
+    pthread_t started[MOST_THREADS];
+    int running[MOST_THREADS] = {0};
+    int64_t blocks = (n + BLOCK - 1) / BLOCK;
+    if (threads > blocks / BLOCKS_OF_A_THREAD)
+        threads = (int)(blocks / BLOCKS_OF_A_THREAD);
+    if (threads > MOST_THREADS)
+        threads = MOST_THREADS;
+    if (threads < 1)
+        threads = 1;
+    for (int each = 0; each < threads; each++) {
+        int64_t first = blocks * each / threads * BLOCK, last = blocks * (each + 1) / threads * BLOCK;
+        Share share = {edits, count, wide, x, out, first, last < n ? last : n};
+        shares[each] = share;
+        running[each] = each && !pthread_create(started + each, 0, edit_share, shares + each);
+    }
+    for (int each = 0; each < threads; each++)
+        if (!running[each])
+            edit_share(shares + each);
+    for (int each = 0; each < threads; each++)
+        if (running[each])
+            pthread_join(started[each], 0);
+}
