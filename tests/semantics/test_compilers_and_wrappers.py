@@ -174,10 +174,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "backward": ({"hook": "backward", "action": "scale", "factor": 2}, "autograd nodes of its own"),
     "backward_pre": ({"hook": "backward_pre", "action": "scale", "factor": 2}, "autograd nodes of its own"),
     "saved_tensors": ({"hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}, "the compiler itself decides"),
-    "call": ({"hook": "forward", "action": "scale", "factor": 2, "when": {"call": 0}}, "decides anew at each call"),
+    "call": ({"hook": "forward", "action": "scale", "factor": 2, "when": {"call": 0}}, "is evaluated at each call"),
     "probability": (
         {"hook": "forward", "action": "scale", "factor": 2, "when": {"probability": 0.5}},
-        "decides anew at each call",
+        "is evaluated at each call",
     ),
 }  # fmt: skip
 
