@@ -137,7 +137,7 @@ def _without_source(target: object, name: str) -> Code:
         try:
             release = f"{package} {importlib.metadata.version(package)}"
         except importlib.metadata.PackageNotFoundError:
-            release = f"{package} of unknown version"
+            release = f"{package}, of which no version is known"
     return Code(name, _sha(f"{name} {release}"), f"its name and {release}: it has no Python source")
 
 
