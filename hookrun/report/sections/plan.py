@@ -64,18 +64,25 @@ def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
     )
 
 
+_LAST = ("index", "minus", "factor", "at")
+"""Keys of a value that are shown after the run or the file."""
+
+
 def _text(value: Any) -> str:
     """The value of a parameter as YAML writes it, without the keys of a mapping that have no effect."""
     if isinstance(value, Mapping):
         return _mapping_text(value, {})
     if isinstance(value, list):
         return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _mapping_text(value: Mapping[str, Any], around: Mapping[str, Any]) -> str:
     """The text of a mapping, without keys that are null or that it shares with the mapping around it."""
-    given = {key: each for key, each in value.items() if each is not None and around.get(key) != each}
+    names = sorted(value, key=lambda key: key in _LAST)
+    given = {key: value[key] for key in names if value[key] is not None and around.get(key) != value[key]}
     if given.get("factor") == 1:
         del given["factor"]
     if len(given) == 1 and (short := given.get("position", given.get("pick"))) is not None:
