@@ -1,4 +1,4 @@
-"""hookrun: PyTorch hooks as configuration. Everything public is here; torch is imported when it is first needed."""
+"""hookrun: PyTorch hooks as configuration. This module has all public names; torch is imported when first needed."""
 
 from __future__ import annotations
 

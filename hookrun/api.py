@@ -33,14 +33,14 @@ def load_spec(
     config_dir: str | Path | None = None,
     seed: int = 0,
 ) -> Spec:
-    """The validated hooks of a YAML file, of a dict, or of an experiment of the config folders.
+    """The validated hooks of a YAML file, of a dict, or of an experiment in the config folders.
 
     source:     a file, or a dict: ``{"hooks": {...}}`` or the hooks mapping itself
     experiment: instead of `source`: the name of an experiment, composed with `overrides` as on the command line
     config_dir: a folder of your own that is searched first
-    seed:       what the hooks' own generators derive from; an experiment brings its own
+    seed:       from which the hooks' own generators are derived; an experiment has its own seed
 
-    Raises SpecError with every mistake at once.
+    Raises SpecError that lists every mistake.
     """
     if (source is None) == (experiment is None):
         raise SpecError([Problem("load_spec", "takes a file or a dict, or else `experiment=NAME`")])
@@ -71,13 +71,13 @@ def compile(
     example: Example | None = None,
     training: bool | None = None,
 ) -> Plan:
-    """Resolve the hooks against the model's names and prove that they fit; the model is not changed.
+    """Match the hooks against the model's names and check that they fit; the model is not changed.
 
     example:  ``(args, kwargs)`` of one call: shapes, dtypes, targets and indexes are then checked on a fake copy
     training: the mode to check in; None: the model's own
 
-    Raises CompileError with every misfit at once; where `spec` is a dict that holds other mistakes, SpecError with
-    those and with the misfits of the hooks that are valid.
+    Raises CompileError that lists every hook that does not fit. If `spec` is a dict with other mistakes, raises
+    SpecError that lists these and the valid hooks that do not fit.
     """
     if example is not None and not _is_call(example):
         raise HookrunError("example: expected (args, kwargs), for one tensor ((x,), {})")
@@ -90,7 +90,7 @@ def compile(
 
 
 def _is_call(example: object) -> bool:
-    """Whether it is (args, kwargs); a lone tensor or batch is a frequent mistake."""
+    """Whether `example` is (args, kwargs); a tensor or a batch is a frequent mistake."""
     if not (isinstance(example, tuple) and len(example) == 2):
         return False
     return isinstance(example[0], tuple | list) and isinstance(example[1], Mapping)
@@ -117,14 +117,14 @@ def record(
     scaler: GradScaler | None = None,
     strict: bool = False,
 ) -> Recording:
-    """What `hooked` does, with a run directory: ``with hookrun.record(model, spec, run_dir="outputs/mine") as hooks:``.
+    """`hooked` with a run directory: ``with hookrun.record(model, spec, run_dir="outputs/mine") as hooks:``.
 
-    Captures and records go to the disk as they come, metrics by ``hooks.log(loss=loss)``; at the end the status, the
-    manifest and the report are written.
+    Captures and records are written to disk during the block, metrics by ``hooks.log(loss=loss)``; at the end the
+    status, the manifest and the report are written.
 
     run_dir: a new or empty directory; None: ``outputs/`` and the time, as on the command line
 
-    Raises SpecError and CompileError before there is a directory, StoreError on entry where it is not empty.
+    Raises SpecError and CompileError before the directory is created, StoreError on entry if it is not empty.
     """
     plan = compile(spec, model)
     latest, folder = run_dir is None, run_folder(run_dir)
@@ -137,14 +137,14 @@ def build(
     overrides: Sequence[str] = (),
     config_dir: str | Path | None = None,
 ) -> tuple[Module, ExperimentData]:
-    """The model of an experiment, its weights loaded and on its device, and its data, as a run would have them.
+    """The model (with its weights, on its device) and the data of an experiment, as in a run.
 
     experiment: its name, composed with `overrides` as on the command line; None: the defaults and `overrides`
-    overrides:  also ``+trust=[mypkg]``, for a model or data of your own, beside HOOKRUN_TRUST in the environment
+    overrides:  may contain ``+trust=[mypkg]`` for your own model or data; HOOKRUN_TRUST works as well
     config_dir: a folder of your own that is searched first
 
-    The model carries no hooks: `load_spec` with the same arguments gives them. Raises SpecError, also where its weights
-    are those of a run that it needs and that has not been made.
+    The model has no hooks; `load_spec` with the same arguments returns them. Raises SpecError, also if its weights come
+    from a run of `needs` that does not exist.
     """
     from hookrun.cli.compose import compose_dict, existing_folder
     from hookrun.cli.needs import with_made_needs
@@ -163,5 +163,5 @@ def build(
 
 
 def open_run(path: str | Path) -> Run:
-    """Read a run directory, lazily. Raises HookrunError where there is none."""
+    """Read a run directory, lazily. Raises HookrunError if there is none."""
     return _open_run(path)

@@ -1,4 +1,4 @@
-"""Checks arguments before they are used, against a pydantic model or a function's signature. Imports no torch."""
+"""Checks arguments against a pydantic model or a function's signature before they are used. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Args(BaseModel):
-    """Frozen arguments; an unknown key is an error, and so is a value that would have to be converted to fit."""
+    """Frozen arguments; an unknown key is an error, and so is a value of another type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -31,9 +31,9 @@ def parse(model: type[M], given: Mapping[str, Any], where: str) -> tuple[M | Non
 
 
 def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> list[Problem]:
-    """A problem for each key that has a mistake, where pydantic reports each member of a union by itself.
+    """One problem for each key with a mistake; pydantic has one error for each member of a union.
 
-    model: of the section at the key path `where`
+    model: the model of the section at the key path `where`
     """
     by_key: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
     for each in error.errors(include_url=False):
@@ -43,7 +43,7 @@ def problems_of(error: ValidationError, where: str, model: type[BaseModel]) -> l
 
 
 def parameters(target: Callable[..., object]) -> dict[str, inspect.Parameter] | None:
-    """The parameters of `target` that can be given by name; None where its signature does not list them all."""
+    """The parameters of `target` that can be given by name; None if its signature does not list all of them."""
     try:
         found = inspect.signature(target).parameters
     except (TypeError, ValueError):  # builtins and C extensions need not have a signature
@@ -77,7 +77,7 @@ def missing_arguments(
 ) -> list[Problem]:
     """A problem for each parameter of `owner` that has no default and is not given.
 
-    why: the reason why nothing else supplies the argument of this name, or an empty text
+    why: argument name -> the reason why nothing else supplies it, or an empty text
     """
     needed = [name for name, parameter in found.items() if parameter.default is parameter.empty]
     return [
@@ -112,7 +112,7 @@ def wrong_call(
     """The mistakes in a call of a user's own function with `first` positional arguments and those that are `given`.
 
     where: the key path of the given arguments
-    also:  arguments that hookrun gives by name where the function has them
+    also:  arguments that hookrun passes by name if the function has them
     """
     try:
         found = list(inspect.signature(target).parameters.values())
@@ -152,7 +152,7 @@ def join(*parts: str) -> str:
 
 
 def _without_kinds(location: tuple[int | str, ...], model: type[BaseModel]) -> tuple[int | str, ...]:
-    """The location without the kinds that pydantic puts in where it knows which member of a union is meant."""
+    """The location without the tags that pydantic inserts for members of a discriminated union."""
     annotation: Any = model
     keys = list[int | str]()
     for part in location:
@@ -165,7 +165,7 @@ def _without_kinds(location: tuple[int | str, ...], model: type[BaseModel]) -> t
 
 
 def _kinds(annotation: Any) -> dict[Any, Any]:
-    """Kind -> member, of a union whose members pydantic tells apart."""
+    """Tag -> member of a discriminated union."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return {each.tag: inner[0] for each in inner[1:] if isinstance(each, Tag)} or _kinds(inner[0])
@@ -175,7 +175,7 @@ def _kinds(annotation: Any) -> dict[Any, Any]:
 
 
 def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
-    """The keys and list indices that lead to the mistake, up to the first union: pydantic goes on with its members."""
+    """The keys and list indices that lead to the mistake, up to the first union."""
     location = detail["loc"]
     annotation: Any = model
     for depth, part in enumerate(location):
@@ -187,7 +187,7 @@ def _key(detail: ErrorDetails, model: type[BaseModel]) -> tuple[int | str, ...]:
 
 
 def _under(annotation: Any, key: int | str) -> Any:
-    """The annotation of what a value of type `annotation` holds under a key; None where this is not known."""
+    """The annotation of the member under a key of a value of type `annotation`; None if it is not known."""
     fields = _fields(annotation)
     if key in fields:
         return fields[key].annotation
@@ -199,13 +199,13 @@ def _under(annotation: Any, key: int | str) -> Any:
 
 
 def _fields(annotation: Any) -> dict[Any, FieldInfo]:
-    """The fields of a section, whichever of several models it may be; none where it is something else."""
+    """The fields of all models in the annotation; empty if it contains none."""
     models = [each for each in _members(annotation) if isinstance(each, type) and issubclass(each, BaseModel)]
     return {field.alias or name: field for each in models for name, field in each.model_fields.items()}
 
 
 def _members(annotation: Any) -> list[Any]:
-    """The types in a union; the type itself where it is none."""
+    """The types in a union; the type itself if it is not a union."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _members(inner[0])
@@ -253,7 +253,7 @@ def _merged(details: Sequence[ErrorDetails]) -> str:
 
 def _message(detail: ErrorDetails) -> str:
     """pydantic's message in the words of YAML, which has lists and no tuples."""
-    if detail["type"] == "value_error":  # a validator of ours wrote it
+    if detail["type"] == "value_error":  # the message comes from hookrun's own validators
         return detail["msg"].removeprefix("Value error, ")
     message = detail["msg"].replace(" after validation", "")
     return message.replace("valid tuple", "valid list").replace("Tuple", "List")

@@ -1,4 +1,4 @@
-"""What a callable is, for a plan: its qualified name, and a hash of what it runs. Imports no torch."""
+"""Identifies a callable for a plan, by its qualified name and a hash of its code. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 MOST_DEEP = 12
-"""How far the hash of a callable follows what it closes over."""
+"""How many levels of closures and globals the hash of a callable includes."""
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 
@@ -25,8 +25,8 @@ class Code:
     """A callable by name.
 
     name:   ``package.module:function``
-    sha256: changes with what it runs, as far as `hashed` says
-    hashed: what the hash is of
+    sha256: hash of its code
+    hashed: text that says what the hash includes
     """
 
     name: str
@@ -44,16 +44,16 @@ class Code:
 
 
 def qualified_name(target: object) -> str:
-    """``package.module:function``; of an object that is called, that of its class."""
+    """``package.module:function``; for a callable object that of its class."""
     target = _unwrapped(target)
     own = target if hasattr(target, "__qualname__") else type(target)
     return f"{_module_name(own)}:{getattr(own, '__qualname__', type(own).__name__)}"
 
 
 def code_of_name(target: object, name: str) -> Code:
-    """A callable that was found by name: the hash is of the text of the module that defines it.
+    """A callable that was found by name, with a hash of the source of the module that defines it.
 
-    Code in other modules is not looked into. Without Python source (a builtin, a compiled extension) the hash is of the
+    Code in other modules is not included. Without Python source (a builtin, a compiled extension) the hash is of the
     qualified name and the version of the package.
     """
     defined = _unwrapped(target)
@@ -67,10 +67,10 @@ def code_of_name(target: object, name: str) -> Code:
 
 
 def code_of_given(target: Callable[..., Any]) -> Code:
-    """A callable that was given as an object: the hash is of its source and of the values that it closes over.
+    """A callable that was passed as an object, with a hash of its source and of the values in its closure.
 
-    The global names that it uses count too: functions of its own package with their source, plain values and tensors
-    with their content. Of other objects only the type counts.
+    The hash includes the globals that it uses: functions of its own package by source, plain values and tensors by
+    content, other objects by type only.
     """
     defined = _unwrapped(target)
     if not isinstance(defined, FunctionType | MethodType | functools.partial | type) and _is_builtin(defined):
@@ -90,13 +90,13 @@ def tensor_digest(tensor: Any) -> str:
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a tensor of torch, which is not imported for the answer."""
+    """Whether it is a tensor; does not import torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def place_of(error: BaseException, package: str) -> str:
-    """The last line of a package that led to an exception: `` (at FILE:LINE)``; empty where none did."""
+    """The last line of a package in the traceback: `` (at FILE:LINE)``; empty if there is none."""
     places = [
         f" (at {frame.f_code.co_filename}:{line})"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -110,15 +110,15 @@ def _sha(text: str) -> str:
 
 
 def _unwrapped(target: Any) -> Any:
-    """What decorators that follow `functools.wraps` are around."""
+    """The function inside decorators that use `functools.wraps`."""
     try:
         return inspect.unwrap(target) if callable(target) else target
-    except ValueError:  # it wraps itself
+    except ValueError:  # a cycle of wrappers
         return target
 
 
 def _module_name(target: object) -> str:
-    """Where it is defined; torch's builtins name no module, the class that they are bound to does."""
+    """The module that defines it; for torch's builtins that of the class they are bound to."""
     name = getattr(target, "__module__", None)
     if name is None:
         bound = getattr(target, "__self__", None)
@@ -142,7 +142,7 @@ def _without_source(target: object, name: str) -> Code:
 
 
 class _Description:
-    """Values as plain data in which any change of content shows.
+    """Describes values as plain data, for a hash that changes with their content.
 
     package: functions of this package are described by their source, those of others by name and version
     """
@@ -214,7 +214,7 @@ def _content_of(cell: Any) -> Any:
 
 
 def _text_of(function: FunctionType) -> list[str]:
-    """The source; of a lambda, which may share its line with others, the bytecode too."""
+    """The source; for a lambda, whose line may contain others, also the bytecode."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):
@@ -229,6 +229,6 @@ def _bytecode(code: CodeType) -> list[str]:
 
 
 def _names(code: CodeType) -> list[str]:
-    """The names that it looks up, those of functions inside it included."""
+    """The global names that it uses, including those of functions inside it."""
     inner = [name for const in code.co_consts if isinstance(const, CodeType) for name in _names(const)]
     return [*code.co_names, *inner]

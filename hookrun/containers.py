@@ -55,7 +55,7 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 
 def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` applied to every member that is not a container; itself, where nothing changed."""
+    """The value with `change` applied to every member that is not a container; the same object if nothing changed."""
     members = children(value)
     if not members:
         return change(value)
@@ -64,13 +64,13 @@ def rebuild(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def members(value: Any) -> list[Any]:
-    """Everything in a value that is not a container, in the order in which `rebuild` meets it."""
+    """All members of a value that are not containers, in the order of `rebuild`."""
     inside = children(value)
     return [leaf for _, member in inside for leaf in members(member)] if inside else [value]
 
 
 def replaced(value: Any, changed: dict[Any, Any]) -> Any:
-    """A container of the same type in which the members named by `changed` are others."""
+    """A copy of a container with the members in `changed` (key -> new member) replaced."""
     if isinstance(value, dict):
         new = dict(value) if type(value) is dict else copy.copy(value)
         for key, member in changed.items():
@@ -92,7 +92,7 @@ def replaced(value: Any, changed: dict[Any, Any]) -> Any:
 
 
 class TargetError(LookupError):
-    """The value has nothing at the target; the message says where it stops and what there is."""
+    """The value has no member at the target; the message says where the path ends and what there is."""
 
 
 def get(value: Any, keys: Sequence[Key]) -> Any:
@@ -103,7 +103,7 @@ def get(value: Any, keys: Sequence[Key]) -> Any:
 
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
-    """The attributes that an instance has of its own, in ``__dict__`` and in slots, those of a dataclass included."""
+    """(name, value) of the instance attributes, in ``__dict__`` and in slots, including dataclass fields."""
     names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
     names += getattr(value, "__dict__", {})
     for base in type(value).__mro__:
@@ -114,7 +114,7 @@ def attributes(value: Any) -> list[tuple[str, Any]]:
 
 
 def put(value: Any, keys: Sequence[Key], new: Any) -> Any:
-    """The value with another member at the end of a path; the containers on the way are copied, never changed."""
+    """A copy of the value with the member at the end of a path replaced; the original containers are not changed."""
     if not keys:
         return new
     key, rest = keys[0], keys[1:]
@@ -131,7 +131,7 @@ def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = F
         return value[key]
     members = dict(children(value))
     if readonly and not members and not isinstance(value, Tensor | Module):
-        members = dict[Key, Any](attributes(value))  # read, never replaced: others hold the same object
+        members = dict[Key, Any](attributes(value))  # only read: other code may refer to the same object
     if key in members:
         return members[key]
     at = path_text(before)
@@ -145,12 +145,12 @@ def _kind(value: Any) -> str:
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call's arguments as one value: the tuple of them, or a dict ``{0: ..., 'name': ...}`` where some have names."""
+    """A call's arguments as one value: the tuple of them, or a dict ``{0: ..., 'name': ...}`` if some are keywords."""
     return {**dict(enumerate(args)), **kwargs} if kwargs else args
 
 
 def call_with(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments back from `arguments`."""
+    """The inverse of `arguments`."""
     if isinstance(value, tuple):
         return value, {}
     named = {key: member for key, member in value.items() if isinstance(key, str)}
@@ -158,14 +158,14 @@ def call_with(value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def unwrapped(value: Any) -> Any:
-    """A tuple of one argument or one gradient as that alone; a dict of such tuples likewise."""
+    """The only member of a tuple of one argument or gradient, else the value; likewise for a dict of such tuples."""
     if isinstance(value, dict):
         return {key: unwrapped(member) if type(member) is tuple else member for key, member in value.items()}
     return value[0] if type(value) is tuple and len(value) == 1 else value
 
 
 def reshaped(old: Tensor, new: Tensor) -> str | None:
-    """How a tensor differs from the one it stands for in shape, dtype or device, or None."""
+    """How `new` differs from `old`, which it replaces, in shape, dtype or device; None if it does not."""
     for name in ("shape", "dtype", "device"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:

@@ -1,4 +1,4 @@
-"""Closed registries: what the modules of a package define, found by importing each of them."""
+"""Finds the classes of a closed registry, by importing each module of a package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def own_subclasses(package: ModuleType, base: type[T]) -> Iterator[type[T]]:
-    """The subclasses of `base` that the direct modules of a package define; not those that they only import."""
+    """The subclasses of `base` that the direct modules of a package define, not those that they import."""
     for info in pkgutil.iter_modules(package.__path__):
         module = importlib.import_module(f"{package.__name__}.{info.name}")
         for item in vars(module).values():
@@ -21,9 +21,9 @@ def own_subclasses(package: ModuleType, base: type[T]) -> Iterator[type[T]]:
 
 
 def discovered(package: ModuleType, base: type[T], name: str) -> Mapping[str, type[T]]:
-    """The subclasses of `base` that name themselves, by that name, in alphabetical order.
+    """Name -> subclass of `base`, in alphabetical order.
 
-    name: the attribute with the name; a class that inherits it without one of its own is not in the registry
+    name: the class attribute with the name; a class that only inherits it is not in the registry
     """
     found = {getattr(item, name): item for item in own_subclasses(package, base) if name in vars(item)}
     return MappingProxyType(dict(sorted(found.items())))

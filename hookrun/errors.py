@@ -1,4 +1,4 @@
-"""The one family of exceptions, and the problems they list: where, what was asked and found, the next step."""
+"""hookrun's exceptions, and the problems that they list: where, what was asked and found, the next step."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class HookrunError(Exception):
 
 
 class Refusal(HookrunError):
-    """What a user wrote is refused: base of the errors that list every mistake.
+    """Base of the errors that list every mistake of a user.
 
-    errors: the mistakes, at least one: without any there is nothing to refuse, and making one is a ValueError
-    notes:  what else to know, such as what could not be checked
+    errors: the mistakes, at least one; creating it without any is a ValueError
+    notes:  additional notes, such as what could not be checked
     """
 
     kind = "problem"
@@ -50,8 +50,8 @@ class Refusal(HookrunError):
         self.notes = tuple(notes)
         if not self.errors:
             raise ValueError(f"a {type(self).__name__} needs at least one problem")
-        super().__init__(self.errors)  # the notes not: a second base may take other arguments after the first
-        # Rebuilt from these: a failed job crosses processes by pickle.
+        super().__init__(self.errors)  # without notes: a second base class may take other arguments
+        # Unpickling calls the class with these: errors of jobs are pickled between processes.
         self.args = (self.errors, self.notes)
 
     def __str__(self) -> str:
@@ -62,14 +62,14 @@ class Refusal(HookrunError):
 
 
 class SpecError(Refusal):
-    """The configuration is wrong, whatever the model: every mistake in it, as `errors`."""
+    """The configuration is wrong, for any model; `errors` lists every mistake."""
 
     kind = "configuration error"
     exit_code = 2
 
 
 class CompileError(Refusal):
-    """The hooks do not fit the model: every misfit, as `errors`."""
+    """The hooks do not fit the model; `errors` lists every mistake."""
 
     kind = "compile error"
     exit_code = 2
@@ -80,7 +80,7 @@ class HookError(HookrunError):
 
 
 class CheckFailed(HookrunError):
-    """A `check` action found a value that it must not find; the message names hook, module, step and value."""
+    """A `check` action failed; the message names hook, module, step and value."""
 
     exit_code = 3
 
@@ -108,7 +108,7 @@ def listed(items: Iterable[str], limit: int) -> str:
 
 
 def printable(text: str) -> str:
-    """A name from a file, for a terminal: it may hold line breaks and other control characters."""
+    """A name from a file with line breaks and other control characters escaped, for a terminal."""
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
@@ -124,8 +124,8 @@ _SHORT.maxlevel = 2
 
 
 def shown(value: Any) -> str:
-    """The value as Python writes it, shortened: a list of a million items does not fill the screen."""
+    """The repr of a value, shortened if it is long."""
     try:
         return _SHORT.repr(value)
-    except ValueError:  # a whole number of more digits than Python is willing to write
+    except ValueError:  # an integer with more digits than Python converts to text
         return f"a value of type {type(value).__name__}"

@@ -1,7 +1,7 @@
 """Example functions for the action `python`, which need no trust: `function: hookrun.examples:soften`.
 
-Each shows one form that such a function may have; the further parameters are the keys of `args`. This module alone of
-hookrun may be named in a file, so it holds nothing that reads, writes or imports on behalf of an argument.
+Each shows one form that such a function may have; its further parameters are the keys of `args`. This is the only
+module of hookrun that a file may name, so no function in it reads, writes or imports anything on behalf of an argument.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def soften(value: Tensor, temperature: float = 2.0) -> Tensor:
-    """Limit smoothly: ``temperature * tanh(value / temperature)``, near the value itself where that is small.
+    """Limit smoothly: ``temperature * tanh(value / temperature)``, close to `value` if that is small.
 
     Shape and dtype are those of the value, of any shape. Raises ValueError if `temperature` is not a finite number
     above 0.

@@ -1,4 +1,4 @@
-"""How much the interpolations of a configuration stand for, worked out from its text before any of them is resolved."""
+"""The size of a configuration with its interpolations expanded, computed from the text before any is resolved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 MAX_RESOLVED = 1_000
 """Interpolations resolved for one configuration."""
 MAX_VALUES = 10_000
-"""Values of a configuration, what interpolations stand for written out."""
+"""Values of a configuration with its interpolations expanded."""
 MAX_CHARACTERS = 1 << 20
 """Characters of its texts, likewise."""
 
@@ -22,7 +22,7 @@ Path = tuple[str, ...]
 
 
 class TooLarge(ValueError):
-    """The interpolations stand for more than a configuration may hold."""
+    """The expanded interpolations exceed the limits of a configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,10 @@ class Size:
 
 
 def expanded(config: Any) -> Size:
-    """The size of a plain, unresolved configuration with each interpolation written out. Raises TooLarge.
+    """The size of a plain, unresolved configuration with each interpolation expanded. Raises TooLarge.
 
-    Names inside other interpolations, ``${a.${b}}``, are only known when they are resolved: they count for little here,
-    so that whoever resolves them has to count as well.
+    Names that contain interpolations, ``${a.${b}}``, are known only when they are resolved and count little here, so
+    resolving them has to be limited as well.
     """
     return _Expansion(config, {}).size((), config, 0) if _has_any(config) else Size()
 

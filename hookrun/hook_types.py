@@ -1,6 +1,6 @@
-"""The hook types: at which moment of a module, a parameter or an optimizer step an action runs. Imports no torch.
+"""The hook types: when an action runs, on a module, a parameter or an optimizer step. Imports no torch.
 
-A hook type is one `HookType` here and one installer in `runtime/hooks/`. Every other file reads these records.
+A hook type is one `HookType` here and one installer in `runtime/hooks/`. All other code reads these records.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What `torch.compile` and `torch.export` make of the hooks of a type.
+    """How `torch.compile` and `torch.export` treat the hooks of a type.
 
     inside:  they become part of the graph
-    refused: why no graph can hold them, and the next step; None where one can, or where they run outside of it
+    refused: why they cannot be part of a graph, and the next step; None if they can, or if they run outside of it
     """
 
     inside: bool
@@ -36,18 +36,18 @@ BREAKS_THE_GRAPH = Graph(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HookType:
-    """One moment at which an action runs. Equal only to itself; `str()` is the name that YAML uses.
+    """A hook type. Equal only to itself; `str()` is the name that YAML uses.
 
     name:    the word after `hook:`
     fires:   when, for the reference table
-    sees:    what the action is given there, for the reference table
+    sees:    the value that the action gets, for the reference table
     on:      what the hook is attached to; `select` names parameters unless it is "module"
     phase:   in which part of a step it fires; "installation" is once, before the model runs
-    takes:   the optional keys of a hook that have a meaning here
-    graph:   what torch.compile makes of it
+    takes:   the optional keys of a hook that have a meaning for this type
+    graph:   how torch.compile treats it
     gradient: its value consists of gradients
-    batch:    the first dimension of its tensors is that of the batch
-    in_tuple: its value is a tuple also where there is a single tensor; observers see that tensor alone
+    batch:    the first dimension of its tensors is the batch
+    in_tuple: its value is a tuple even for a single tensor; observers see that tensor
     until_backward: what it does in the forward pass is undone in the backward pass
     """
 
@@ -76,12 +76,12 @@ class HookType:
 
     @property
     def of_rows(self) -> bool:
-        """Whether its value is computed from the rows of a batch, of which each of several ranks has its own."""
+        """Whether its value is computed from the rows of a batch, which are split over several ranks."""
         return self.on == "module" and self.phase != "installation"
 
     @property
     def needs_backward(self) -> bool:
-        """Whether a forward pass alone does not show what it does."""
+        """Whether checking it needs a backward pass."""
         return self.phase in ("backward", "step") or self.until_backward
 
 
@@ -210,7 +210,7 @@ ON_VALUES = frozenset(each for each in HOOK_TYPES.values() if each.phase != "ins
 """Hook types whose value consists of tensors."""
 
 OWN_KEYS = frozenset({"parameters"})
-"""Keys of a hook that some hook types alone know; elsewhere an action may have a parameter of that name."""
+"""Keys of a hook that only some hook types have; on the others an action may have a parameter of that name."""
 
 
 def hook_type_named(name: str) -> HookType:

@@ -14,21 +14,21 @@ from hookrun.errors import shown
 
 V = TypeVar("V")
 MAX_LENGTH = 16_000
-"""Characters of an index: a list of some thousand channels."""
+"""The largest number of characters of an index, enough for a list of some thousand channels."""
 MOST = 2**63 - 1
-"""The greatest subscript, by absolute value: a tensor has no more elements."""
+"""The largest absolute value of a subscript; no tensor has more elements."""
 _PARTS = re.compile(r"\s*(\[[^\[\]]*\]|[^,\[\]]*?)\s*(?:,|$)")
 _PAIRED = re.compile(r"[^\[\]]*(\[[^\[\]]*\][^\[\]]*)*")
 
 Item = int | slice | EllipsisType | tuple[int, ...]
-"""What stands for one dimension, or with `...` for several; a tuple is a list of positions."""
+"""The subscript of one dimension, or `...` for several; a tuple is a list of positions."""
 
 
 @dataclass(frozen=True)
 class Index:
     """NumPy notation on a tensor: whole numbers, slices, one ellipsis, and one list of positions.
 
-    An integer takes its dimension away, and a list keeps the place of its dimension, as in torch.
+    An integer removes its dimension, and a list keeps the position of its dimension, as in torch.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Index:
 
     @property
     def positions(self) -> tuple[int, ...] | None:
-        """The list in it."""
+        """The list of positions in it; None if it has none."""
         return next((item for item in self.items if isinstance(item, tuple)), None)
 
     @classmethod
@@ -74,14 +74,14 @@ def parse_index(raw: Any) -> Index:
 
 
 def _without_brackets(text: str) -> str:
-    """``[0, ::2]`` is what stands in the brackets; ``[0, 2]`` is a list of positions, as it is for NumPy."""
+    """The text inside outer brackets, ``[0, ::2]``; but ``[0, 2]`` is a list of positions, as in NumPy."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else ""
     is_list = not re.search(r"[:.\[\]]", inner)
     return text if not inner or is_list or not _PAIRED.fullmatch(inner) else inner
 
 
 def _parts(text: str) -> list[str]:
-    """The text at its commas, lists whole. ValueError for brackets that do not pair."""
+    """The text split at commas outside of lists. ValueError for unbalanced brackets."""
     parts, at = list[str](), 0
     while True:
         found = _PARTS.match(text, at)
@@ -131,14 +131,14 @@ def _list(part: str, text: str) -> tuple[int, ...]:
 
 
 def whole(digits: str) -> int:
-    """The whole number that ASCII digits say; ValueError for one that cannot be a subscript of a tensor."""
+    """The integer of a text of ASCII digits; ValueError if it cannot be a subscript of a tensor."""
     if not re.fullmatch(r"[+-]?[0-9]{1,19}", digits):
         raise ValueError(f"found {shown(digits)}, expected a whole number of 64 bits")
     return bounded(int(digits))
 
 
 def bounded(raw: V) -> V:
-    """The value; ValueError for a whole number that cannot be a subscript of a tensor."""
+    """The value; ValueError for an integer that cannot be a subscript of a tensor."""
     if isinstance(raw, int) and not -MOST <= raw <= MOST:
         raise ValueError(f"found {shown(raw)}, expected a whole number of 64 bits")
     return raw

@@ -1,7 +1,7 @@
-"""Resolving interpolations safely: few resolvers, no value of the environment, and a budget that no bomb gets past.
+"""Resolves interpolations safely: few resolvers, no environment values, and limits on their number and size.
 
-A scan of the text cannot tell what `${oc.${x}:SECRET}` asks for, nor how large `${a}${a}` becomes: both are decided
-here, where OmegaConf resolves them.
+The text alone does not tell what `${oc.${x}:SECRET}` refers to, nor how large `${a}${a}` becomes, so both are checked
+here, while OmegaConf resolves them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RESOLVERS = frozenset(
         "oc.select",
     }
 )
-"""The resolvers that a configuration may use. An application's own could run anything."""
+"""The resolvers that a configuration may use. Resolvers of an application could run any code."""
 BEYOND = 100
 """Interpolations that may be resolved beyond twice those that the text shows: their names are made of others."""
 MAX_NESTED = 32
@@ -39,7 +39,7 @@ MAX_NESTED = 32
 
 
 class RefusedInterpolation(InterpolationResolutionError):
-    """An interpolation asks for what a configuration may not have, or for too much."""
+    """An interpolation is not allowed in a configuration, or is too large."""
 
 
 @dataclass
@@ -80,9 +80,9 @@ _resolve = Container.resolve_parse_tree
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Within it, and in this thread alone, interpolations are resolved as this file says.
+    """A context in which interpolations of this thread are resolved with the restrictions of this module.
 
-    Other threads and the application resolve theirs as before. A block inside another shares its budget.
+    Other threads are not affected. A nested block shares the limits of the outer one.
     """
     if _budget.get() is not None:
         yield
@@ -97,9 +97,9 @@ def guarded() -> Iterator[None]:
 
 
 def resolved(config: Any) -> Any:
-    """A DictConfig or ListConfig as plain data, each interpolation resolved and no value left open.
+    """A DictConfig or ListConfig as plain data, with all interpolations resolved and no value missing.
 
-    Raises TooLarge or RefusedInterpolation, soon, for interpolations that stand for too much.
+    Raises TooLarge or RefusedInterpolation early for interpolations that are too large.
     """
     size = expanded(OmegaConf.to_container(config, resolve=False))
     with unguarded(), guarded():
@@ -111,7 +111,7 @@ def resolved(config: Any) -> Any:
 
 @contextmanager
 def unguarded() -> Iterator[None]:
-    """Code that a person trusts, such as their own model's, resolves what it likes."""
+    """A context without the restrictions, for code that the user trusts, such as their own model."""
     token = _budget.set(None)
     try:
         yield
@@ -120,7 +120,7 @@ def unguarded() -> Iterator[None]:
 
 
 class _Table(dict[str, Any]):
-    """OmegaConf's table of resolvers; in a guarded block it gives only those of a configuration."""
+    """OmegaConf's table of resolvers; in a guarded block it has only the allowed ones."""
 
     def __getitem__(self, name: str) -> Any:
         if name not in RESOLVERS and _budget.get() is not None:
@@ -150,7 +150,7 @@ def _install(change: int) -> None:
 
 
 def _counted(self: Container, *args: Any, **kwargs: Any) -> Any:
-    """`Container.resolve_parse_tree`, which OmegaConf calls for each interpolation, within the budget."""
+    """`Container.resolve_parse_tree`, which OmegaConf calls for each interpolation, with limits."""
     budget = _budget.get()
     if budget is None:
         return _resolve(self, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""A mapping whose keys may have other names, and which explains the keys that it lacks."""
+"""A mapping whose keys may have aliases, and whose errors for missing keys name similar ones."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ V = TypeVar("V")
 
 
 class NoSuchKey(HookrunError, KeyError):
-    """Nothing is there under this name; the message says which names are near."""
+    """There is no such key; the message names similar keys."""
 
-    __str__ = Exception.__str__  # KeyError's would show the message in quotes, with its line breaks escaped
+    __str__ = Exception.__str__  # that of KeyError shows the repr of the message
 
 
 class Lookup(Mapping[str, V]):
-    """A mapping by name whose missing keys are explained.
+    """A mapping by name whose errors for missing keys name similar ones.
 
     kind:    what a key is: hook, module or tensor
-    where:   what the mapping is about
-    aliases: other name -> the key that it stands for
+    where:   what the mapping contains, for messages
+    aliases: other name -> key
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Lookup(Mapping[str, V]):
         self._aliases = aliases or {}
 
     def __getitem__(self, key: str) -> V:
-        if not isinstance(key, str):  # rows are asked for where a name comes first
+        if not isinstance(key, str):  # a frequent mistake: indexing rows before naming the hook or module
             raise NoSuchKey(f"{self._where} holds one {self._kind} per name; {nearest('', self._items)}")
         found = key if key in self._items else self._aliases.get(key, key)
         if found not in self._items:

@@ -1,4 +1,4 @@
-"""Proves that a plan fits: one run of a copy of the model, fake where it is not small, with the hooks in place."""
+"""Checks that a plan fits, by one run of a copy of the model (fake unless it is small) with the hooks installed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch.amp import GradScaler
 
 Score = Callable[[Any], Tensor]
-"""The model's output -> what a backward pass without training begins with; SpecError where there is no such score."""
+"""The model's output -> the score of a backward pass without training; SpecError if there is no such score."""
 
 _SHOWN = 4
 
@@ -55,12 +55,12 @@ class Plan(ResolvedPlan):
         scaler: GradScaler | None = None,
         strict: bool = False,
     ) -> Installation:
-        """A context manager under which the hooks are installed on `model`.
+        """A context manager that installs the hooks on `model`.
 
         model:   the model that the plan was compiled for, or one with the same modules
         effects: count what edits change, at the cost of one reduction for each
         scaler:  the gradient scaler of the training loop: gradient hooks then see unscaled values
-        strict:  leaving the block raises HookrunError where a hook did nothing; it warns (HookrunWarning) otherwise
+        strict:  leaving the block raises HookrunError if a hook did nothing; otherwise it warns (HookrunWarning)
 
         Raises CompileError if the plan does not fit `model`.
         """
@@ -76,12 +76,11 @@ def compile_plan(
     training: bool | None = None,
     backward: bool | Score = True,
 ) -> Plan:
-    """Resolve, then prove with the example, if there is one.
+    """Match the hooks against the model, then check them with the example, if there is one.
 
-    backward: a backward pass follows the forward; from this score, and then no optimizer step follows
+    backward: run a backward pass after the forward; with a score, from that score and without an optimizer step
 
-    Raises CompileError with what both found wrong: hooks that do not resolve keep none of the others from being
-    checked.
+    Raises CompileError that lists the problems of both steps: hooks that do not match do not prevent checks of others.
     """
     used_by = used_by or UsedBy()
     plan, problems = resolve(spec, model, used_by)
@@ -105,10 +104,10 @@ def misfits(
     training: bool | None = None,
     backward: bool | Score = True,
 ) -> tuple[list[Problem], list[str]]:
-    """What does not fit the model where other hooks are not even valid, and a note on what was not checked.
+    """Problems of valid hooks with the model when other hooks are not valid, and notes on what was not checked.
 
-    spec:  the hooks that are valid; the other arguments are those of `compile_plan`
-    wrong: what is right about the others: of them the selectors are checked
+    spec:  the valid hooks; the other arguments are those of `compile_plan`
+    wrong: the valid parts of the other hooks, whose selectors are checked
     """
     unsure = [hook for hook in (*spec.hooks, *wrong.selections) if wrong.may_add and _needs_parameters(hook)]
     names_unsure = {hook.name for hook in unsure}
@@ -132,7 +131,7 @@ def misfits(
 
 
 def _needs_parameters(hook: HookSelection) -> bool:
-    """Whether it may go with parameters that another hook adds."""
+    """Whether it may need parameters that another hook adds."""
     action = hook.action if isinstance(hook, HookSpec) else None
     return hook.on_parameters or (action is not None and type(action).unfit is not Action.unfit)
 
@@ -145,14 +144,14 @@ def prove(
     training: bool | None = None,
     backward: bool | Score = True,
 ) -> ResolvedPlan:
-    """The plan with shapes, or with the reason why they could not be checked. `model` is not changed.
+    """The plan with shapes, or with the reason why they were not checked. `model` is not changed.
 
     example:  positional and keyword arguments of one call; tensors in them are read for shape, dtype and device only
     training: check in this mode; None: in the model's own
-    backward: run a backward pass and an optimizer step where hooks need them; a score: a backward pass from it alone,
-              with inputs that carry a gradient
+    backward: run a backward pass and an optimizer step if hooks need them; with a score, only a backward pass from
+              it, with inputs that require a gradient
 
-    Raises CompileError with the failure of every hook that does not fit, SpecError where the output has no such score.
+    Raises CompileError that lists every hook that fails, SpecError if the output has no such score.
     """
     training = model.training if training is None else training
     with _quiet(), _no_global_effect():
@@ -161,7 +160,7 @@ def prove(
         try:
             copied = fake_copy(model, example)
             _run_bare(copied, training)
-        except Exception as error:  # any failure of the bare model says only that it cannot be checked
+        except Exception as error:  # if the model fails without hooks, they cannot be checked
             return replace(plan, unchecked=reason(error))
         return _hooked(plan, copied, backward)
 
@@ -169,9 +168,9 @@ def prove(
 def _proven_quickly(
     plan: ResolvedPlan, model: nn.Module, example: Example, training: bool, backward: bool | Score
 ) -> ResolvedPlan | None:
-    """The plan where a copy that imports no compiler proves all of it; None: fake tensors have to tell.
+    """The plan, if a copy without fake tensors is enough to check it; None: fake tensors are needed.
 
-    A user's own code never meets tensors with data, or on another device than its own; nothing is saved to disk.
+    A user's own code is not called with real tensors or on another device; nothing is saved to disk.
     """
     own_code = any(hook.spec.action.own_code or _given_function(hook) for hook in plan.hooks)
     saves = any(hook.spec.hook_type is SAVED_TENSORS for hook in plan.hooks)
@@ -182,7 +181,7 @@ def _proven_quickly(
             return None
         _run_bare(copied, training)
         found = _hooked(plan, copied, backward)
-    except Exception:  # the run of fake tensors, which follows, says what is wrong
+    except Exception:  # the run with fake tensors, which follows, reports what is wrong
         return None
     return found if found.unchecked is None else None
 
@@ -238,7 +237,7 @@ def _run_hooked(plan: ResolvedPlan, copied: TrialCopy, backward: bool | Score) -
 
 
 def _unproven(error: HookError) -> str:
-    """Why a user's own function cannot run on the fake model at installation. Raises CompileError where it fails."""
+    """Why a user's own function cannot run on the fake model at installation. CompileError for other failures."""
     own = error.__cause__
     if not isinstance(own, OwnCodeError):
         raise error
@@ -248,7 +247,7 @@ def _unproven(error: HookError) -> str:
 
 
 def _watch_shapes(plan: ResolvedPlan, fake: nn.Module, shapes: dict[str, str]) -> None:
-    """Keep the output shape of every module that is hooked, at its first call."""
+    """Record the output shape of every hooked module at its first call, in `shapes`."""
     modules = dict(fake.named_modules(remove_duplicate=False))
     paths = {match.path for hook in plan.hooks if not hook.spec.on_parameters for match in hook.matches}
     for path in paths:
@@ -307,7 +306,7 @@ def _problems(findings: Findings) -> list[Problem]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """torch logs a long traceback of its own for each shape error under fake tensors."""
+    """Silence torch's log, which has a long traceback for each shape error with fake tensors."""
     logger = logging.getLogger("torch._subclasses.fake_tensor")
     before = logger.disabled
     logger.disabled = True
@@ -319,6 +318,6 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _no_global_effect() -> Iterator[None]:
-    """Gradients on, whatever the caller has set, and the global generator as it was."""
+    """A context with gradients enabled that restores the global generator."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         yield

@@ -1,4 +1,4 @@
-"""`record`: hooks in a loop of the user's own, with a run directory and a report at the end."""
+"""`record`: hooks in a user's own loop, with a run directory and a report at the end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "HOOKRUN_OUTPUT"
 MOST_METRICS = 900
-"""In one line of metrics.jsonl, which is read back within bounds."""
+"""The largest number of metrics in one line of metrics.jsonl."""
 _SHOWN = 4
 
 
@@ -51,18 +51,17 @@ class Recording(Installation):
     """An installation that writes a run directory: captures, metrics, records, and a report at the end.
 
     path:  the run directory
-    split: the part of the data that the batches are of, `train` or `val`, for captures; None: not known
+    split: the split of the batches, `train` or `val`, for captures; None: not known
 
-    Rows of captures are keyed by `samples`, where the loop sets them. Without them the rows are numbered in the order
-    in which the model is called with them, from 0: in one pass over data that is not shuffled that is
-    their place in it.
+    Rows of captures have the ids in `samples`, if the loop sets them. Otherwise they are numbered from 0 in the order
+    in which the model is called with them, which in one pass over unshuffled data is their index.
 
-    The run is `done` when the block is left, `stopped` where a check with policy `stop` asked for that, `failed` or
-    `interrupted` where an exception ended the block.
+    When the block is left, the status is `done`, or `stopped` if a check with policy `stop` failed, or `failed` or
+    `interrupted` if an exception ended the block.
 
-    trains: the model is trained in it; else hooks that wait for a backward pass or for training are expected to do
-            nothing
-    latest: point the link `latest` beside the directory at it
+    trains: the model is trained; if false, hooks that need a backward pass or training mode are not reported as
+            inactive
+    latest: let the link `latest` beside the directory point to it
     """
 
     _told_at = 4
@@ -100,7 +99,7 @@ class Recording(Installation):
         )
 
     def __enter__(self) -> Recording:
-        """Claim the directory and install. StoreError where the directory is not empty or another run writes it."""
+        """Create the directory and install the hooks. StoreError if it is not empty or another run writes to it."""
         self._lock.enter_context(sole_writer(self.path))
         if found := sorted({entry.name for entry in self.path.iterdir()} - {LOCK}):
             self._lock.close()
@@ -126,7 +125,7 @@ class Recording(Installation):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take the hooks off, write what is left, the status and the report."""
+        """Remove the hooks and write the remaining data, the status and the report."""
         self._counter.forget()
         try:
             super().__exit__(kind, error, trace)
@@ -140,9 +139,9 @@ class Recording(Installation):
     ) -> None:
         """Append a line to metrics.jsonl: ``hooks.log(loss=loss, accuracy=0.9)``.
 
-        values: numbers, or tensors of no dimensions; NaN and infinities too
-        step, epoch: those of the hooks' clock, unless given
-        split: `train` or `val`, as the model is in training mode or not, unless given
+        values: numbers, or tensors []; may be NaN or infinite
+        step, epoch: by default the hooks' current step and epoch
+        split: by default `train` if the model is in training mode, else `val`
 
         HookrunError for anything else, naming the key.
         """
@@ -161,21 +160,21 @@ class Recording(Installation):
 
     @property
     def captures(self) -> Mapping[str, Mapping[str, Any]]:
-        """Hook -> module -> a StoredCapture, read from the disk: what is captured by now is written first."""
+        """Hook -> module -> StoredCapture, read from disk; pending captures are written first."""
         if self._is_open and self._rows.captured:
             self._run_dir.captures.flush()
         return open_run(self.path).captures
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """What print, stats and check emitted, in order, read from the disk."""
+        """The records of print, stats and check, in order, read from disk."""
         if self._is_open:
             self.sink.settle()
         return open_run(self.path).stats
 
     @property
     def split(self) -> str | None:
-        """The part of the data that the batches are of."""
+        """The split of the batches."""
         return self._rows.split
 
     @split.setter
@@ -185,17 +184,17 @@ class Recording(Installation):
         self._rows.split = part  # type: ignore[assignment]
 
     def is_on(self, model: nn.Module) -> bool:
-        """Whether the hooks are on this model, or on one that it wraps."""
+        """Whether the hooks are installed on this model, or on a model that it wraps."""
         return any(each is self._model for each in model.modules())
 
     def number_rows(self, count: int) -> None:
         """A batch of `count` samples begins: for loops that do not call the model itself, but its modules."""
-        self._counter.is_off = True  # and not taken off: it may be called during a forward
+        self._counter.is_off = True  # not removed, because this may be called during a forward
         self._rows.number(count)
 
     @property
     def numbered(self) -> int:
-        """How many rows were numbered; set it to 0 where a pass over the data begins."""
+        """How many rows were numbered so far; set it to 0 at the beginning of a pass over the data."""
         return self._rows.numbered
 
     @numbered.setter
@@ -203,12 +202,12 @@ class Recording(Installation):
         self._rows.numbered = count
 
     def begin_forward(self) -> None:
-        """A forward begins: the calls of each module are counted anew. Calling the model itself says so too."""
+        """A forward begins: calls of each module are counted from 0 again. Calling the model does this by itself."""
         self.clock.forward.number += 1
 
     @contextmanager
     def muted(self) -> Iterator[None]:
-        """Within it hooks act and record nothing, and nothing counts."""
+        """A context in which hooks do not act or record, and nothing is counted."""
         before, self._rows.muted = self._rows.muted, True
         step, epoch = self.clock.step, self.clock.epoch
         try:
@@ -232,7 +231,7 @@ class Recording(Installation):
         return [each for each in self.inactive if each[0] not in waits]
 
     def _finish(self, error: BaseException | None) -> None:
-        """Write what is left, the manifest and the status. A failure of the block is told as such, and not raised."""
+        """Write the remaining data, the manifest and the status, with the error of the block, which is not raised."""
         run_dir = self._run_dir
         try:
             if error is not None:
@@ -259,10 +258,12 @@ class Recording(Installation):
         """The report of the run; if that fails, the run is not affected."""
         try:
             write_report(self.path)
-        except Exception as error:  # the run is over, whatever fails in its report
+        except Exception as error:  # an error in the report must not affect the run
             what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
             again = f"python -m hookrun.report {self.path}"
-            print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
+            print(
+                f"report: not made: {what}\n  when that is fixed, run: {again}", file=sys.stderr, flush=True
+            )
 
     def _require_open(self, what: str) -> None:
         if not self._is_open:
@@ -272,9 +273,9 @@ class Recording(Installation):
 
 
 class RecordingSink(RunSink):
-    """Streams into the run directory; says nothing while it is muted.
+    """Writes to the run directory, except while it is muted.
 
-    numbered: how many rows were numbered, where the loop sets no samples
+    numbered: how many rows were numbered, if the loop sets no samples
     """
 
     def __init__(self, run_dir: RunDir) -> None:
@@ -283,7 +284,7 @@ class RecordingSink(RunSink):
         self.numbered = 0
 
     def number(self, count: int) -> None:
-        """A batch of so many rows begins."""
+        """Begin a batch of `count` rows."""
         if not self.muted:
             self.counted = torch.arange(self.numbered, self.numbered + count, device="cpu")
             self.numbered += count
@@ -300,19 +301,19 @@ class RecordingSink(RunSink):
         return unless_muted
 
     def state_dict(self) -> dict[str, Any]:
-        """What it holds between two steps, the numbers of the rows included."""
+        """Its state between two steps, including the number of rows."""
         return {**super().state_dict(), "numbered": self.numbered, "captured": self.captured}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Restore this state."""
         super().load_state_dict(state)
         self.numbered, self.captured = state["numbered"], state["captured"]
 
 
 class RowCounter(RegisteredHook):
-    """Numbers the rows that the model is called with: along the first dimension of its first tensor.
+    """Numbers the rows that the model is called with, along the first dimension of its first tensor.
 
-    is_off: the loop says how many rows there are
+    is_off: the loop gives the number of rows instead
     """
 
     def __init__(self, sink: RecordingSink | None = None) -> None:
@@ -323,7 +324,7 @@ class RowCounter(RegisteredHook):
         self._sequences: Sequences | None = None
 
     def watch(self, model: nn.Module, sequences: Sequences | None = None) -> None:
-        """Count from now on; the passes that go on with a generation have the rows of its prompts."""
+        """Start counting; passes that continue a generation have the rows of its prompts."""
         self._sequences = sequences
         self._handle = model.register_forward_pre_hook(self.count, prepend=True, with_kwargs=True)
 
@@ -337,19 +338,19 @@ class RowCounter(RegisteredHook):
             self._sink.number(size)
 
     def forget(self) -> None:
-        """Count no longer."""
+        """Stop counting."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = self._sequences = None
 
 
 def batch_size(batch: Any) -> int | None:
-    """The first dimension of the first tensor in it that has one."""
+    """The first dimension of the first tensor with dimensions in a batch; None if there is none."""
     return next((len(tensor) for tensor in tensors(batch) if tensor.dim()), None)
 
 
 def run_folder(path: str | os.PathLike[str] | None) -> Path:
-    """The directory of a new run: as given, or named by the time as those of the command line are."""
+    """The directory of a new run: `path`, or by default one named by the time, as on the command line."""
     if path is not None:
         return Path(path).expanduser().absolute()
     outputs = Path(os.environ.get(OUTPUT) or ".") / "outputs"

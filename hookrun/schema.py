@@ -28,13 +28,13 @@ _HAS_HOOK: Schema = {
         }
     }
 }
-"""Some root key holds a hook: the file is a set of hooks, as under conf/hooks/, and not an experiment."""
+"""Matches if some root key is a hook: the file is a hook set, as in conf/hooks/, not an experiment."""
 
 
 def experiment_schema() -> Schema:
-    """Everything that a file under experiment/ or hooks/ may hold.
+    """The JSON Schema of files in experiment/ and hooks/.
 
-    Each key of an experiment may be left out, for it only overrides, and an interpolation may stand for any value.
+    All keys of an experiment are optional, because it only overrides, and any value may be an interpolation.
     """
     settings = Settings.model_json_schema(ref_template="#/$defs/{model}")
     definitions: Schema = settings.pop("$defs", {})
@@ -66,7 +66,7 @@ def experiment_schema() -> Schema:
 
 
 def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
-    """A hook: which keys it may have depends on its action; without one it changes a hook of another file."""
+    """The schema of a hook, whose keys depend on its action; without an action it changes a hook of another file."""
     names = list(actions())
     keys = dict.fromkeys(key for name in names for key in definitions[f"hook_{name}"]["properties"])
     cases = [
@@ -82,9 +82,9 @@ def _any_hook(definitions: Mapping[str, Schema]) -> Schema:
 
 
 def _task_schema() -> tuple[Schema, Schema]:
-    """The section `task`, and the definitions that it refers to.
+    """The schema of the section `task`, and its definitions.
 
-    It has the keys of every task, since those of another one are noted and not refused.
+    It has the keys of all tasks, since keys of other tasks are allowed, with a note.
     """
     keys: dict[str, list[Schema]] = {}
     definitions: Schema = {}
@@ -117,7 +117,7 @@ def _hook_schema(name: str) -> Schema:
 
 
 def _open(schema: Schema) -> Schema:
-    """The schema of a value, in whose place an interpolation may stand; errors are those of the value alone."""
+    """The schema of a value or an interpolation; error messages are those of the value."""
     kept = {key: schema[key] for key in ("title", "description", "default") if key in schema}
     return kept | {"if": _INTERPOLATION, "else": schema}
 
@@ -154,7 +154,7 @@ def _opened(properties: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
 def main() -> int:
     """Write the schema to a file, or to stdout."""
     parser = argparse.ArgumentParser(description="Write the JSON Schema of experiments and hook sets.")
-    parser.add_argument("file", type=Path, nargs="?", help="where to; stdout unless given")
+    parser.add_argument("file", type=Path, nargs="?", help="the file to write; by default stdout")
     file = parser.parse_args().file
     text = json.dumps(experiment_schema(), indent=2) + "\n"
     if file is None:

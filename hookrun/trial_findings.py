@@ -1,4 +1,4 @@
-"""What a trial run of a hooked copy finds: the hooks that fail, and the shapes of what others capture."""
+"""The results of a trial run of a hooked copy: hooks that fail, and the shapes of captures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookrun.snapshot import held
 
 
 class Findings:
-    """The sink of a fake run: what fails in each hook, and what each capture would hold.
+    """The sink of a trial run: collects failures of hooks and the tensors of captures.
 
     problems: (hook, path, what) of every hook that failed
     captured: (hook, path) -> the fake tensors of its first capture
@@ -55,7 +55,7 @@ class Findings:
         """Nothing is pending."""
 
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op; its failure becomes a problem, and its value passes unchanged."""
+        """The op, wrapped: if it fails, the failure becomes a problem and the value passes unchanged."""
 
         def guarded(value: Any) -> Any:
             try:
@@ -75,14 +75,14 @@ class Findings:
         return guarded
 
     def fail(self, site: PlacedHook, what: str) -> None:
-        """A hook failed at a site; each different failure once."""
+        """Add the failure of a hook at a site, each different failure once."""
         if (found := (site.hook_name, site.path, what)) not in self.problems:
             self.problems.append(found)
 
 
 def _changed_form(old: Any, new: Any) -> str | None:
-    """How an edit broke the promise to keep type, shape, dtype and device, or None."""
-    if old is new or isinstance(new, Packed):  # a saved tensor may take another form: it comes back
+    """How an edit changed type, shape, dtype or device, or None."""
+    if old is new or isinstance(new, Packed):  # a saved tensor may be replaced, it is restored later
         return None
     if isinstance(old, Tensor) and isinstance(new, Tensor):
         return reshaped(old, new)

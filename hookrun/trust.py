@@ -1,4 +1,4 @@
-"""Which packages the environment trusts, read once: at the entry of a command, before any file could change it."""
+"""The packages in HOOKRUN_TRUST, read once at the start of a command, before any file could change it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _at_entry: ContextVar[frozenset[str] | None] = ContextVar("trust_at_entry", defa
 
 
 def of_environment() -> frozenset[str]:
-    """The packages that HOOKRUN_TRUST named when the command was entered; for a library call, names now."""
+    """The packages that HOOKRUN_TRUST named when the command started; outside of a command, those that it names now."""
     recorded = _at_entry.get()
     return _read() if recorded is None else recorded
 
 
 @contextmanager
 def read_once(trusted: frozenset[str] | None = None) -> Iterator[None]:
-    """Within it the environment trusts what it trusts now, or `trusted`, whatever happens to the variable."""
+    """A context in which the trusted packages are those of now, or `trusted`, even if the variable changes."""
     token = _at_entry.set(_read() if trusted is None else trusted)
     try:
         yield

@@ -1,7 +1,7 @@
 """A user's own Python by name, ``package.module:name``, for models, data, losses, metrics, optimizers and actions.
 
-Experiment files are exchanged between people, so a file that names a function must not be enough to run it. Trust is
-given on the command line, in the environment or by an installed package, and is checked before anything is imported.
+Experiment files are shared, so naming a function in a file must not be enough to run it. Trust is given on the command
+line, in the environment or by an installed package, and is checked before anything is imported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Kind:
     """What is named, for the messages.
 
     example: of the form ``package.module:name``
-    returns: what to name, should something else be found
-    group:   of entry points, by which an installed package is trusted and gives short names; None: any of hookrun's
+    returns: hint if the name refers to something else
+    group:   entry-point group by which an installed package is trusted and defines short names; None: any of hookrun's
     """
 
     example: str
@@ -58,7 +58,7 @@ class Trusted:
     """A callable of a package that the user trusts.
 
     text:    ``package.module:name``
-    by_hand: trusted by the person at the keyboard; False: by an installed entry point
+    by_hand: trusted on the command line or in the environment; False: by an installed entry point
     """
 
     text: str
@@ -82,7 +82,7 @@ class Trusted:
 
 
 def short_names(kind: Kind) -> list[str]:
-    """The names that installed packages give to objects of this kind."""
+    """The short names that installed packages define for objects of this kind."""
     return sorted({point.name for point in _entry_points() if point.group == kind.group})
 
 
@@ -92,8 +92,8 @@ def load(text: str, kind: Kind, where: str, trust: frozenset[str] = frozenset())
     where: the key path, for errors
     trust: packages that are trusted beside those that the environment trusts
 
-    Raises SpecError if it is not trusted, not there, or not a function or class; nothing is imported before it is
-    known to be trusted.
+    Raises SpecError if it is not trusted, does not exist, or is not a function or class; nothing is imported before
+    trust is checked.
     """
     by_name = _SHORT.fullmatch(text) is not None
     full = _installed_as(text, kind, where) if by_name else text
@@ -123,12 +123,12 @@ def load_class(text: str, base: type, kind: Kind, where: str) -> type:
 
 
 def is_own(text: str, kind: Kind) -> bool:
-    """Whether a name is meant for the user's own Python: by its form, or since an installed package gives it."""
+    """Whether a name refers to the user's own Python: by its form, or because an installed package defines it."""
     return ":" in text or text in short_names(kind)
 
 
 def _untrusted(package: str, kind: Kind, where: str) -> Problem:
-    what = f"the package '{package}' is not trusted, and to name a function of it runs its code"
+    what = f"the package '{package}' is not trusted, and naming a function of it runs its code"
     group = f", or install it with an entry point in the group '{kind.group}'" if kind.group else ""
     hint = (
         f"if you trust it, type +trust=[{package}] on the command line, set {VARIABLE}={package} in the "
@@ -138,7 +138,7 @@ def _untrusted(package: str, kind: Kind, where: str) -> Problem:
 
 
 def _refuse_reserved(package: str, name: str, where: str) -> None:
-    """Trust in a package is trust in what its author wrote for such use, not in Python itself."""
+    """Raise SpecError for packages of Python itself and for names that Python reserves."""
     if package in sys.stdlib_module_names:
         why = "it belongs to Python itself, with which a file could run anything"
         what = f"the package '{package}' is not trusted: {why}"
@@ -227,7 +227,7 @@ def _failed(module: str, where: str, error: BaseException) -> SpecError:
 
 
 def _function(module: ModuleType, name: str, owner: str, kind: Kind, where: str) -> Callable[..., Any]:
-    """The function, which must be defined in what is trusted: a module's namespace also holds what it imports.
+    """The function, which must be defined in the trusted package, not only imported there.
 
     owner: the trusted package, or the one module of it that is trusted
     """

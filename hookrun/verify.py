@@ -11,7 +11,7 @@ from hookrun.errors import HookrunError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0: all is well; 1: something is bad, each on a line; 2: there is no such run."""
+    """Returns 0 if all files are unchanged, 1 if not (one line for each), 2 if there is no such run."""
     parser = argparse.ArgumentParser(prog="python -m hookrun.verify", description=__doc__)
     parser.add_argument("run", type=Path, nargs="+", help="a run directory")
     code = 0
@@ -40,7 +40,7 @@ def _verify(path: Path) -> int:
 
 
 def _printable(text: str) -> str:
-    """The text with what could command a terminal as escapes: names in a run may hold anything."""
+    """The text with control characters escaped, since names in a run may contain any."""
     return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 

@@ -1,4 +1,4 @@
-"""YAML files: each is checked as text before anything acts on it, and errors say where broken YAML is broken."""
+"""Reads YAML files: each is checked as text first, and errors name file, line and column."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def plain(text: str, *, fast: bool = False) -> Any:
         try:
             return _loaded(text, _fast_loader())
         except yaml.YAMLError:
-            pass  # the other one says where, in the words that are told everywhere
+            pass  # the other parser says where, with the usual messages
     return _loaded(text, get_yaml_loader())
 
 

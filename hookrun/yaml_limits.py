@@ -1,4 +1,4 @@
-"""What a YAML file may hold at most. The text is read event by event, so that nothing is built before it is refused."""
+"""Limits on YAML files. The text is read event by event, so that nothing is built from a file that is refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import yaml
 
 MAX_BYTES = 1 << 20
 MAX_VALUES = 10_000
-"""Keys and values, those that aliases stand for included: OmegaConf copies what an alias stands for."""
+"""The largest number of keys and values with aliases expanded, since OmegaConf copies what an alias refers to."""
 MAX_DEPTH = 64
 MAX_TEXT = 1 << 16
 MAX_NAME = 256
 MAX_DIGITS = 64
 INTERPOLATION_COST = 10
-"""An interpolation counts as so many values: OmegaConf parses each by a slow grammar."""
+"""How many values an interpolation counts, since OmegaConf parses interpolations slowly."""
 MAX_INTERPOLATED = 2_000
 """Characters of a text with interpolations."""
 MAX_NESTED = 8
@@ -29,7 +29,7 @@ _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 
 class OutOfBounds(ValueError):
-    """A file that holds more than a file may hold, or a value that YAML would read as another one.
+    """A file exceeds the limits, or has a value that YAML would read as a different one.
 
     line: of the file, from 1; None for the file as a whole
     """
@@ -40,10 +40,10 @@ class OutOfBounds(ValueError):
 
 
 def check_text(text: str) -> None:
-    """Raise OutOfBounds for YAML that does not keep the limits; YAML that cannot be parsed is left to its reader.
+    """Raise OutOfBounds for YAML beyond the limits; errors of YAML that cannot be parsed are left to its reader.
 
-    libyaml reads it where PyYAML was built with it. What libyaml refuses is read once more by the parser that OmegaConf
-    uses, since the two differ in details.
+    Uses libyaml if PyYAML was built with it. What libyaml refuses is read again by the parser that OmegaConf uses,
+    since the two differ in details.
     """
     try:
         _Count(text, FAST_LOADER).run()
@@ -56,7 +56,7 @@ def _check_slowly(text: str) -> None:
     try:
         _Count(text, yaml.SafeLoader).run()
     except yaml.YAMLError:
-        return  # whoever reads the file next says where it is broken
+        return  # reading the file later reports where it is broken
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class _Count:
         self._add(event, *known)
 
     def _add(self, event: yaml.Event, values: int, height: int) -> None:
-        """Count a value, of so many values and so many levels, into the collection that it is in."""
+        """Add the count and depth of a value to the collection that contains it."""
         if not self.open:
             return
         inner = self.open[-1]
@@ -128,7 +128,7 @@ class _Count:
             raise OutOfBounds(f"nests its values more than {MAX_DEPTH} deep", line=_line(event))
 
     def _scalar(self, event: yaml.ScalarEvent) -> int:
-        """What the text counts for. Raises OutOfBounds."""
+        """How many values the text counts. Raises OutOfBounds."""
         text: str = event.value
         is_name = bool(self.open) and self.open[-1].is_mapping and self.open[-1].children % 2 == 0
         if is_name and len(text) > MAX_NAME:
@@ -163,7 +163,7 @@ def _check_number(text: str, line: int) -> None:
 
 
 def _nested(text: str) -> int:
-    """How many interpolations stand in one another at most."""
+    """The largest nesting depth of interpolations in the text."""
     deepest = depth = 0
     for found in re.finditer(r"\$\{|\}", text):
         depth = depth + 1 if found.group() == "${" else max(0, depth - 1)

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class AddBias(Action):
-    """Add a bias: x + value; `trainable` makes a parameter of it that is trained with the model.
+    """Add a bias: x + value; with `trainable: true` the bias is a parameter that is trained with the model.
 
-    value:     a number, or values that broadcast to the tensor's shape; where a trainable bias starts
+    value:     a number, or values that broadcast to the tensor's shape; the initial value of a trainable bias
     trainable: add a parameter `<hook name>_bias` to the module, on `forward` and `forward_pre` only
     """
 
@@ -27,13 +27,13 @@ class AddBias(Action):
     trainable: bool = False
 
     def carried_by(self, hook_type: HookType) -> str | None:
-        """A trainable bias belongs in the forward pass."""
+        """Refuse a trainable bias on hook types outside the forward pass."""
         if self.trainable and hook_type not in {FORWARD, FORWARD_PRE}:
             return "`trainable: true` goes with forward and forward_pre only: elsewhere no gradient reaches the bias"
         return None
 
     def adds(self, hook_name: str) -> str | None:
-        """The parameter that a trainable bias is."""
+        """The name of the parameter that holds a trainable bias, or None."""
         return f"{hook_name}_bias" if self.trainable else None
 
     @property

@@ -45,14 +45,14 @@ def _not_too_large(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class AddParameter(Action):
-    """Register a new parameter on the module, which is trained and saved with it.
+    """Register a new parameter on the module; it is trained and saved with the model.
 
     name:  the attribute by which the module and other hooks (`linear`) find it
     shape: a list of sizes; [] is a single number
-    value: what it starts from: a number, or values that broadcast to the shape
+    value: the initial value: a number, or values that broadcast to the shape
 
-    It has the dtype and the device of the module's first floating-point parameter or buffer, PyTorch's defaults where
-    there is none. A parameter of that name from an earlier installation is kept as it is, with what it has learned.
+    The parameter has the dtype and device of the module's first floating-point parameter or buffer, or PyTorch's
+    defaults if there is none. If an earlier installation added a parameter of that name, it is kept with its values.
     """
 
     action_name = "add_parameter"
@@ -74,20 +74,20 @@ class AddParameter(Action):
         return self
 
     def adds(self, hook_name: str) -> str | None:
-        """The new parameter."""
+        """The name of the new parameter."""
         return self.name
 
     def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """The name must be free, or taken by a parameter of this shape from an earlier installation."""
         if was_added(module, self.name):
-            return self._misshapen(module.get_parameter(self.name))
+            return self._shape_problem(module.get_parameter(self.name))
         if hasattr(module, self.name):
             return f"the module has an attribute {self.name!r} already: choose another name"
         if self.name in parameters:
             return f"an earlier hook adds a parameter {self.name!r} already: choose another name"
         return None
 
-    def _misshapen(self, present: Any) -> str | None:
+    def _shape_problem(self, present: Any) -> str | None:
         if tuple(present.shape) == self.shape:
             return None
         return (
@@ -102,7 +102,7 @@ class AddParameter(Action):
         def add(module: Module) -> None:
             present = dict(module.named_parameters(recurse=False)).get(self.name)
             if present is not None:
-                if problem := self._misshapen(present):
+                if problem := self._shape_problem(present):
                     raise ValueError(problem)
                 return
             add_parameter(module, self.name, torch.nn.Parameter(self._start(module, site)))

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from hookrun.actions.rows import TokenRows
 
 RECORD_KEYS = ("hook", "module", "path", "action", "mode", "epoch", "step", "call")
-"""The keys that every record begins with: which hook, where and when. What the action recorded stands under the others.
+"""The keys that every record begins with: which hook, where and when. The other keys are what the action recorded.
 
-Two of the others have a meaning whatever the action: `ok`, the verdict of a check, and `spent`, a hook's `max_bytes`
-that are used up.
+Two of the other keys mean the same for every action: `ok` is the result of a check, and `spent` says that a hook's
+`max_bytes` are used up.
 """
 
 OF_RANK = "of_rank"
-"""In runs of several processes: which of them recorded it, of its own rows."""
+"""In runs of several processes: the rank that made the record, from its own rows."""
 
 ABOUT = frozenset((*RECORD_KEYS, OF_RANK))
-"""What says where a record is from, and nothing of what was recorded."""
+"""The keys that say where a record comes from, not what was recorded."""
 
 Scope = Literal["tensor", "value", "together", "module"]
 
@@ -42,15 +42,15 @@ Scope = Literal["tensor", "value", "together", "module"]
 class Keeper(Protocol):
     """Stores a captured value.
 
-    rows:   the places [k] in the batch of the samples that the value's rows are of; None: it is not a part of a batch
-    tokens: which token each row is of, where the hook has `tokens`; an action leaves that to its site
+    rows:   [k], the position in the batch of the sample of each row; None: the value is the whole batch
+    tokens: the token of each row, if the hook has `tokens`; actions leave it out, the site adds it
     """
 
     def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None: ...
 
 
 class Site(Protocol):
-    """One action at one module or parameter: what the runtime hands to `Action.build`."""
+    """One action at one module or parameter; the runtime passes it to `Action.build`."""
 
     @property
     def hook_name(self) -> str: ...
@@ -61,10 +61,13 @@ class Site(Protocol):
     @property
     def module(self) -> Module: ...
     @property
-    def seed(self) -> int: ...  # of the hook at this module; the same in every run of the experiment
+    def seed(self) -> int: ...  # for the hook at this module; the same in every run of the experiment
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments of the module call under way. HookError where the action does not declare `reads_arguments`."""
+        """The positional arguments of the current module call.
+
+        HookError if the action does not declare `reads_arguments`.
+        """
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
         """A function that gives the value of `field` in the dtype and on the device of its argument."""
@@ -73,27 +76,27 @@ class Site(Protocol):
         """The user's own function that `field` names."""
 
     def context(self) -> HookContext:
-        """The firing under way, for a user's own function."""
+        """The context of the current firing, for a user's own function."""
 
     def holds(self, own: Any) -> None:
-        """The action keeps this object from firing to firing: its `state_dict` goes into resumable states."""
+        """Register an object that the action keeps between firings: its `state_dict` goes into resumable states."""
 
     def trainable(self, field: str) -> Callable[[], Parameter]:
-        """Gives the parameter that stands for the value of `field`: the optimizer trains it, the checkpoint holds it.
+        """A function that returns the parameter for the value of `field`; the optimizer trains it, checkpoints save it.
 
-        It is asked for at each call: fully_shard puts others in the place of a module's parameters.
+        Call it at each firing, because fully_shard replaces a module's parameters.
         """
 
     def generator(self, like: Tensor) -> Generator:
-        """A generator of this site's own, seeded for this one draw; the global generators stay untouched.
+        """A generator of this site, seeded for this draw; the global generators are not used.
 
-        HookError where the action does not declare `draws`.
+        HookError if the action does not declare `draws`.
         """
 
     def drawn(self, like: Tensor, fill: Callable[[Tensor, Generator], Tensor]) -> Tensor:
-        """A tensor in the form of `like`, which `fill` fills in place from the generator of this one draw.
+        """A tensor like `like`, which `fill` fills in place with the generator of this draw.
 
-        Where several ranks have rows of the batch, what a row is given is the same for any number of ranks.
+        If several ranks share the batch, the numbers for a row are the same for any number of ranks.
         """
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
@@ -102,32 +105,32 @@ class Site(Protocol):
     def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
         """The value with `change` applied to every member that is not a container.
 
-        Where the action captures: a copy of the value with `change` applied to every tensor, those of caches included.
+        For actions that capture: a copy of the value with `change` applied to every tensor, also inside caches.
         """
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
         """Append a record about the tensor at `path`, by default the one that the action was given.
 
-        Tensors of no or one dimension in it are read later, in one go; at once with `show`, which also prints the
-        record.
+        Tensors of zero or one dimension in `data` are read later, all together. With `show` they are read at once and
+        the record is printed.
         """
 
     def keep(self) -> Keeper:
-        """A function that stores a captured value. HookError where the action does not declare `captures`."""
+        """A function that stores a captured value. HookError if the action does not declare `captures`."""
 
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
-        """A function from the shape of a batch to the places [k] of those that are kept."""
+        """A function from the shape of a batch to the positions [k] of the samples that are kept."""
 
     def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
-        """Report the verdict of a check under the policy: a boolean, and the extremes found, of no dimensions."""
+        """Report the result of a check under the policy. ok, least, largest: [], the result and the extremes found."""
 
 
 _ADDED = "_hookrun_added"
-"""A module's own record of the parameters that hooks added to it; it goes with deep copies and pickles."""
+"""The attribute in which a module records the parameters that hooks added; copied and pickled with the module."""
 
 
 def add_parameter(module: Module, name: str, parameter: Parameter) -> None:
-    """Register a parameter, and remember that it is not the model's own."""
+    """Register a parameter, and record that a hook added it."""
     module.register_parameter(name, parameter)
     module.__dict__.setdefault(_ADDED, set()).add(name)
 
@@ -138,7 +141,7 @@ def was_added(module: Module, name: str) -> bool:
 
 
 def remove_parameter(module: Module, name: str) -> None:
-    """Take an added parameter away again."""
+    """Remove an added parameter."""
     delattr(module, name)
     module.__dict__[_ADDED].discard(name)
     if not module.__dict__[_ADDED]:
@@ -146,9 +149,9 @@ def remove_parameter(module: Module, name: str) -> None:
 
 
 class Packed:
-    """A saved tensor in another form, and how to get the original back.
+    """The replacement of a saved tensor, and how to get the original back.
 
-    tensor: what autograd holds in its place; None where nothing stays in memory
+    tensor: what autograd holds instead; None if nothing stays in memory
     undo:   held value -> the original tensor
     """
 
@@ -160,27 +163,26 @@ class Packed:
 
 
 class Action(BaseModel):
-    """Base of the params models. One subclass is one action; its fields are the keys a hook may have beside its own.
+    """Base class of the actions. The fields of a subclass are the action's parameters: keys that a hook may have.
 
-    The first line of a subclass's docstring stands in the reference table. What an action declares here is what the
-    rest of the program may rely on. A declaration that is missing is an error as soon as the action does what it has
-    not declared, never another result.
+    The first line of a subclass's docstring goes into the reference table. The rest of the program relies on what an
+    action declares here. If a declaration is missing, the action raises an error when it does what it did not declare;
+    it never gives another result silently.
 
     action_name: the word after `action:`
-    hook_types: those that can carry it
-    observes: it never returns a new value
-    scope:    what the built function sees at each firing: every floating-point `tensor` (or the target) alone; the
-              `value` whole; all its tensors `together`, as a list (on optimizer hooks those of all selected
-              parameters), for a list of new ones; or the `module`
+    hook_types: the hook types that it can be used with
+    observes: it never changes the value
+    scope:    what the built function gets at each firing: `tensor`, each floating-point tensor (or the target) by
+              itself; `value`, the whole value; `together`, all its tensors as a list (on optimizer hooks those of all
+              selected parameters), for which it returns a list; `module`, the module
     captures: it uses `Site.keep`
     draws:    it uses `Site.drawn` or `Site.generator`
-    draws_by_row: it uses `Site.drawn` alone, so that several ranks give each row what one process gives it
+    draws_by_row: it uses `Site.drawn` only, so that a row gets the same numbers with several ranks as with one
     freezes:  its modules' parameters require no gradient afterwards
     reads_arguments: it reads `Site.args`
-    computes_anew: its result is not computed element by element from the tensor that it replaces, so that its shape and
-              dtype are checked at each firing, not at the first of each site alone
-    own_code: it runs Python of the user's own, of which nobody knows beforehand whether a graph can hold it, or whether
-              it works on tensors without data
+    computes_anew: its result is not an elementwise function of the tensor that it replaces, so shape and dtype are
+              checked at each firing, not only at the first of each site
+    own_code: it runs the user's own Python, which may not work inside a compiled graph or on tensors without data
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -199,54 +201,54 @@ class Action(BaseModel):
 
     @property
     def any_dtype(self) -> bool:
-        """Whether it is for tensors of integers and booleans too; computing is for floating-point ones alone."""
+        """Whether the action also takes integer and boolean tensors. By default it gets floating-point tensors only."""
         return False
 
     @property
     def pointwise(self) -> bool:
-        """Whether an element of the result depends on nothing but that element: a part can be edited by itself.
+        """Whether each element of the result depends only on the same element of the input.
 
-        What it builds then holds nothing from firing to firing.
+        Parts of a tensor can then be edited separately, and the built function keeps no state between firings.
         """
         return False
 
     @abstractmethod
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """The function that a firing runs: value -> new value, or None to leave it.
+        """The function that each firing calls: value -> new value, or None to keep the value.
 
-        It may be called millions of times: resolve here whatever does not change.
+        It may be called millions of times, so compute here whatever does not change between calls.
         """
 
     def build_into(self, site: Site) -> Callable[[Tensor, Tensor], object]:
-        """Where it is pointwise: a function (x, out) that writes what `build` makes of x into out, which may be x."""
+        """For pointwise actions: a function (x, out) that writes the result for x into out, which may be x."""
         function = self.build(site)
         return lambda x, out: out.copy_(function(x))
 
     def unfit(self, hook_type: HookType, module: Module, parameters: Collection[str]) -> str | None:
         """Why the action does not fit `module` on a hook of that type, or None.
 
-        parameters: the module's own parameter names, those included that earlier hooks will add
+        parameters: names of the module's own parameters, including those that earlier hooks will add
         """
         return None
 
     def carried_by(self, hook_type: HookType) -> str | None:
-        """Why these parameters do not go with the hook type although the action does, or None."""
+        """Why the given parameters of the action cannot be used with the hook type, or None."""
         return None
 
     def random_seed(self) -> int | None:
-        """What its draws are seeded with; None: derived from the seed of the experiment."""
+        """The seed of its random numbers; None: derived from the seed of the experiment."""
         return None
 
     def budget(self) -> int | None:
-        """The most bytes that it may keep at all its modules together; None: any number."""
+        """The maximum number of bytes that it keeps, over all its modules; None: no limit."""
         return None
 
     def part_of_samples(self) -> str | None:
-        """Which of the samples it keeps, for the plan; None: all of them."""
+        """Text for the plan that says which samples it keeps; None: all."""
         return None
 
     def may_stop(self) -> bool:
-        """Whether one of its records may ask for the end of the run."""
+        """Whether one of its records may end the run."""
         return False
 
     def adds(self, hook_name: str) -> str | None:
@@ -254,22 +256,22 @@ class Action(BaseModel):
         return None
 
     def outside_values(self) -> dict[str, FileValue | RunValue | GivenTensor | GivenFunction]:
-        """The fields whose tensors come from files or other runs, or were given as objects."""
+        """The fields whose tensors come from files or other runs, or were passed as Python objects."""
         fields = ((field, getattr(self, field)) for field in type(self).model_fields)
         kinds = FileValue | RunValue | GivenTensor | GivenFunction
         mine = self.own_functions()
         return {field: value for field, value in fields if isinstance(value, kinds) and field not in mine}
 
     def own_functions(self) -> dict[str, str | GivenFunction]:
-        """The fields that name functions of the user's own."""
+        """The fields that name the user's own functions."""
         return {}
 
     def may_draw(self, functions: Collection[Trusted | GivenFunction]) -> bool:
-        """Whether it may use `Site.generator`, given the functions that `own_functions` named."""
+        """Whether it may use `Site.generator`. functions: those that `own_functions` names."""
         return self.draws
 
     def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
-        """What is wrong with a function that `own_functions` named; `where` is the key path of the hook."""
+        """What is wrong with a function that `own_functions` names; `where` is the key path of the hook."""
         return []
 
     def summary(self) -> str:

@@ -26,12 +26,12 @@ Dimensions = Annotated[
 
 
 def _named(raw: Any) -> Any:
-    """`mean` alone is the mean over all dimensions but the first."""
+    """The short form `mean` is the mean over all dimensions except the first."""
     return {raw: None} if raw in ("mean", "norm") else raw
 
 
 class Reduction(OneOf):
-    """One of: `mean` or `norm` over dimensions (all but the first, unless given), `topk`, `project`."""
+    """One of: `mean` or `norm` over dimensions (by default all except the first), `topk`, `project`."""
 
     mean: Dimensions | None = None
     norm: Dimensions | None = None
@@ -40,22 +40,22 @@ class Reduction(OneOf):
 
 
 class Capture(Action):
-    """Keep the value as it is at that moment, detached, its containers included.
+    """Record the value at that moment, detached, with its containers.
 
-    dtype:  of what is kept of floating-point tensors; their own unless given
-    device: where it is kept in memory; its own device unless given
-    reduce: keep less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` are over these dimensions, all but the first
-            unless given; `{topk: 5}` the largest elements of the last dimension, in descending order; `{project: 64}` a
-            fixed random projection of each row's elements to so many (Gaussian, scaled to keep lengths on average:
-            Johnson and Lindenstrauss), the same for every row, call and run of the hook
-    keep:   only some samples, the same at all modules and in every epoch. `{every: 10}` every tenth of the data set,
-            `{reservoir: 100}` a hundred drawn at random
-    max_bytes: of all that the hook keeps, at all its modules; of the batch that would go beyond it the first rows are
-            kept that still fit, and nothing after it, with one warning
+    dtype:  dtype in which floating-point tensors are stored; by default their own
+    device: device on which they are kept in memory; by default their own
+    reduce: store less of each tensor. `{mean: [2, 3]}` and `{norm: [1]}` reduce these dimensions, by default all except
+            the first; `{topk: 5}` stores the largest elements of the last dimension, in descending order;
+            `{project: 64}` projects each row's elements to 64 numbers by a fixed random matrix (Gaussian, scaled to
+            keep lengths on average: Johnson and Lindenstrauss), the same for every row, call and run of the hook
+    keep:   store some samples only, the same at all modules and in every epoch. `{every: 10}` is every tenth sample of
+            the data set, `{reservoir: 100}` a hundred samples drawn at random
+    max_bytes: limit of what the hook stores, over all its modules. Of the batch that would exceed it the first rows
+            that fit are stored; later batches are not stored, with one warning
 
-    A part of a tensor is kept in memory of its own, never with the tensor that it is a view of. Inside `torch.vmap` the
-    dimension that is mapped over comes first in what is kept. While a model is traced (`torch.export`) nothing is kept.
-    A value that holds an object of an unknown type is refused: `target` then names what to keep of it.
+    A part of a tensor is stored in memory of its own, not as a view. Inside `torch.vmap` the mapped dimension comes
+    first in what is stored. While a model is traced (`torch.export`) nothing is stored. A value that contains an object
+    of an unknown type is refused; use `target` to name the part to capture.
     """
 
     action_name = "capture"
@@ -69,7 +69,7 @@ class Capture(Action):
     max_bytes: Count | None = None
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """Store every value that comes by."""
+        """A function that stores the value of each firing."""
         keep, changes = site.keep(), [*self._reductions(site), *self._conversions()]
         if self.keep is None and not changes:
             return keep
@@ -96,21 +96,21 @@ class Capture(Action):
         return capture
 
     def carried_by(self, hook_type: HookType) -> str | None:
-        """Samples are chosen from a batch."""
+        """Refuse `keep` on hook types that do not see a batch of samples."""
         if self.keep is None or hook_type.batch:
             return None
         return f"keep chooses samples, and {hook_type} sees none; for some steps use when: {{step: {{every: 10}}}}"
 
     def budget(self) -> int | None:
-        """At most `max_bytes` at all modules together."""
+        """`max_bytes`, over all modules."""
         return self.max_bytes
 
     def part_of_samples(self) -> str | None:
-        """What `keep` says."""
+        """The text of `keep`."""
         return None if self.keep is None else str(self.keep)
 
     def _chosen(self, site: Site) -> Callable[[Any], Tensor | None]:
-        """A function from a value to the rows of it that are kept; None: all."""
+        """A function from a value to the indices [k] of the rows that are kept; None: all."""
         if self.keep is None:
             return lambda value: None
         rows_of, leaves = site.chosen(self.keep), site.leaves
@@ -153,7 +153,7 @@ class Capture(Action):
 
 
 class _Projection:
-    """x [rows, ...] -> [rows, width]: by a matrix that depends on the hook and the number of elements alone."""
+    """x [rows, ...] -> [rows, width], by a matrix that depends only on the hook and the number of elements."""
 
     def __init__(self, width: int, site: Site) -> None:
         self._width = width
@@ -169,6 +169,6 @@ class _Projection:
             generator = torch.Generator().manual_seed(self._seed)
             drawn = torch.randn(flat.shape[1], self._width, generator=generator) / math.sqrt(self._width)
             matrix = drawn.to(dtype=flat.dtype, device=flat.device)
-            if holds_data(matrix):  # what is made while the model is traced is of no use after it
+            if holds_data(matrix):  # a matrix made while the model is traced cannot be used later
                 self._matrices[key] = matrix
         return flat @ matrix

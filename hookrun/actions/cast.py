@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class Cast(Action):
-    """Keep saved tensors in a smaller dtype until the backward pass needs them; it sees them rounded.
+    """Store saved tensors in a smaller dtype until the backward pass needs them, which then gets rounded values.
 
-    dtype: what they are held in; a tensor whose dtype is not wider stays as it is
+    dtype: dtype of the stored tensors; a tensor whose dtype is not wider is stored unchanged
     """
 
     action_name = "cast"
@@ -23,7 +23,7 @@ class Cast(Action):
     dtype: Literal["float16", "bfloat16", "float32"]
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """A function from a saved tensor to its smaller form."""
+        """A function from a saved tensor to its smaller replacement."""
         import torch
 
         smaller: dtype = getattr(torch, self.dtype)

@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor, dtype
 
 _SHOWN = 4
-"""Samples that a message names."""
+"""How many samples a message names."""
 
 
 class Check(Action):
-    """Require that every element is finite and within min <= x <= max, and say where it is not.
+    """Check that every element is finite and min <= x <= max, and report the module where it is not.
 
     finite: refuse NaN and infinities
-    min:    the least value allowed
-    max:    the largest value allowed
-    policy: `error` fails at the module; `stop` finishes the step, saves and ends the run; `warn` only records
+    min:    the smallest allowed value
+    max:    the largest allowed value
+    policy: `error` raises at the module; `stop` finishes the step, saves and ends the run; `warn` only records
 
-    NaN is within no bounds: it fails `min` and `max` also where `finite` is false. Complex tensors count by their
-    absolute value. An empty tensor passes.
+    NaN fails `min` and `max` even if `finite` is false. Of complex tensors the absolute value is checked. An empty
+    tensor passes.
     """
 
     action_name = "check"
@@ -51,7 +51,7 @@ class Check(Action):
         return self.policy == "stop"
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """Judge every tensor that comes by from its two extremes: one pass, and NaN is both of them."""
+        """A function that checks each tensor by its minimum and maximum: one pass, and a NaN makes both NaN."""
         low, high = self._bounds(self.min, -math.inf), self._bounds(self.max, math.inf)
         message, policy, judge = self.requirement(), self.policy, site.judge
 
@@ -65,9 +65,9 @@ class Check(Action):
         return check
 
     def _bounds(self, bound: float | None, none: float) -> dict[dtype, Tensor]:
-        """What to compare with in each dtype: tensors, since a Python float takes three times as long.
+        """dtype -> the bound as a tensor [], since comparing with a Python float takes three times as long.
 
-        A bound beyond a dtype would become infinite there, and an infinity would pass it.
+        A bound beyond the range of a dtype would become infinite there, so that an infinity would pass the check.
         """
         import torch
 
@@ -92,13 +92,13 @@ class Check(Action):
 def finding(
     ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor, samples: list[int] | None
 ) -> dict[str, Any]:
-    """What is recorded of a check. samples: those of this rank, where several split the batch."""
+    """The record of a check. samples: those of this rank, if several ranks split the batch."""
     found = {"ok": ok, "message": message, "policy": policy, "least": least, "largest": largest}
     return found if samples is None else {**found, "samples": samples}
 
 
 def verdict(record: Mapping[str, Any]) -> str:
-    """What a check required, what it found, and the last place before at which it passed, where there is one.
+    """What a check required, what it found, and the last place at which it passed, if there is one.
 
     ``expected every element to be finite, found nan; last good: layer2 (Sequential)``
     """

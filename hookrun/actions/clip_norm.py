@@ -24,11 +24,11 @@ def _infinity(raw: Any) -> Any:
 class ClipNorm(Action):
     """Scale down to a norm of max_norm: x * min(1, max_norm / (norm + 1e-6)), over all tensors together.
 
-    max_norm:  the largest norm that stays as it is
-    norm_type: the p of the p-norm: 2 unless given; .inf for the largest absolute value
+    max_norm:  the maximum norm; tensors with a smaller norm do not change
+    norm_type: the p of the p-norm, by default 2; .inf for the largest absolute value
 
-    The norm is that of all tensors which the firing sees, as if they were one vector: the value's on a module, one
-    gradient on `grad`, all selected gradients on `optimizer_step_pre`. The formula, its rounding included, is that of
+    The norm is that of all tensors of one firing, as if they were one vector: the tensors of a module's value, one
+    gradient on `grad`, all selected gradients on `optimizer_step_pre`. Formula and rounding are those of
     torch.nn.utils.clip_grad_norm_; a NaN in one tensor makes all of them NaN.
     """
 
@@ -55,7 +55,7 @@ class ClipNorm(Action):
             device = norms[0].device
             total = vector_norm(torch.stack([norm.to(device) for norm in norms]), order)
             factor = (max_norm / (total + EPSILON)).clamp_max(1)
-            # The derivative of _foreach_mul by a tensor is broken: it raises in the backward.
+            # _foreach_mul by a tensor raises in its backward pass.
             if not factor.requires_grad and len({(x.dtype, x.device) for x in tensors}) == 1:
                 return list(torch._foreach_mul(tensors, factor))
             # The factor has the widest dtype of all: a tensor of no dimensions would take it over.

@@ -1,4 +1,4 @@
-"""Where a firing takes place, for a user's own function that asks for it."""
+"""The context of a firing, for a user's own function that takes a parameter `context`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class HookContext:
-    """The firing under way.
+    """The current firing of a hook.
 
     hook:      the hook's name
     hook_type: when it fires: ``forward``, ``grad``, ...
-    path:      of the module that is hooked, or of the parameter; empty for the model itself
-    module:    that module; the one that owns the parameter
-    mode:      ``train`` or ``eval``, as the model is
+    path:      path of the hooked module or parameter; empty for the model itself
+    module:    the hooked module, or the module that owns the parameter
+    mode:      ``train`` or ``eval``, the mode of the model
     epoch:     from 0
     step:      from 0: optimizer steps in training, batches otherwise
-    call:      of the module within one forward of the model, from 0, where calls are told apart
-    target:    the path of the tensor within the value that the hook sees, as far as the hook names it; else empty
-    generator: tensor -> a generator on its device, seeded for this one draw: the same numbers in every run, and again
-               where activation checkpointing repeats the call
+    call:      number of the module's call within one forward of the model, from 0, if calls are counted
+    target:    the hook's `target`, the path of the tensor within the value; empty if it has none
+    generator: tensor -> a generator on its device, seeded for this draw: the same numbers in every run, and when
+               activation checkpointing repeats the call
     """
 
     hook: str

@@ -35,7 +35,7 @@ def _not_empty(names: tuple[T, ...]) -> tuple[T, ...]:
 
 
 Number = Annotated[float, Field(strict=True), AfterValidator(_not_nan)]
-"""A number, infinities included; no text and no truth value passes for one."""
+"""A number, possibly infinite; texts and booleans are refused."""
 
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 """A finite number."""
@@ -48,6 +48,6 @@ OneOrMore = Annotated[tuple[T, ...], BeforeValidator(_listed), AfterValidator(_n
 
 
 def check_order(low: float | None, high: float | None) -> None:
-    """ValueError if both bounds are there and the lower one is the greater."""
+    """ValueError if both bounds are given and the lower one is greater than the upper one."""
     if low is not None and high is not None and low > high:
         raise ValueError(f"min {low} is greater than max {high}")

@@ -20,7 +20,7 @@ class Fill(Action):
     """Set parameters of the module, in place, to a value: p = value.
 
     value:      a number, or values that broadcast to the parameter's shape
-    parameters: a name or a list of names; all of the module's own unless given, those of its children never
+    parameters: a name or a list of names; by default all of the module's own, never those of its children
     """
 
     action_name = "fill"

@@ -1,4 +1,4 @@
-"""What only Python can give in a spec: tensors as values, functions as values and as actions. Imports no torch."""
+"""Python objects in a spec: tensors as values, functions as values and as actions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Given(ABC):
-    """Base of what was given as an object: shown by name or shape, compared and hashed by content."""
+    """Base class for Python objects in a spec: shown by name or shape, compared and hashed by content."""
 
     per_sample: ClassVar[bool] = False
     draws: ClassVar[bool] = False
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that identifies it."""
+        """Plain data that identifies the object."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self.to_dict() == other.to_dict()
@@ -44,9 +44,9 @@ class Given(ABC):
 
 
 class GivenTensor(Given):
-    """A tensor as it was when the spec was read: a copy, which later changes of the caller's tensor do not reach.
+    """A copy of a tensor, made when the spec was read; later changes of the caller's tensor do not affect it.
 
-    Raises ValueError for one without elements to copy: on the meta device, sparse, or sharded over ranks.
+    Raises ValueError for a tensor that cannot be copied: on the meta device, sparse, or sharded over ranks.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -69,7 +69,7 @@ class GivenTensor(Given):
 
 
 class GivenFunction(Given):
-    """A function, or another object that can be called, hashed as it was when the spec was read."""
+    """A function or another callable, hashed when the spec was read."""
 
     def __init__(self, target: Callable[..., Any]) -> None:
         self.target = target
@@ -77,7 +77,7 @@ class GivenFunction(Given):
 
     @property
     def digest(self) -> str:
-        """What identifies it, for the plan's hash."""
+        """The function's hash, which goes into the plan's hash."""
         return self.code.sha256
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class GivenFunction(Given):
 
 
 def given(raw: object) -> GivenTensor | GivenFunction | None:
-    """A tensor or a function that was given as an object; None for anything else. Raises ValueError."""
+    """`raw` as a GivenTensor or GivenFunction; None if it is neither a tensor nor a function. Raises ValueError."""
     if isinstance(raw, GivenTensor | GivenFunction):
         return raw
     if is_tensor(raw):
@@ -98,7 +98,7 @@ def given(raw: object) -> GivenTensor | GivenFunction | None:
 
 
 def kept(value: Any) -> Any:
-    """Arguments as they are now: copies of containers and tensors, other objects as they are."""
+    """A copy of arguments: containers and tensors are copied, other objects are not."""
     if isinstance(value, Mapping):
         return {key: kept(member) for key, member in value.items()}
     if type(value) in (list, tuple, set):

@@ -27,7 +27,7 @@ class OneOf(BaseModel):
 
 
 class Keep(OneOf):
-    """One of: `every` n-th sample of the data set, or a `reservoir` of so many drawn from all."""
+    """One of: `every` n-th sample of the data set, or a `reservoir` of n samples drawn at random from all."""
 
     every: Count | None = None
     reservoir: Count | None = None

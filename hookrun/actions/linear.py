@@ -19,7 +19,7 @@ class Linear(Action):
     """Replace the output by a linear map of the module's first argument: x @ weight.T + bias.
 
     weight: the module's parameter of shape [out, in]
-    bias:   the module's parameter of shape [out]; null for none
+    bias:   the module's parameter of shape [out]; null for no bias
 
     The parameters are read at each call, so they can be trained, filled, frozen, or added by other hooks.
     """
@@ -41,7 +41,7 @@ class Linear(Action):
         return None
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """A function that ignores the old output."""
+        """A function that ignores the module's output and computes the new one."""
         from torch.nn.functional import linear
 
         module, weight, bias = site.module, self.weight, self.bias

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 class Noise(Action):
     """Add noise: x + std * n, with n Gaussian or uniform; multiplicative: x * (1 + std * n).
 
-    std:  standard deviation of the noise, whatever its kind; of the factor where it is multiplicative
+    std:  standard deviation of the noise, for every kind; for `multiplicative` that of the factor
     kind: `gaussian` and `uniform` add to the tensor; `multiplicative` multiplies it by a Gaussian factor of mean 1
-    seed: of this hook's own generator; derived from the experiment's seed unless given
+    seed: seed of the hook's own generator; by default derived from the experiment's seed
 
-    The global random generators stay untouched. The gradient flows through x.
+    The global random generators are not used. The gradient flows through x.
     """
 
     action_name = "noise"

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Offload(Action):
-    """Keep saved tensors in CPU memory or on disk until the backward pass needs them.
+    """Store saved tensors in CPU memory or on disk until the backward pass needs them.
 
-    to: `cpu`, where tensors of the CPU stay as they are; or `disk`, one temporary file for each tensor, in the folder
-        that the environment variable TMPDIR names, removed when autograd lets the tensor go
+    to: `cpu`, which leaves CPU tensors where they are; or `disk`, one temporary file for each tensor in the folder of
+        the environment variable TMPDIR, removed when autograd frees the tensor
 
-    They come back on their device with every element as it was; from disk they come back contiguous. Tensors of every
-    dtype go: the indices of a pooling layer and the mask of a dropout too.
+    The backward pass gets them on their device with the same elements; from disk they are contiguous. Tensors of every
+    dtype are stored, such as the indices of a pooling layer and the mask of a dropout.
     """
 
     action_name = "offload"
@@ -34,11 +34,11 @@ class Offload(Action):
 
     @property
     def any_dtype(self) -> bool:
-        """Whatever autograd saved takes memory."""
+        """True: integer and boolean tensors take memory too."""
         return True
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """A function from a saved tensor to what autograd holds in its place."""
+        """A function from a saved tensor to its replacement in CPU memory or on disk."""
         return _to_cpu if self.to == "cpu" else _to_disk
 
 
@@ -58,7 +58,7 @@ def _to_disk(x: Tensor) -> Packed | None:
 
 
 class _OnDisk:
-    """A tensor in a file that lives as long as this object; calling it reads the tensor."""
+    """A tensor in a file that is deleted with this object; calling the object reads the tensor."""
 
     def __init__(self, x: Tensor) -> None:
         from safetensors import SafetensorError

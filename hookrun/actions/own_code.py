@@ -1,4 +1,4 @@
-"""Calls of a user's own code, and whether one failed only because the tensors of a fake run hold no data."""
+"""Calls of a user's own code, and whether a call failed only because the tensors of a fake run hold no data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OwnCodeError(ValueError):
-    """A user's own code raised something, which is the cause.
+    """A user's own code raised an exception, which is the `__cause__`.
 
     call: what was called with `value`
     """
@@ -30,7 +30,7 @@ class OwnCodeError(ValueError):
 
 
 def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any:
-    """The result of the user's own code. Raises OwnCodeError for what it raises, but for what is meant for others."""
+    """The result of the user's own code. Raises OwnCodeError from its exceptions, except those that others handle."""
     try:
         return call(value)
     except HookrunError:
@@ -42,11 +42,11 @@ def called(hook: str, code: Code, value: Any, call: Callable[[Any], Any]) -> Any
 
 
 def on_tensor(hook: str, code: Code, call: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """The call; ValueError where it has changed its tensor in place or drawn from torch's global generator."""
+    """Wrap `call`: ValueError if it changes its tensor in place or draws from torch's global generator."""
     import torch
 
     def drawn() -> Tensor:
-        return torch.default_generator.get_state().view(torch.int64)  # compared by eight bytes at a time
+        return torch.default_generator.get_state().view(torch.int64)  # eight bytes at a time compare faster
 
     def on_tensor(x: Tensor) -> Any:
         is_real = holds_data(x)
@@ -72,10 +72,10 @@ def _on_device(x: Tensor) -> list[Tensor]:
 
 
 def only_without_data(failed: OwnCodeError) -> str | None:
-    """Why the function cannot run on a tensor without data, where it does run on one with data; else None.
+    """Why the function cannot run on a tensor without data although it runs on one with data; else None.
 
-    What reads elements (`.item()`, NumPy, a condition on a value) fails in a fake run with exceptions of many kinds.
-    Where the exception alone does not tell, the function is called with random numbers of the same shape and dtype.
+    Code that reads elements (`.item()`, NumPy, a condition on a value) raises many kinds of exception in a fake run.
+    If the exception does not tell, the function is called with random numbers of the same shape and dtype.
     """
     import torch
     from torch._subclasses.fake_tensor import unset_fake_temporarily

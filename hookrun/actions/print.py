@@ -13,16 +13,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LIMIT = 1000  # elements that one record shows
-DIGITS = 6  # significant ones; a float32 has about seven
+DIGITS = 6  # significant digits; a float32 has about seven
 
 
 class Print(Action):
-    """Show what comes by: each tensor's shape, its mean, std, min and max, or its elements.
+    """Print and record each tensor's shape, its statistics (mean, std, min, max), or its elements.
 
-    what: `shape`, `stats` or `value`; of more than 1000 elements `value` shows the first 1000 as one flat list, with
-          the tensor's shape and, as `truncated`, the number of all
+    what: `shape`, `stats` or `value`. Of a tensor with more than 1000 elements `value` shows the first 1000 as one flat
+          list, with the tensor's shape and, as `truncated`, its number of elements
 
-    A None in the value, such as a gradient that there is not, shows as a shape of null. `value` waits for the device.
+    A None in the value, such as a missing gradient, is shown as a shape of null. `value` waits for the device.
     """
 
     action_name = "print"
@@ -31,7 +31,7 @@ class Print(Action):
     what: Literal["shape", "stats", "value"] = "shape"
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """Record what there is to show of every tensor in the value."""
+        """A function that prints and records every tensor in the value."""
         describe: Callable[[Tensor], dict[str, Any]]
         match self.what:
             case "shape":

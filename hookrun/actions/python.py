@@ -27,7 +27,7 @@ _NAME = re.compile(r"[^\W\d][\w.-]*(:\w+)?")
 
 
 def _function(raw: Any) -> Any:
-    """A name, which is looked up and imported only when the plan is made; or in Python the function itself."""
+    """The function's name, which is imported only when the plan is made, or, in Python, the function itself."""
     if isinstance(raw, str):
         if not _NAME.fullmatch(raw):
             raise ValueError(
@@ -46,14 +46,14 @@ class Python(Action):
 
     function: `package.module:function` of a package that is trusted (`HOOKRUN_TRUST=package`, `+trust=[package]`), or
               the name of an installed entry point in the group `hookrun.actions`; in Python the function itself
-    args:     the function's further arguments
+    args:     further keyword arguments of the function
 
-    It is called with each floating-point tensor, as any action is, on `apply` with the module. A parameter of the name
-    `context` gets a `HookContext`: hook, path, module, mode, epoch, step, call, target. Random numbers are drawn with
-    `generator=context.generator(x)`; a draw from torch's own generator is an error, and so is a change in place. Of a
-    class an object is made for each module, with `args`, and called with the values; its parameters are not trained.
-    What your code remembers from one call to the next is lost where a run is resumed, but for an object that has the
-    methods `state_dict()` and `load_state_dict(state)`: of plain values and tensors it gets back what it gave.
+    The function is called with each floating-point tensor, as for any action; on `apply` with the module. If it has a
+    parameter `context`, it gets a `HookContext`: hook, path, module, mode, epoch, step, call, target. Draw random
+    numbers with `generator=context.generator(x)`; drawing from torch's global generator or changing the tensor in place
+    is an error. For a class, one object is created for each module, with `args`, and called with the values; its
+    parameters are not trained. State that your code keeps between calls is lost when a run is resumed, unless the
+    object has the methods `state_dict()` (plain values and tensors) and `load_state_dict(state)`.
     """
 
     action_name = "python"
@@ -65,16 +65,19 @@ class Python(Action):
     args: Annotated[dict[str, Any], BeforeValidator(kept), PlainSerializer(plain)] = {}
 
     def own_functions(self) -> dict[str, str | GivenFunction]:
-        """The function."""
+        """`function`."""
         return {"function": self.function}
 
     def may_draw(self, functions: Collection[Trusted | GivenFunction]) -> bool:
-        """Only what is given the context has a generator; of a class nobody knows before its objects are made."""
+        """Whether the function takes `context`, which has the generator; True for a class.
+
+        Whether the objects of a class take it is known only when they are created.
+        """
         targets = [function.target for function in functions]
         return any(isinstance(target, type) or takes(target, CONTEXT) for target in targets)
 
     def misfit(self, function: Trusted | GivenFunction, where: str) -> list[Problem]:
-        """Whether it can be called with the value and the arguments; a class is made once to see whether it can."""
+        """Why it cannot be called with the value and the arguments; of a class one object is created to test it."""
         target, owner, args = function.target, function.code.name, join(where, "args")
         if not isinstance(target, type):
             return _in_call(target, self.args, where, owner)
@@ -90,7 +93,7 @@ class Python(Action):
         return _in_call(made, {}, where, owner)
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """The function with its arguments, its results checked."""
+        """A function that calls it with its arguments and checks the result."""
         function, name = site.function("function"), site.hook_name
         target, args = function.target, kept(self.args)
         if isinstance(target, type):
@@ -108,7 +111,7 @@ def _in_call(target: Callable[..., Any], args: dict[str, Any], where: str, owner
 
 
 def _made(cls: type, args: dict[str, Any], seed: int) -> Any:
-    """An object of the class; what it draws at random to begin with is decided by the seed alone."""
+    """An object of the class; random numbers in its constructor depend on the seed only."""
     import torch
 
     with torch.random.fork_rng(devices=[]):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Replace(Action):
-    """Put a value in the place of every element (ablation); shape, dtype and device stay.
+    """Replace every element by a value (ablation), keeping shape, dtype and device.
 
     value: a number, or values that broadcast to the tensor's shape
 

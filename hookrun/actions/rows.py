@@ -1,4 +1,4 @@
-"""Which sample and which token each row of a captured value is of, where a hook has `tokens`."""
+"""The sample and the token of each row of a captured value, for hooks with `tokens`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 class TokenRows:
     """N rows, on the CPU.
 
-    samples:   [N] int64, the place of each row's sample in the batch
-    numbers:   [N] int64, the number of that sample: as the loop said, else counted from 0 in the order of the calls
-    positions: [N] int64, counted from the sample's first real token; on attention patterns those of the queries, or
-               of the keys where the hook names keys alone
-    token_ids: [N] int64, the token there; -1 where it is not known
-    keys:      [N] int64, the positions of the keys on attention patterns where the hook names both; else None
+    samples:   [N] int64, the position of each row's sample in the batch
+    numbers:   [N] int64, the id of that sample: as the loop gave it, else counted from 0 in the order of the calls
+    positions: [N] int64, counted from the sample's first real token; on attention patterns the positions of the
+               queries, or of the keys if the hook names keys only
+    token_ids: [N] int64, the token at that position; -1 if it is not known
+    keys:      [N] int64, the positions of the keys on attention patterns if the hook names both; else None
     """
 
     samples: Tensor
@@ -28,7 +28,7 @@ class TokenRows:
     keys: Tensor | None = None
 
     def at(self, rows: Tensor) -> TokenRows:
-        """Some of the rows, by their places."""
+        """A part of the rows. rows: [k] int64, their indices."""
         keys = None if self.keys is None else self.keys[rows]
         return TokenRows(
             self.samples[rows], self.numbers[rows], self.positions[rows], self.token_ids[rows], keys

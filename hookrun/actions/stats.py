@@ -32,20 +32,20 @@ Statistic = Literal[
 ]
 DEFAULT: tuple[Statistic, ...] = ("mean", "std", "min", "max", "norm")
 SIZES = frozenset({"bytes", "numel"})
-# A part of this size stays in the cache while it is read several times; that pays for tensors of a few parts.
+# A part of this size stays in the cache while it is read several times; worthwhile for tensors of several parts.
 CPU_BLOCK = 1 << 18
 BLOCK = 1 << 30  # an accelerator's dot takes fewer than 2³¹ elements
 
 
 class Stats(Action):
-    """Record statistics of each tensor: mean, std, min, max, norm, and what else `of` names.
+    """Record statistics of each tensor: mean, std, min, max and norm, or those that `of` names.
 
     of: any of `mean`, `std` and `var` (unbiased: divided by n - 1), `min`, `max`, `norm` (Euclidean), `abs_mean`,
         `abs_max`, `sum`, `zeros` (the fraction of elements that are 0), `nans` and `infs` (how many), `bytes`, `numel`
 
-    Everything is computed in float32, in float64 where the tensor is of that dtype; complex tensors count by their
-    absolute value. As in PyTorch, one element has a std of NaN. Of an empty tensor `sum` and `norm` are 0, the counts
-    too, and the rest is NaN. Tensors of integers and booleans are counted where `of` holds `bytes` and `numel` alone.
+    Statistics are computed in float32, for float64 tensors in float64; for complex tensors they are those of the
+    absolute value. As in PyTorch, the std of one element is NaN. Of an empty tensor `sum`, `norm` and the counts are 0
+    and the rest is NaN. Integer and boolean tensors are recorded only if `of` contains nothing but `bytes` and `numel`.
     """
 
     action_name = "stats"
@@ -54,11 +54,11 @@ class Stats(Action):
 
     @property
     def any_dtype(self) -> bool:
-        """Sizes are those of every tensor; a mean is one of floating-point numbers."""
+        """Whether `of` contains sizes only, which integer and boolean tensors have too."""
         return SIZES.issuperset(self.of)
 
     def build(self, site: Site) -> Callable[[Any], Any]:
-        """Record the statistics of every tensor that comes by, as tensors of no dimensions: nothing waits for them."""
+        """A function that records the statistics of each tensor as tensors [], without waiting for the device."""
         measure, emit, of = measuring(self.of), site.emit, tuple(self.of)
 
         def stats(x: Tensor) -> None:
@@ -68,9 +68,9 @@ class Stats(Action):
 
 
 class Measured(Mapping[str, Any]):
-    """The statistics `of` a tensor: computed when they are asked for, by whoever can do it for several tensors at once.
+    """The statistics of a tensor, a mapping from name to value that is computed when it is first read.
 
-    Whoever takes no notice of that has a mapping from name to value.
+    Until then the runtime may compute them for several tensors at once.
     """
 
     __slots__ = ("_found", "_measure", "of", "x")
@@ -105,7 +105,7 @@ _STEPS: Mapping[str, Step] = {
     "flat": lambda x, n, found: x.reshape(-1),
     "sum": lambda x, n, found: x.sum(),
     "mean": lambda x, n, found: x.mean(),
-    # Around the mean and not as E[x²] - E[x]²: where the mean is much larger than the deviation, nothing would be left.
+    # Around the mean, not as E[x²] - E[x]², which loses all digits if the mean is much larger than the deviation.
     "var": lambda x, n, found: _squares_around(found["flat"], n, found["mean"]) / (n - 1),
     "std": lambda x, n, found: found["var"].sqrt(),
     "norm": lambda x, n, found: _sum_of_squares(found["flat"], n).sqrt(),
@@ -128,7 +128,7 @@ _EMPTY = {"sum": 0.0, "norm": 0.0, "nans": 0, "infs": 0, "bytes": 0, "numel": 0}
 
 
 def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
-    """A function from a tensor of any dtype to the statistics `of`: tensors of no dimensions, or plain numbers."""
+    """A function from a tensor of any dtype to the statistics named in `of`: tensors [], or plain numbers."""
     import torch
 
     names = tuple(of)
@@ -158,7 +158,7 @@ def measuring(of: Sequence[str]) -> Callable[[Tensor], dict[str, Any]]:
 
 
 def _steps(names: Sequence[str]) -> tuple[tuple[str, Step], ...]:
-    """What to compute for these statistics: each step once, after those that it needs."""
+    """The steps that compute these statistics: each once, after those that it needs."""
     order = dict.fromkeys(step for name in names for step in _with_needs(name))
     return tuple((name, _STEPS[name]) for name in order if name in _STEPS)
 
@@ -178,7 +178,7 @@ def _sum_of_squares(flat: Tensor, n: int) -> Tensor:
 
 
 def _squares_around(flat: Tensor, n: int, centre: Tensor) -> Tensor:
-    """The sum of (x - mean)², from the differences to a centre that is the mean but for its rounding."""
+    """The sum of (x - mean)², computed around `centre`, which is the mean up to rounding."""
     around = flat - centre
     off = around.sum()
     return (_sum_of_squares(around, n) - off * off / n).clamp_min(0)

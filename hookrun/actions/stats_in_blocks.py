@@ -1,4 +1,4 @@
-"""The statistics of a large tensor on the CPU, part by part: memory is read once, the rest happens in the cache."""
+"""The statistics of a large CPU tensor, part by part, so that memory is read once and further passes hit the cache."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def in_blocks(flat: Tensor, wanted: Collection[str], size: int) -> dict[str, Any]:
-    """`sum`, `mean`, and what is wanted of `extremes` (as of `aminmax`), `norm` and `var`: [], in the tensor's dtype.
+    """`sum`, `mean` and, if wanted, `extremes` (as by `aminmax`), `norm` and `var`: each [], in the tensor's dtype.
 
-    flat: [n] float32 or float64, n > 1, not in a graph
-    size: elements of a part
+    flat: [n] float32 or float64, n > 1, that requires no gradient
+    size: number of elements in a part
     """
     import torch
 
@@ -23,7 +23,7 @@ def in_blocks(flat: Tensor, wanted: Collection[str], size: int) -> dict[str, Any
     for part in parts:
         sums.append(part.sum())
         if "extremes" in wanted:
-            lows.append(part.amin())  # on the CPU the two together take less than aminmax
+            lows.append(part.amin())  # on the CPU amin and amax together are faster than aminmax
             highs.append(part.amax())
         if "norm" in wanted:
             norms.append(part.dot(part))
@@ -44,9 +44,9 @@ def in_blocks(flat: Tensor, wanted: Collection[str], size: int) -> dict[str, Any
 
 
 def _together(spreads: Tensor, lengths: Collection[int]) -> Tensor:
-    """The unbiased variance of all parts (Chan, Golub and LeVeque 1983), [].
+    """The unbiased variance [] over all parts (Chan, Golub and LeVeque 1983).
 
-    spreads: [parts, 3] of each part a centre, the sum of the differences to it, and that of their squares
+    spreads: [parts, 3]; for each part a centre, the sum of the differences to it, and the sum of their squares
     """
     counts = spreads.new_tensor(list(lengths))
     centres, off, squares = spreads.unbind(1)

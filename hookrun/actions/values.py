@@ -1,4 +1,4 @@
-"""What a tensor argument may be in YAML: a number, a nested list, a tensor in a file, a capture of another run."""
+"""Tensor arguments in YAML: a number, a nested list, a tensor in a file, or a capture of another run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from hookrun.index import Index
 
 _MINUS = {
     "type": ["object", "null"],
-    "description": "a value of a file or a run; keys left out are those beside it",
+    "description": "a value from a file or a run; keys that are left out have the values beside `minus`",
 }
 
 
 class OutsideValue(BaseModel, ABC):
-    """What values from files and from other runs have in common: ``factor * (value[index] - minus)``.
+    """Base class of values from files and from other runs: ``factor * (value[index] - minus)``.
 
-    index:  which part of the value, in NumPy's notation; of values by sample that of one sample's row
-    minus:  a value that is subtracted; its keys default to those beside it
-    factor: what the difference is multiplied with
-    at:     ``same`` takes of the value, as it broadcasts to the whole tensor, the part that the hook acts on
+    index:  which part of the value, in NumPy's notation; for values by sample the part of each sample's row
+    minus:  a value to subtract; its keys default to those beside `minus`
+    factor: factor of the difference
+    at:     ``same``: broadcast the value to the whole tensor and take the part that the hook acts on
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +43,7 @@ class OutsideValue(BaseModel, ABC):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, raw: Any) -> Any:
-        """`minus` names only what differs; `sample: index` with `index: 3` is `sample: 3`."""
+        """Fill in the keys that `minus` leaves out, and read `sample: index` with `index: 3` as `sample: 3`."""
         if not isinstance(raw, dict):
             return raw
         raw = cls._own(dict(raw))
@@ -78,18 +78,18 @@ class OutsideValue(BaseModel, ABC):
 
     @property
     def per_sample(self) -> bool:
-        """Whether each sample of a batch has a value of its own."""
+        """Whether each sample of a batch has its own value."""
         return self.minus is not None and self.minus.per_sample
 
     @property
     def draws(self) -> bool:
-        """Whether it is another value at each firing."""
+        """Whether the value is drawn at random at each firing."""
         return self.minus is not None and self.minus.draws
 
     @property
     @abstractmethod
     def source(self) -> str:
-        """The file or the capture, for the plan."""
+        """Text for the plan that names the file or the capture."""
 
     def __str__(self) -> str:
         return self._text() if self.at is None else f"{self._text()} at the same place"
@@ -102,7 +102,7 @@ class OutsideValue(BaseModel, ABC):
 
 
 class FileValue(OutsideValue):
-    """A tensor of a `.safetensors` file; `key` may be left out where the file holds one tensor."""
+    """A tensor of a `.safetensors` file; `key` may be left out if the file has only one tensor."""
 
     file: str
     key: str | None = None
@@ -114,13 +114,13 @@ class FileValue(OutsideValue):
 
 
 class RunValue(OutsideValue):
-    """What another run captured at a module.
+    """The captured value of a module in another run.
 
-    run:    its directory, the name of one of the experiment's `needs`, or `previous`
-    module: where it was captured; unless given, at the module that is hooked
-    sample: `mean` over all rows; the row of the sample with that number; `same`, for each sample of the batch its own
-            row; `resample`, for each sample the row of another one, drawn anew at each firing
-    path:   which tensor, where the run captured a container there: ``[0]``, ``grad_input``
+    run:    directory of the run, the name of one of the experiment's `needs`, or `previous`
+    module: the module where it was captured; by default the hooked module
+    sample: `mean`: the mean over all rows; a number: the row of the sample with that id; `same`: for each sample of the
+            batch its own row; `resample`: for each sample the row of another one, drawn at random at each firing
+    path:   which tensor, if the run captured a container: ``[0]``, ``grad_input``
     """
 
     run: str
@@ -151,17 +151,17 @@ class RunValue(OutsideValue):
 
     @property
     def per_sample(self) -> bool:
-        """Whether each sample of a batch has a value of its own."""
+        """Whether each sample of a batch has its own value."""
         return self.sample in ("same", "resample") or super().per_sample
 
     @property
     def draws(self) -> bool:
-        """Whether it is another value at each firing."""
+        """Whether the value is drawn at random at each firing."""
         return self.sample == "resample" or super().draws
 
     @property
     def source(self) -> str:
-        """Which rows of which capture."""
+        """Text for the plan that names the capture and the rows."""
         what = f"sample {self.sample}" if isinstance(self.sample, int) else self.sample
         module = "(the same module)" if self.module is None else self.module
         return f"{what} of {self.capture}/{module}{self.path or ''} in {self.run}"
@@ -229,12 +229,12 @@ Value = Annotated[
 ]
 """Number, nested list of numbers, `{file:, key:}` or `{run:, capture:, module:, sample:, minus:}`.
 
-In Python also a tensor, or a function of the tensor that the action is given, whose result is taken as a constant.
+In Python also a tensor, or a function of the action's tensor, whose result is used as a constant.
 """
 
 
 def fixed_shape(value: Any) -> tuple[int, ...] | None:
-    """The shape of a value that says it by itself: a list, or a tensor; None: it fits anything, or nobody knows yet."""
+    """The shape of a list or a tensor; None for a number, which fits any shape, and for a shape not known yet."""
     if isinstance(value, GivenTensor):
         return value.shape
     return shape_of(value) if isinstance(value, tuple) else None

@@ -1,4 +1,4 @@
-"""Data sets by name: what a sample looks like before the data is read, and the samples of a split in order."""
+"""Data sets by name: descriptions of their samples, without reading the data, and the samples of a split in order."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ class Digits(Source[DigitsArgs]):
 def _read() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
     """Pixels [1797, 64] in 0..16 and labels [1797], read once in a process.
 
-    The file is read without importing scikit-learn, which takes as long as half of torch. Where a version of it keeps
-    them elsewhere or in another form, its own function reads them.
+    The file is read without importing scikit-learn, whose import takes half as long as torch's. If a version of it
+    has the file elsewhere or in another form, scikit-learn's own function reads it.
     """
     found = find_spec("sklearn")
     path = None if found is None or found.origin is None else Path(found.origin).parent / _FILE

@@ -1,4 +1,4 @@
-"""What generated data sets share: a generator for each sample, and sizes of the splits."""
+"""Shared by generated data sets: a generator for each sample, and sizes of the splits."""
 
 from __future__ import annotations
 

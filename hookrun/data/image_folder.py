@@ -25,7 +25,7 @@ _SHOWN = 6  # folders in an error, before "and 3 more"
 
 
 class ImageFolderArgs(Args):
-    """val_fraction: the fraction of each class that is for validation where there are no train and val folders."""
+    """val_fraction: the fraction of each class that is for validation if there are no train and val folders."""
 
     val_fraction: float = Field(default=0.2, ge=0, le=1)
 

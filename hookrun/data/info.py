@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 ALL = "all"
-"""In place of a split: every one, in the order of SPLITS."""
+"""The value of `split` that means all splits, in the order of SPLITS."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     """One tensor of one sample; -1 stands for a size that differs between samples.
 
-    fill: what an example of it is filled with
+    fill: the value that examples are filled with
     """
 
     shape: tuple[int, ...]
@@ -48,14 +48,13 @@ InputsInfo = TensorInfo | Mapping[str, TensorInfo]
 class DataInfo:
     """The description of a data set.
 
-    inputs:      the sample after its transforms: one tensor, or several by name where the model takes keywords
-    target:      None where the data has none; its samples then carry an empty tensor, which can be batched
-    num_classes: the number of class labels; None where the target is not a label or their number is unknown
-    sizes:       samples in each split; 0 where the data has no such split, None where it is unknown before reading
-    tokenizer:   of samples that are sequences of tokens, whose target is the next token of each position; None: they
-                 are something else
-    spans:       names of the spans that such samples may have
-    has_wrong:   whether such samples name a right and a wrong answer
+    inputs:      the sample after its transforms: one tensor, or several by name if the model takes keywords
+    target:      None if the data has no target; its samples then have an empty tensor, which can be batched
+    num_classes: the number of class labels; None if the target is not a label or their number is unknown
+    sizes:       number of samples in each split; 0 if there is no such split, None if it is unknown before reading
+    tokenizer:   for samples of tokens, whose targets are the next tokens; None for other samples
+    spans:       names of the spans that samples of tokens may have
+    has_wrong:   whether samples of tokens have a right and a wrong answer
     """
 
     name: str
@@ -74,7 +73,7 @@ class DataInfo:
 
     @property
     def length(self) -> int | None:
-        """How many tokens a sample has, padding included; None where it is something else."""
+        """The number of tokens in a sample, including padding; None if samples are not of tokens."""
         if self.tokenizer is None or isinstance(self.inputs, TensorInfo):
             return None
         return self.inputs["input_ids"].shape[0]

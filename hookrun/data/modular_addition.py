@@ -1,4 +1,4 @@
-"""Sums of two numbers modulo a third, every pair once: what grokking is studied on (Power et al. 2022)."""
+"""Sums of two numbers modulo a third, every pair once, as used to study grokking (Power et al. 2022)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ModularAdditionArgs(PaddingArgs):
     """Which pairs.
 
     modulus:      the numbers are below it
-    val_fraction: the part of all pairs, always the same, that is for validation
+    val_fraction: the fixed fraction of all pairs that is for validation
     """
 
     modulus: int = Field(default=113, ge=2, le=1000)

@@ -21,7 +21,7 @@ NAMES_USED = (
 )
 _PLACES = ("store", "park", "school", "station", "office", "garden", "beach", "library")
 _THINGS = ("book", "drink", "letter", "ring", "ball", "flower", "map", "cake")
-# A and B are the two names in the order in which they come first, S the one that comes again; the other is the answer.
+# A and B are the two names in order of their first occurrence, S is the repeated one; the other is the answer.
 TEMPLATES = (
     "When A and B went to the PLACE , S gave a THING to",
     "Then A and B went to the PLACE . S gave a THING to",
@@ -45,9 +45,9 @@ _LENGTH = max(len(text.split()) for text in TEMPLATES)
 class NamesArgs(GeneratedTokensArgs):
     """Which form of each sentence.
 
-    form: clean: as above; swapped: the other name comes again, so that the answer would be the wrong one; other: names
-          that the clean sentence does not have. Target and wrong answer are those of the clean sentence in every form,
-          and sample i has the same length in all: one is patched into the other position by position
+    form: clean: as above; swapped: the other name is repeated, so that the answer would be the wrong one; other: two
+          other names. In every form target and wrong answer are those of the clean sentence, and sample i has the same
+          length, so that activations can be patched position by position
     """
 
     form: Literal["clean", "swapped", "other"] = "clean"
@@ -56,8 +56,8 @@ class NamesArgs(GeneratedTokensArgs):
 class NameSentences(Source[NamesArgs]):
     """`When Mary and John went to the store , John gave a book to`: the target at the last token is `Mary`.
 
-    The wrong answer is the name that comes twice. Spans: `io` and `subject` where the answer and the other name come
-    first, `subject2` where a name comes again.
+    The wrong answer is the repeated name. Spans: `io` and `subject` are the first occurrences of the answer and of the
+    other name, `subject2` is the repeated name.
     """
 
     args = NamesArgs

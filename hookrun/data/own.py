@@ -1,4 +1,4 @@
-"""A user's own data, `name: python`: what a factory of a trusted package returns for a split."""
+"""A user's own data, `name: python`: a factory of a trusted package returns the data set of a split."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class OwnArgs(Args):
 
 @dataclass(frozen=True)
 class OwnData(Source[OwnArgs]):
-    """What ``factory(split, **args)`` returns: a data set with a length, whose sample i is (input, target).
+    """``factory(split, **args)`` returns a data set with a length, whose sample i is (input, target), or None.
 
-    `split` is ``train`` or ``val``; None for a split that there is not. A parameter `seed` gets the experiment's. Its
-    attribute `num_classes`, or the number of its `classes`, is that of the labels.
+    `split` is ``train`` or ``val``; None means that there is no such split. A parameter `seed` gets the experiment's.
+    The attribute `num_classes` of the data set, or the length of its `classes`, is the number of labels.
     """
 
     factory: Trusted | None = field(default=None)
@@ -77,7 +77,7 @@ class OwnData(Source[OwnArgs]):
         return self.name if self.factory is None else self.factory.text
 
     def _made(self, args: OwnArgs, split: Split, seed: int) -> Any:
-        """What the factory returns. Raises SpecError for a wrong call, and for what is not a data set."""
+        """The return value of the factory. Raises SpecError for a wrong call, and if it is not a data set."""
         factory = self.factory
         if factory is None:
             raise SpecError([Problem(_WHERE, "is missing", "write it as mypkg.data:build")])
@@ -102,12 +102,12 @@ class OwnData(Source[OwnArgs]):
 
 
 def own_data(text: str) -> OwnData:
-    """The data that the factory of that name makes. Raises SpecError where it is not trusted or not there."""
+    """The data of the factory with this name. Raises SpecError if it is not trusted or does not exist."""
     return OwnData("python", load(text, DATA, _WHERE))
 
 
 class _OwnSamples(Samples):
-    """The user's data set, each sample checked and made tensors of."""
+    """The user's data set; each sample is checked and converted to tensors."""
 
     def __init__(self, data: Any, name: str) -> None:
         self._data = data

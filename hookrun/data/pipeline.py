@@ -31,8 +31,8 @@ class Pipeline:
     def fit(self, inputs: InputsInfo) -> InputsInfo:
         """Shape and dtype after the transforms, found by running them on a tensor of the meta device.
 
-        Raises SpecError where one does not fit, where the inputs are several tensors, and where images of
-        different sizes stay so.
+        Raises SpecError if a transform does not fit, if there are several input tensors, and if images of different
+        sizes keep different sizes.
         """
         if not isinstance(inputs, TensorInfo):
             if not self.transforms:

@@ -38,15 +38,15 @@ class PromptsArgs(PaddingArgs):
 
     file:           .jsonl: one object on each line
     prompt:         the field of the text
-    answer, wrong:  the fields of what comes next, and of what would be wrong; of each the first token counts. null, or
-                    these names where no line has them: there is none. Without an answer the targets are the prompt's
-                    own next tokens
+    answer, wrong:  the fields of the right and the wrong continuation, of which the first token is used. null: not
+                    read; with these default names the fields may be missing. Without an answer the targets are the
+                    prompt's own next tokens
     spans:          the field of a mapping: name -> a part of the text, which comes once in it, or token positions
                     [first, end], the end excluded, counted from the first token. Or such a mapping, for every prompt
     tokenizer:      the folder of a tokenizer of transformers, or bytes
-    length:         the most tokens of a prompt, special ones included; null: as many as the longest has
-    special_tokens: whether a prompt gets those that the tokenizer puts around every text
-    val_fraction:   the part of the prompts, always the same, that is for validation; 1: all, in the file's order
+    length:         the largest number of tokens in a prompt, including special ones; null: that of the longest prompt
+    special_tokens: whether the tokenizer adds its special tokens to a prompt
+    val_fraction:   the fixed fraction of the prompts that is for validation; 1: all, in the file's order
     labels:         whether the model also gets the whole answer as `labels`: for encoder-decoders
     """
 
@@ -77,7 +77,7 @@ class _Read:
     spans: dict[str, array[int]] = field(default_factory=dict)
 
     def span(self, name: str, number: int) -> tuple[int, int]:
-        """First position and end of a prompt's span; NO_SPAN where it has none."""
+        """First position and end of a prompt's span; NO_SPAN if it has none."""
         found = self.spans[name]
         return found[2 * number], found[2 * number + 1]
 
@@ -168,7 +168,7 @@ def _read(root: Path | None, args: PromptsArgs) -> tuple[Tokenizer, Path, _Read]
 
 
 class _Wanted:
-    """What is read from a file; equal where the same is read."""
+    """The arguments that decide what is read from a file, for the cache."""
 
     def __init__(self, args: PromptsArgs, tokenizer: Tokenizer) -> None:
         self.args = args
@@ -191,7 +191,7 @@ def _tokenized(path: Path, stamp: Stamp, wanted: _Wanted) -> _Read:
 
 
 class _Reader:
-    """Reads one prompt after the other; each line has what the first one has."""
+    """Reads prompts line by line; each line must have the fields of the first."""
 
     def __init__(self, path: Path, args: PromptsArgs, tokenizer: Tokenizer) -> None:
         self._path = path
@@ -274,7 +274,7 @@ class _Reader:
 
 
 def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tuple[int, int]:
-    """First position and end of a span among the tokens. Raises SpecError where it is not there, or not clear."""
+    """First position and end of a span among the tokens. Raises SpecError if it is not found or is ambiguous."""
     where = f"data.args.spans.{printable(name[:80])}"
     count = len(encoded.ids)
     if isinstance(span, list) and len(span) == 2 and all(type(each) is int for each in span):

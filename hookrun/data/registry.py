@@ -1,4 +1,4 @@
-"""The closed registry of data sets, and the two verbs on it: describe and load."""
+"""The closed registry of data sets, and the functions `describe` and `load`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def names() -> tuple[str, ...]:
 def describe(config: Data, split: Split = "train") -> DataInfo:
     """Shape, dtype and number of the samples of a split; nothing is downloaded, and images are not decoded.
 
-    Raises SpecError with every mistake in the section: names, arguments, transforms, files that are not there.
+    Raises SpecError with every mistake in the section: names, arguments, transforms, missing files.
     """
     request, problems = _parse(config)
     info: DataInfo | None = None
@@ -73,7 +73,7 @@ def load(config: Data, split: Split, *, seed: int) -> Samples:
     """The samples of a split under its transforms; their order and number are always the same.
 
     seed: of the experiment; only data generated with `args.seed: null` follows it.
-    Raises SpecError as `describe` does, and where a download fails or files turn out to be damaged.
+    Raises SpecError as `describe` does, and if a download fails or files are damaged.
     """
     request, problems = _parse(config)
     if problems or request.args is None:
@@ -96,7 +96,7 @@ def transforms_draw(config: Data, split: Split) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A parsed section; args is None where they are wrong."""
+    """A parsed section; args is None if they are invalid."""
 
     source: Source[Any]
     root: Path | None

@@ -1,4 +1,4 @@
-"""Random sequences of tokens, each twice in a row: whoever predicts the second half has learned to look back."""
+"""Random token sequences, each repeated once: the second half can be predicted from the first (induction)."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class RepeatedTokensArgs(GeneratedTokensArgs):
 
     vocab_size: how many tokens there are, token 0 included
     half:       [least, most] tokens of the sequence that is repeated
-    predict:    second_half: the targets are those tokens of the repetition that follow from what was seen; all: every
-                next token, though those of the first half cannot be known
+    predict:    second_half: the targets are the tokens of the repetition that can be predicted; all: every next token,
+                also those of the first half, which cannot be predicted
     """
 
     vocab_size: int = Field(default=64, ge=3, le=2**20)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 IGNORED = -100
-"""The target of a position at which nothing is to be predicted; what torch's cross_entropy leaves out."""
+"""The target of positions without a target; the default `ignore_index` of torch's cross_entropy."""
 
 Inputs = Tensor | dict[str, Tensor]
 Sample = tuple[Inputs, Tensor]
@@ -21,9 +21,8 @@ Step = Callable[[Tensor], Tensor]
 class Samples(Dataset[Sample], ABC):
     """A data set of fixed order and length: sample i has the sample id i.
 
-    classes:   the name of each label; None where labels have no names but their numbers
-    of_tokens: a sample is a sequence of tokens, and its target the next token at each position: IGNORED where none is
-               to be predicted
+    classes:   the name of each label; None if labels have no names
+    of_tokens: a sample is a sequence of tokens, and its target the next token at each position, or IGNORED
     """
 
     classes: Sequence[str] | None = None
@@ -38,11 +37,11 @@ class Samples(Dataset[Sample], ABC):
         """The input and the target of one sample. Raises IndexError past the end."""
 
     def batch(self, indices: Sequence[int]) -> Sample | None:
-        """Inputs and targets [len(indices), ...] of several samples; None where they have to be taken one by one."""
+        """Inputs and targets [len(indices), ...] of several samples; None if they must be read one by one."""
         return None
 
     def file(self, index: int) -> str:
-        """Where the sample comes from: a file below the data's root, or a row of one; ``""`` where neither is known."""
+        """The file of the sample below the data's root, or a row of a file; ``""`` if it is not known."""
         return ""
 
     def spans(self, ids: Tensor) -> Mapping[str, Tensor]:
@@ -53,11 +52,11 @@ class Samples(Dataset[Sample], ABC):
         return {}
 
     def wrong(self, ids: Tensor) -> Tensor | None:
-        """[len(ids)] int64: the token that would be the wrong answer, the target being the right one; None: no such."""
+        """[len(ids)] int64: the token of each wrong answer (the target is the right one); None: no wrong answers."""
         return None
 
     def class_name(self, label: int) -> str:
-        """The name of a label; its number where it has no other."""
+        """The name of a label, or its number if it has no name."""
         known = self.classes is not None and 0 <= label < len(self.classes)
         return self.classes[label] if known and self.classes is not None else str(label)
 
@@ -102,7 +101,7 @@ class Transformed(Samples):
         return value, target
 
     def file(self, index: int) -> str:
-        """As in the data set without its transforms."""
+        """The file of the sample in the data set without transforms."""
         return self._source.file(index)
 
 

@@ -12,7 +12,7 @@ from hookrun.errors import Problem, SpecError
 
 MOST_TOKENS = 2**28
 LONGEST = 4096
-"""Tokens that the longest sequence may have where nobody named a length: all others are padded to it."""
+"""The largest length to which sequences are padded if no length is given."""
 
 
 class ReadSequences:
@@ -62,7 +62,7 @@ class ReadSequences:
         return self._lines[bisect_right(self._starts, place) - 1]
 
     def length(self, asked: int | None, key: str) -> int:
-        """How long samples are made: as asked, or as the longest. Raises SpecError where that is too long unasked."""
+        """The length of samples: as given, or that of the longest. Raises SpecError if the longest is too long."""
         if asked is not None:
             return asked
         if self.longest > LONGEST:

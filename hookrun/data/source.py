@@ -1,4 +1,4 @@
-"""The interface of a kind of data set, and the questions about its root folder that several kinds share."""
+"""The interface of a kind of data set, and checks of its root folder."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Source(ABC, Generic[A]):
 
 
 def require_root(name: str, root: Path | None, hint: str) -> Path:
-    """The root folder. Raises SpecError where none is given or it is not there; `hint` says how to get the data."""
+    """The root folder. Raises SpecError if none is given or it does not exist; `hint` says how to get the data."""
     if root is None:
         what = f"the data set '{name}' lies in a folder, and none is given"
         raise SpecError([Problem("data.root", what, hint)])

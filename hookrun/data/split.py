@@ -1,4 +1,4 @@
-"""The fixed division of one set of samples into a train and a validation part, whatever the experiment's seed."""
+"""The fixed split of one set of samples into train and val, independent of the experiment's seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SEED = 0
 
 
 def val_count(total: int, fraction: float) -> int:
-    """How many of `total` samples are for validation; of two or more, both parts get one unless fraction is 0 or 1."""
+    """How many of `total` samples are for validation; each part gets at least one, unless fraction is 0 or 1."""
     count = round(total * fraction)
     return min(max(count, 1), total - 1) if 0 < fraction < 1 and total > 1 else count
 
@@ -39,7 +39,7 @@ def stratified_indices(labels: Sequence[int], fraction: float) -> tuple[list[int
 
 
 def part_of(total: int, fraction: float, *, val: bool) -> Sequence[int]:
-    """The indices of one part of `total` samples; a part that is all of them has them in order."""
+    """The indices of one part of `total` samples; in order if the part has all of them."""
     count = val_count(total, fraction)
     if count in (0, total):
         return range(total if val == (count > 0) else 0)

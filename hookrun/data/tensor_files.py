@@ -73,7 +73,7 @@ _DAMAGE = (
     OSError,
     RuntimeError,  # an encrypted archive
     NotImplementedError,  # a compression that zipfile does not have
-    MemoryError,  # a header that promises more than there is
+    MemoryError,  # a header with sizes larger than the file
 )
 
 

@@ -25,10 +25,10 @@ class TensorsArgs(Args):
 
     file:         one file for both splits, of which a fixed fraction of the rows is for validation
     val_fraction: that fraction; 1 gives every row to `val` in the file's order, 0 to `train`
-    train_file, val_file: a file for each split instead; one is enough where only its split is used
+    train_file, val_file: a file for each split instead; one is enough if only its split is used
     input:        the name of the input tensor, or a list of names that become the model's keyword arguments
     target:       the name of the target tensor; null: none. Integer targets become int64
-    num_classes:  the number of labels, where the target is one
+    num_classes:  the number of classes, if the target is a label
     dtype:        the dtype that floating-point tensors are converted to; null: not converted
     """
 

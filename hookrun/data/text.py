@@ -1,4 +1,4 @@
-"""Text of one's own from .txt and .jsonl files, as blocks of a fixed length or document by document."""
+"""A user's own text from .txt and .jsonl files, in blocks of a fixed length or document by document."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class TextArgs(PaddingArgs):
     """Which text, and how it becomes samples.
 
     file:           .txt, or .jsonl whose field `field` holds a document on each line
-    val_file:       another one for validation; null: a fixed fraction `val_fraction` of the samples is
+    val_file:       a file for validation; null: a fixed fraction `val_fraction` of the samples
     tokenizer:      the folder of a tokenizer of transformers, or bytes
-    packed:         true: all text in a row, the tokenizer's end-of-text token (bytes: a line break) between documents,
-                    cut into samples of `length` tokens, of which the last may be shorter. false: one sample for each
-                    document, which in .txt is a line that is not blank; what is longer than `length` is cut off
-    length:         tokens of a sample; null: of the longest document, or 128 where the text is packed
-    special_tokens: whether a document that is not packed gets those that the tokenizer puts around every text
+    packed:         true: all documents are concatenated, separated by the tokenizer's end-of-text token (bytes: a line
+                    break), and cut into samples of `length` tokens, of which the last may be shorter. false: one sample
+                    for each document (.txt: each line that is not blank), truncated to `length`
+    length:         tokens of a sample; null: of the longest document, or 128 if the text is packed
+    special_tokens: whether the tokenizer adds its special tokens to documents that are not packed
     labels:         whether the model also gets the tokens as `labels`, from which models of transformers compute a loss
     """
 
@@ -68,7 +68,7 @@ class _Corpus:
         return -(-self.sequences.tokens // self.length) if self.packed else len(self.sequences)
 
     def ids(self, number: int) -> torch.Tensor:
-        """Of one sample, [n] int64."""
+        """The token ids of one sample, [n] int64."""
         if self.packed:
             start = number * self.length
             return self.sequences.span(start, start + self.length)
@@ -174,7 +174,7 @@ def _tokenized(
 
 
 _TOGETHER = 2**16
-"""Characters of packed text that are tokenized at once: where tokens begin depends on what stands before."""
+"""Characters of packed text that are tokenized at once; token boundaries depend on the preceding text."""
 
 
 def _documents(path: Path, where: str, field: str, packed: bool) -> Iterator[tuple[int, str]]:

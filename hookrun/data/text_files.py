@@ -1,4 +1,4 @@
-"""Text and JSON Lines from a stranger's file: read line by line, within bounds, every mistake with its line."""
+"""Reads text and JSON Lines from untrusted files, line by line and within limits; errors name the line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_FILE = 2**28
 """Bytes of a file."""
 
 Stamp = tuple[int, int, int]
-"""What changes with a file's content: its inode, size and time."""
+"""Inode, size and time of a file, which change with its content."""
 
 
 def asked_file(name: str | None, root: Path | None, where: str) -> Path:
@@ -45,7 +45,7 @@ def checked_file(path: Path, where: str, suffixes: tuple[str, ...]) -> Stamp:
 
 
 def lines(path: Path, where: str) -> Iterator[tuple[int, str]]:
-    """Number, from 1, and text of each line, its end included. Raises SpecError for what is not UTF-8, or too long."""
+    """Number, from 1, and text of each line, with its end. Raises SpecError for lines not in UTF-8 or too long."""
     with path.open("rb") as file:
         number = 0
         while raw := file.readline(MOST_LINE + 1):
@@ -98,7 +98,7 @@ def text_field(record: dict[str, Any], name: str, at: str, key: str) -> str:
 
 
 def encodable(text: str) -> bool:
-    """Whether it can be written as UTF-8; JSON may name halves of characters that cannot."""
+    """Whether it can be encoded as UTF-8; JSON may contain lone surrogates, which cannot."""
     return not any("\ud800" <= each <= "\udfff" for each in text) if not text.isascii() else True
 
 

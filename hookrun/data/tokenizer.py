@@ -18,9 +18,9 @@ WHERE = "data.args.tokenizer"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids, and for each the first and the last character of the text that it stands for, the last excluded.
+    """Token ids, and for each the range of characters in the text, the end excluded.
 
-    Tokens that stand for no part of the text, such as one that begins every sequence, have two equal numbers.
+    Tokens that are not a part of the text, such as a start token, have an empty range.
     """
 
     ids: Sequence[int]
@@ -33,11 +33,11 @@ class Tokenizer(ABC):
     @property
     @abstractmethod
     def vocab_size(self) -> int:
-        """Ids are below this."""
+        """The number of tokens; ids are smaller than this."""
 
     @property
     def pad_id(self) -> int:
-        """What padding is filled with; the attention mask says where it is."""
+        """The id of padding; the attention mask says where it is."""
         return 0
 
     @property
@@ -49,8 +49,8 @@ class Tokenizer(ABC):
     def encode(self, text: str, *, special: bool = False, offsets: bool = True) -> Encoded:
         """The tokens of a text.
 
-        special: with those that the tokenizer puts around every sequence
-        offsets: whether those are wanted
+        special: add the special tokens around the sequence
+        offsets: also compute the character ranges
 
         Raises ValueError for a text that it cannot encode.
         """
@@ -150,7 +150,7 @@ class FromFolder(Tokenizer):
 
 
 def tokenizer_named(name: str) -> Tokenizer:
-    """The tokenizer `bytes`, or that of a folder. Raises SpecError where the folder has none that can be used."""
+    """The tokenizer `bytes`, or that of a folder. Raises SpecError if the folder has no usable tokenizer."""
     if name == BYTES:
         return _BYTES
     folder = Path(name).expanduser().absolute()

@@ -16,7 +16,7 @@ from hookrun.data.samples import IGNORED, Sample, Samples
 from hookrun.data.tokenizer import Tokenizer
 
 NO_SPAN = (-1, -1)
-"""Instead of the first position and the end, in a sample that has no span of that name."""
+"""The first position and end of a span that a sample does not have."""
 
 MOST_LENGTH = 2**17
 
@@ -24,9 +24,9 @@ MOST_LENGTH = 2**17
 class PaddingArgs(Args):
     """How sequences of different lengths become one tensor.
 
-    padding:      the side on which shorter ones are filled up; none: each stays as long as it is, in a batch of its own
-    position_ids: whether the model is given each token's place; null: where the padding is on the left. Our decoder
-                  counts them itself, models of transformers count the padding too unless they are told
+    padding:      the side on which shorter sequences are padded; none: no padding, needs a batch size of 1
+    position_ids: whether the model gets position_ids; null: only if the padding is on the left. The model `decoder`
+                  computes them itself; models of transformers count padding too without them
     """
 
     padding: Literal["right", "left", "none"] = "right"
@@ -38,7 +38,7 @@ class PaddingArgs(Args):
         """The layout of samples of at most `length` tokens.
 
         labels:  see `TokenLayout`
-        answers: they are answers, which a decoder begins anew, and not the tokens of the sample themselves
+        answers: the labels are answers for an encoder-decoder, not the tokens of the sample
         """
         told = self.padding == "left" if self.position_ids is None else self.position_ids
         return TokenLayout(length, self.padding, pad_id, told, labels, "right" if answers else self.padding)
@@ -49,10 +49,10 @@ class TokenSequence:
     """One sample before it is padded.
 
     ids:     [n] int64
-    targets: [n] int64: the token that is to be predicted at each position; IGNORED where none is
-    labels:  what the model gets as `labels`, where the layout has them
+    targets: [n] int64: the target token at each position, or IGNORED
+    labels:  the model's `labels`, if the layout has them
     spans:   name -> first position and end (excluded)
-    wrong:   the token that would be the wrong answer; None: no such
+    wrong:   the token of the wrong answer; None: no wrong answer
     """
 
     ids: Tensor
@@ -64,14 +64,14 @@ class TokenSequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """What a sample of tokens looks like.
+    """The form of samples of tokens.
 
-    length:       of every sample, padding included; without padding of the longest
-    padding:      on which side, or none
-    pad_id:       what it is filled with
-    position_ids: whether the inputs have them
-    labels:       the length of the model's own `labels`; None: it gets none
-    labels_side:  on which side those are padded
+    length:       length of every sample, including padding; without padding that of the longest
+    padding:      the side of the padding, or none
+    pad_id:       the id of padding
+    position_ids: whether the inputs have position_ids
+    labels:       the length of the model's `labels`; None: it gets none
+    labels_side:  the side on which labels are padded
     """
 
     length: int
@@ -90,7 +90,7 @@ class TokenLayout:
         *,
         wrong: bool = False,
     ) -> DataInfo:
-        """The description of a data set of such samples; wrong: they name a right and a wrong answer."""
+        """The description of a data set of such samples. wrong: they have a right and a wrong answer."""
         row = TensorInfo((self.length,), torch.int64)
         inputs = {"input_ids": row, "attention_mask": TensorInfo((self.length,), torch.int64, fill=1)}
         if self.position_ids:
@@ -155,7 +155,7 @@ class TokenSamples(Samples):
 
     @abstractmethod
     def sequence(self, number: int) -> TokenSequence:
-        """The sample with this number, at most as long as the layout says."""
+        """The sample with this number, not longer than the layout's length."""
 
 
 def next_tokens(ids: Tensor) -> Tensor:

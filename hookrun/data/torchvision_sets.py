@@ -26,14 +26,14 @@ _CONNECT_TIMEOUT = 30.0  # seconds; without it a network that drops packets bloc
 
 
 class DownloadArgs(Args):
-    """download: let torchvision fetch the files into data.root where they are not there yet."""
+    """download: let torchvision download missing files into data.root."""
 
     download: bool = False
 
 
 @dataclass(frozen=True)
 class _TorchvisionSet(Source[DownloadArgs]):
-    """A data set that torchvision holds in memory; images become float [C, H, W] in 0..1."""
+    """A data set that torchvision loads into memory; images become float [C, H, W] in 0..1."""
 
     args = DownloadArgs
     cls: Any
@@ -70,7 +70,7 @@ class _TorchvisionSet(Source[DownloadArgs]):
 
     @property
     def how_to_get(self) -> str:
-        """The next step of a user who has no copy."""
+        """The hint for a user without a copy of the data."""
         return f"set data.root=DIR and data.args.download=true, or {self.elsewhere}"
 
     def inspect(self, root: Path | None, args: DownloadArgs, split: Split) -> DataInfo:
@@ -88,7 +88,7 @@ class _TorchvisionSet(Source[DownloadArgs]):
         return Transformed(TensorSamples(images, labels, self.class_names(root)), [unit_float])
 
     def opened(self, root: Path | None, args: DownloadArgs, split: Split) -> Any:
-        """torchvision's own data set, downloaded where files are missing and `args` ask for it."""
+        """torchvision's own data set, downloaded if files are missing and `args.download` is true."""
         try:
             with _connect_timeout(_CONNECT_TIMEOUT):
                 return self.cls(root, train=split == "train", download=args.download)

@@ -35,7 +35,7 @@ _TORCHVISION = {
 }
 NAMES = (*_TORCHVISION, "flatten")
 RANDOM = frozenset({name for name in NAMES if name.startswith("random_")} | {"color_jitter"})
-"""Those that draw each time that they are applied."""
+"""The transforms that draw random numbers each time."""
 
 # `inplace` would change the data set itself; `expand` gives each sample another size.
 _LEFT_OUT = {"inplace", "expand"}
@@ -56,7 +56,7 @@ class Transform:
     function: Callable[[Tensor], Tensor]
 
     def misfit(self, sample: TensorInfo) -> str | None:
-        """Why it must not be applied to such a sample, even where torchvision would do it; None: it may be."""
+        """Why it must not be applied to such a sample, even if torchvision would accept it; None if it may."""
         if self.name in _ANY_SAMPLE:
             return None
         if len(sample.shape) != 3:
@@ -105,7 +105,7 @@ def _class(name: str) -> Callable[..., Callable[[Tensor], Tensor]]:
 
 @cache
 def _arguments(name: str) -> type[Args]:
-    """A model of the arguments that the class takes and YAML can hold, read off its constructor."""
+    """A pydantic model of the constructor's arguments that YAML can represent."""
     cls = _class(name)
     hints = get_type_hints(cls.__init__)
     fields: dict[str, Any] = {}
@@ -117,7 +117,7 @@ def _arguments(name: str) -> type[Args]:
 
 
 def _accepted(annotation: Any, least: float | None) -> Any:
-    """The type of those values of `annotation` that YAML can hold; None where there are none, as for a callable.
+    """The type of the values of `annotation` that YAML can represent; None if there are none, as for a callable.
 
     least: the smallest number that is accepted
     """

@@ -1,6 +1,6 @@
 """Callbacks for the loops of other libraries: `hookrun.integrations.lightning` and `.transformers`.
 
-Each is imported when it is first asked for, and with it the library.
+Each is imported, together with its library, when it is first used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the callbacks share: a recording for each fit or evaluation, and the clock, which follows the library's loop."""
+"""The base class of the callbacks: a recording for each fit or evaluation, with the step and epoch of the loop."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Samples = Callable[[Any], Tensor | Sequence[int] | None]
 
 
 class NotInstalled(HookrunError, ImportError):
-    """A library that an integration is for is not installed."""
+    """The library of an integration is not installed."""
 
     def __init__(self, library: str, extra: str) -> None:
         super().__init__(f"{library} is not installed: pip install 'hookrun[{extra}]'")
 
 
 class LoopFollower:
-    """Installs the hooks for one run after the other, each in a run directory of its own.
+    """Installs the hooks for each run of a loop, each with its own run directory.
 
-    hooks:    the recording of the run under way, or of the last one: `captures`, `records`, `fired`, `path`
+    hooks:    the recording of the current or last run: `captures`, `records`, `fired`, `path`
     run_dirs: the directories of all runs so far
 
     spec:     the hooks: a Spec, or a dict
-    run_dir:  a new or empty directory for the first run; a second run goes beside it, into ``run_dir-2``, and so on.
-              None: ``outputs/`` and the time, for each run. Of several processes each has ``rank0``, … in it.
-    samples:  batch -> the numbers of its samples [B]; None: they are known of `hookrun.build`'s batches alone; for
-              others rows are numbered in the order of each epoch or evaluation, from 0
+    run_dir:  a new or empty directory for the first run; the second run is written beside it, into ``run_dir-2``, and
+              so on. None: ``outputs/`` and the time, for each run. With several processes each writes into ``rank0``, …
+    samples:  batch -> the ids of its samples [B]; None: batches of `hookrun.build` have ids; rows of other batches are
+              numbered from 0 in each epoch or evaluation
     """
 
     def __init__(
@@ -69,11 +69,14 @@ class LoopFollower:
 
     @property
     def following(self) -> Recording | None:
-        """The recording of the run under way; None between runs."""
+        """The recording of the current run; None between runs."""
         return self.hooks if self._open else None
 
     def begin(self, model: nn.Module, scaler: GradScaler | None = None, *, trains: bool = True) -> Recording:
-        """Open a run directory and install the hooks on the model. What `apply` hooks did to it before stays."""
+        """Open a run directory and install the hooks on the model.
+
+        `apply` hooks that have acted on the model before do not act again.
+        """
         if self._open:
             self.end(HookrunError("another run began before this one had ended"))
         plan = compile_plan(self.spec, model)
@@ -97,7 +100,7 @@ class LoopFollower:
         return hooks
 
     def end(self, error: BaseException | None = None) -> None:
-        """Take the hooks off and end the run; `error` is what ended the loop."""
+        """Remove the hooks and end the run. error: the exception that ended the loop, if any."""
         hooks = self.following
         if hooks is not None:
             self._open = False
@@ -108,7 +111,7 @@ class LoopFollower:
             )
 
     def batch(self, batch: Any, split: str | None) -> None:
-        """A batch begins."""
+        """Called when a batch begins. split: `train`, `val` or None."""
         hooks = self.following
         if hooks is None:
             return
@@ -121,14 +124,14 @@ class LoopFollower:
             hooks.number_rows(size)
 
     def epoch(self, number: int) -> None:
-        """An epoch of training begins."""
+        """Called when a training epoch begins."""
         if self.following is not None:
             self.following.clock.epoch = number
             self.following.numbered = 0
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """A pass in evaluation mode: the clock's step counts its batches from 0, and is afterwards what it was."""
+        """A context for a pass in evaluation mode: steps count its batches from 0, and are restored afterwards."""
         hooks = self.following
         if hooks is None:
             yield
@@ -142,19 +145,19 @@ class LoopFollower:
             hooks.clock.step, hooks.accumulating, hooks.numbered = step, accumulating, numbered
 
     def evaluated_batch(self) -> None:
-        """A batch of an evaluation is over."""
+        """Called when a batch of an evaluation ends."""
         if self.following is not None:
             self.following.clock.step += 1
 
     def write(self, split: str, values: Mapping[str, Any], step: int | None = None) -> None:
-        """A line of metrics.jsonl of the numbers in `values`, whose names may hold anything."""
+        """Write the numbers in `values` as a line of metrics.jsonl; their names may be any text."""
         plain = {_free(name): value for name, value in values.items() if _is_number(value)}
         if self.following is not None and plain:
             self.following.log(split=split, step=step, **plain)
 
     @property
     def stops(self) -> bool:
-        """Whether a check with policy `stop` asks for the end of the run."""
+        """Whether a check with policy `stop` has failed."""
         return self._may_stop and self.following is not None and self.following.stopped is not None
 
     def _folder(self) -> Path:
@@ -174,5 +177,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _free(name: str) -> str:
-    """The name, but for those that stand for the place of a line."""
+    """The name, changed if it is a key that hookrun writes into each line."""
     return re.sub(r"^(split|epoch|step)$", r"logged_\1", name)

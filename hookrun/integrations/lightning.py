@@ -42,28 +42,28 @@ class Callback(LoopFollower, LightningCallback):
     # ---- begin and end -----------------------------------------------------------------------------------------
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Install the hooks: before the optimizers are made, which take parameters that hooks add."""
+        """Install the hooks, before the optimizers are created, so that these get parameters that hooks add."""
         self._in_time, self._late = (), {}
         self.begin(pl_module, getattr(trainer.precision_plugin, "scaler", None), trains=stage == "fit")
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """The run is over."""
+        """End the run."""
         self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The run ended with an exception, or by Ctrl-C."""
+        """End the run with the exception."""
         self._evaluation.close()
         self.end(exception)
 
     # ---- training ----------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """The epoch is the Trainer's."""
+        """Set the epoch to the Trainer's."""
         self._log_late(trainer)
         self.epoch(trainer.current_epoch)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Where the loop is, and whether more batches follow before the optimizer steps."""
+        """Set the step, and whether the optimizer steps after this batch."""
         if (hooks := self.following) is None:
             return
         if pl_module.automatic_optimization:
@@ -88,16 +88,16 @@ class Callback(LoopFollower, LightningCallback):
         trainer.should_stop = trainer.should_stop or self.stops
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """The means of the epoch."""
+        """Log the epoch means."""
         self._in_time = _logged(trainer).keys()
         self.write("train", _logged(trainer))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """What the module logged at the end of the last epoch."""
+        """Log what the module logged at the end of the last epoch."""
         self._log_late(trainer)
 
     def _log_late(self, trainer: Any) -> None:
-        """What the module logs at the end of an epoch: Lightning calls it after the callbacks."""
+        """Write what the module logged at the end of an epoch, which happens after the callbacks are called."""
         metas = [result.meta for result in trainer.fit_loop._results.values()]
         names = {meta.name for meta in metas if meta.logger and meta.fx == "on_train_epoch_end"} - set(
             self._in_time
@@ -111,72 +111,72 @@ class Callback(LoopFollower, LightningCallback):
     # ---- evaluation --------------------------------------------------------------------------------------------
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """Nothing of it counts, and nothing is recorded."""
+        """Do not count or record the sanity check."""
         if self.following is not None:
             self._evaluation.enter_context(self.following.muted())
 
     def on_sanity_check_end(self, trainer: Any, pl_module: Any) -> None:
-        """Hooks count again."""
+        """Count and record again."""
         self._evaluation.close()
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """A step is a batch from here."""
+        """Count batches as steps."""
         self._evaluation.enter_context(self.evaluating())
 
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch begins."""
+        """Begin a batch."""
         self.batch(batch, "val")
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch is over."""
+        """End a batch."""
         self._evaluated(trainer, "val")
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """The results, at the step of the training."""
+        """Log the results at the step of the training."""
         self._conclude(trainer, "val")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """A step is a batch."""
+        """Count batches as steps."""
         self._evaluation.enter_context(self.evaluating())
 
     def on_test_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch begins."""
+        """Begin a batch."""
         self.batch(batch, None)
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch is over."""
+        """End a batch."""
         self._evaluated(trainer, "test")
 
     def on_test_end(self, trainer: Any, pl_module: Any) -> None:
-        """The results."""
+        """Log the results."""
         self._conclude(trainer, "test")
 
     def on_predict_start(self, trainer: Any, pl_module: Any) -> None:
-        """A step is a batch."""
+        """Count batches as steps."""
         self._evaluation.enter_context(self.evaluating())
 
     def on_predict_end(self, trainer: Any, pl_module: Any) -> None:
-        """The pass is over."""
+        """End the pass."""
         self._evaluation.close()
 
     def on_predict_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch begins."""
+        """Begin a batch."""
         self.batch(batch, None)
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch is over."""
+        """End a batch."""
         self.evaluated_batch()
 
     def _evaluated(self, trainer: Any, split: str) -> None:
@@ -193,7 +193,7 @@ class Callback(LoopFollower, LightningCallback):
 
 
 def _logged(trainer: Any) -> dict[str, Any]:
-    """What was logged for loggers since the batch, or the epoch, began."""
-    # `trainer.logged_metrics` keeps what was logged before too, without saying which is which.
+    """What was logged for loggers since the batch or the epoch began."""
+    # `trainer.logged_metrics` also contains earlier values, without telling them apart.
     found: dict[str, Any] = trainer._logger_connector.metrics["log"]
     return found

@@ -1,7 +1,7 @@
 """The transformers callback: hooks, clock, run directory and report follow the Trainer.
 
 The Trainer has no event for an exception, nor for the beginning of `evaluate` and `predict`. So importing this module
-wraps `Trainer.train`, `Trainer.evaluate` and `Trainer.predict`; without this callback the wrappers only pass on.
+wraps `Trainer.train`, `Trainer.evaluate` and `Trainer.predict`; without this callback the wrappers change nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
 
 _METHODS = ((Trainer.train, "train"), (Trainer.evaluate, "val"), (Trainer.predict, "test"))
-"""What the Trainer does, and the split in metrics.jsonl."""
+"""Method of the Trainer -> the split in metrics.jsonl."""
 
 
 class Callback(LoopFollower, TrainerCallback):
@@ -43,7 +43,7 @@ class Callback(LoopFollower, TrainerCallback):
 
     @contextmanager
     def during(self, trainer: Any, split: str) -> Iterator[None]:
-        """A method of the Trainer on a split: a run, or within a run a pass in evaluation mode."""
+        """A context for a method of the Trainer: a run, or within a run a pass in evaluation mode."""
         before, self._split = self._split, split
         try:
             with (
@@ -74,37 +74,37 @@ class Callback(LoopFollower, TrainerCallback):
     # ---- events of the Trainer ---------------------------------------------------------------------------------
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        """HookrunError where the Trainer trains another model than the one that it had: `model_init` makes one."""
+        """HookrunError if the Trainer trains another model than the hooked one, which `model_init` creates."""
         if self.following is not None and model is not None and not self.following.is_on(model):
             raise HookrunError(
                 "the Trainer made another model after the hooks were installed: give it `model=`, not `model_init=`"
             )
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """The epoch is the Trainer's, which counts in fractions."""
+        """Set the epoch from the Trainer's, which is a fraction."""
         self.epoch(int((state.epoch or 0) + 1e-6))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A step begins."""
+        """Begin a step."""
         self._placed(state)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """A step is over."""
+        """End a step."""
         self._placed(state)
         if self.stops:
             control.should_training_stop = True
         return control
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """A batch of an evaluation is over."""
+        """End a batch of an evaluation."""
         self.evaluated_batch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        """The Trainer logs."""
+        """Write what the Trainer logs."""
         self.write(self._split, dict(logs or {}), state.global_step)
 
     def on_predict(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
-        """The Trainer does not log what `predict` measures."""
+        """Write the metrics of `predict`, which the Trainer does not log."""
         self.write(self._split, dict(metrics or {}), state.global_step)
 
     def _placed(self, state: Any) -> None:
@@ -112,7 +112,7 @@ class Callback(LoopFollower, TrainerCallback):
             self.following.clock.place(state.global_step)
 
     def arrived(self, trainer: Any, batch: Any) -> None:
-        """A batch reaches the model."""
+        """Called when a batch reaches the model."""
         if (hooks := self.following) is None:
             return
         if hooks.mode == "train":
@@ -121,7 +121,7 @@ class Callback(LoopFollower, TrainerCallback):
 
 
 class CallWatcher(RegisteredHook):
-    """Tells the callback of each call of the model: that is where the Trainer's batches can be seen."""
+    """Notifies the callback of each call of the model, since the Trainer has no event with the batch."""
 
     def __init__(self, callback: Callback | None = None, trainer: Any = None) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class CallWatcher(RegisteredHook):
 
 
 def _followed(method: Callable[..., Any], split: str) -> Callable[..., Any]:
-    """The method of the Trainer, followed by the callbacks of this module that the Trainer has."""
+    """Wrap a method of the Trainer so that its callbacks of this module follow it."""
 
     @wraps(method)
     def followed(self: Any, *args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Models by name: small ones of hookrun's own, torchvision's, and a user's factory. Imports no torch."""
+"""Models by name: hookrun's own small ones, torchvision's, transformers', and a user's factory. Imports no torch."""
 
 from __future__ import annotations
 

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 # A width or a number of channels, for the signatures of hookrun's own models.
 Size = Annotated[int, Field(ge=1, le=2**20, strict=True)]
 
-# Arguments that a data set can supply. In any model's section null stands for the data set's value, so that one
-# section serves many models.
+# Arguments that a data set can supply. For these, null in a model's section means the data set's value.
 FROM_DATA = ("num_classes", "in_features", "in_channels", "image_size", "vocab_size", "length")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A constructor, the arguments it will get, and the mistakes in them that are found before the call."""
+    """A constructor, its arguments, and the mistakes in them that are found before the call."""
 
     target: Callable[..., object]
     args: Mapping[str, Any]
@@ -39,7 +38,7 @@ class DataDefaults:
     shape:       of one sample, without the batch; -1 for a size that differs between samples; None: unknown
     num_classes: None: unknown
     vocab_size:  of token ids; None: its samples are not of tokens
-    length:      the most tokens of a sample; None: likewise
+    length:      the largest number of tokens in a sample; None: its samples are not of tokens
     """
 
     shape: tuple[int, ...] | None
@@ -67,7 +66,7 @@ class DataDefaults:
         return found
 
     def lack(self, name: str) -> str:
-        """Why the data set does not supply the argument `name`; empty for one that no data set supplies."""
+        """Why the data set does not supply the argument `name`; empty if no data set supplies it."""
         if name not in FROM_DATA:
             return ""
         if name == "num_classes":
@@ -79,14 +78,14 @@ class DataDefaults:
 
 
 def given(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments without those that are null and left to the data set."""
+    """The arguments that are not null; the others come from the data set."""
     return {name: value for name, value in args.items() if value is not None or name not in FROM_DATA}
 
 
 def checked(model: type[nn.Module], args: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """The arguments converted to the annotations of the constructor, and the problem of each that does not fit.
+    """The arguments, validated and converted by the annotations of the constructor, and problems of invalid ones.
 
-    For hookrun's own models, whose annotations are written to be checked.
+    Only for hookrun's own models, which have suitable annotations.
     """
     hints = get_type_hints(model.__init__, include_extras=True)
     fields: dict[str, Any] = {name: (hints[name], ...) for name in args}
@@ -96,9 +95,9 @@ def checked(model: type[nn.Module], args: Mapping[str, Any]) -> tuple[dict[str, 
 
 
 def too_large(build: Callable[[], nn.Module]) -> str | None:
-    """Why the memory of this machine does not hold the parameters of the model; None where it does.
+    """Why the parameters of the model do not fit into the memory of this machine; None if they do.
 
-    The model is built without memory for its numbers.
+    The model is built on the meta device for this.
     """
     import torch
 
@@ -113,7 +112,7 @@ def too_large(build: Callable[[], nn.Module]) -> str | None:
 
 
 def _free_memory() -> int | None:
-    """Bytes of memory that are free or can be freed; None where the system does not say."""
+    """Bytes of memory that are free or can be freed; None if the system does not say."""
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file if ":" in line)

@@ -1,7 +1,7 @@
 """`attention: points`: queries, keys, values, scores, pattern and z of a transformers model as outputs of modules.
 
-transformers lets a function stand in for the attention of a model. Ours computes what its eager attention computes, and
-passes each value on the way through a child of the attention module, where hooks see and change it.
+transformers allows replacing the attention function of a model. hookrun's function computes the same as eager
+attention, and passes each intermediate value through a child of the attention module, where hooks can access it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 NAME = "hookrun_points"
-"""What transformers knows our function by."""
+"""The name under which hookrun's function is registered in transformers."""
 
 POINTS = ("q", "k", "v", "scores", "pattern", "z")
 _PROJECTIONS = ("c_proj", "o_proj", "out_proj", "out_lin", "o", "dense")
@@ -28,14 +28,14 @@ _WIDTH, _LENGTH, _KEYS = 8, 5, 7  # of the tensors with which an attention is co
 
 
 class Point(nn.Module):
-    """An identity in the place of a value; a class of its own, so that it is never taken for a model's own module."""
+    """An identity for a value; its own class, so that it is not confused with a model's own module."""
 
     def forward(self, value: Tensor) -> Tensor:
         return value
 
 
 class Pattern(Point):
-    """The place of the attention pattern.
+    """The point of the attention pattern.
 
     upcast: the model computes its softmax in float32, whatever its own dtype
     """
@@ -46,9 +46,9 @@ class Pattern(Point):
 
 
 class HeadwiseProjection(nn.Module):
-    """An output projection that computes each head's part by itself, with the same parameters under the same names.
+    """An output projection that computes the part of each head separately, with the same parameters and names.
 
-    `result` is [batch, position, head, width of the residual stream]: their sum and the bias are the output.
+    `result` is [batch, position, head, width of the residual stream]; its sum over heads plus the bias is the output.
     """
 
     def __init__(self, projection: nn.Module, heads: int, result: Point) -> None:
@@ -72,7 +72,7 @@ class HeadwiseProjection(nn.Module):
 
 
 def register() -> None:
-    """Make our function known to transformers, with the mask of eager attention; again is the same as once."""
+    """Register hookrun's function in transformers, with the mask of eager attention; may be called repeatedly."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
@@ -95,7 +95,7 @@ def attention(
     """Attention of queries [batch, heads, queries, width] to keys and values [batch, key heads, keys, width].
 
     At the points `q`, `k`, `v` and `z` a value is [batch, position, head, width], at `scores` and `pattern`
-    [batch, head, query, key]. The scores are what the softmax is taken of: scaled, with bias and mask added.
+    [batch, head, query, key]. The scores are the input of the softmax: scaled, with bias and mask added.
     """
     query, key, value = (
         _by_position(module, name, x) for name, x in zip("qkv", (query, key, value), strict=True)
@@ -130,14 +130,14 @@ def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
 
 
 def _by_position(module: nn.Module, name: str, value: Tensor) -> Tensor:
-    """Through the point as [batch, position, head, width]."""
+    """Pass the value through the point as [batch, position, head, width]."""
     return _at(module, name, value.transpose(1, 2)).transpose(1, 2)
 
 
 def add_points(model: nn.Module) -> None:
-    """Give each attention module its points. Where it has a child of that name already, that child stays.
+    """Add the points to each attention module. Existing children of these names are kept.
 
-    Raises ValueError where the model has no attention that our function can stand in for, with the reason.
+    Raises ValueError, with the reason, if the model has no attention that hookrun's function can replace.
     """
     found = list(_attentions(model))
     if not found:
@@ -155,9 +155,9 @@ def add_points(model: nn.Module) -> None:
 
 
 def add_results(model: nn.Module) -> None:
-    """Give each attention module the child `result`: what each head adds, after the output projection.
+    """Add to each attention module the child `result`: what each head adds, after the output projection.
 
-    Raises ValueError where an attention module has no output projection of its own.
+    Raises ValueError if an attention module has no output projection of its own.
     """
     for path, module in list(_attentions(model)):
         name = next((each for each in _PROJECTIONS if each in module._modules), None)
@@ -171,7 +171,7 @@ def add_results(model: nn.Module) -> None:
 
 
 def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that ask transformers for an attention function in their forward."""
+    """The modules whose forward uses transformers' choice of attention function."""
     for path, module in model.named_modules():
         forward = inspect.unwrap(type(module).forward)
         code = getattr(forward, "__code__", None)
@@ -182,7 +182,7 @@ def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def _upcast(module: nn.Module) -> bool:
     """Whether the model's own eager attention computes its softmax in float32.
 
-    Raises ValueError where it computes something else than ours in either way.
+    Raises ValueError if hookrun's function does not give the same result either way.
     """
     name = type(module).__name__
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -204,7 +204,7 @@ def _upcast(module: nn.Module) -> bool:
 def _equal(
     module: nn.Module, eager: Callable[..., Any], takes: set[str], dtype: torch.dtype, *, upcast: bool
 ) -> bool:
-    """Whether both give the same for random tensors."""
+    """Whether both functions give the same result for random tensors."""
     generator = torch.Generator().manual_seed(0)
 
     def drawn(*shape: int) -> Tensor:

@@ -13,12 +13,12 @@ Edge = Annotated[int, Field(ge=4, strict=True)]  # halved twice
 
 
 class CNN(nn.Module):
-    """Images in (digits are 1x8x8, CIFAR 3x32x32), one score per class out.
+    """A convolutional network from images (digits are 1x8x8, CIFAR 3x32x32) to one logit per class.
 
     Modules in the order they run: `conv1`, `relu1`, `pool1`, `conv2`, `relu2`, `pool2`, `flatten`, `fc`. Every step
-    is a module, so that a hook can be placed on it; no ReLU works in place, no normalisation undoes a scaled or
-    shifted activation, and no adaptive pooling stands in the way of deterministic gradients on a GPU. The weights of
-    the convolutions start from the normal distribution of He et al. 2015 (arXiv:1502.01852).
+    is a module, so that a hook can be placed on it. No ReLU works in place, there is no normalisation that would undo a
+    scaled or shifted activation, and no adaptive pooling, whose gradients are not deterministic on a GPU. The initial
+    weights of the convolutions are drawn from the normal distribution of He et al. 2015 (arXiv:1502.01852).
 
     in_channels: channels of an image; from the data set unless given
     image_size:  height and width of an image, at least 4 each; from the data set unless given

@@ -1,4 +1,4 @@
-"""The small language model `decoder`: a GPT-2-like decoder with a module at every place that a person may hook."""
+"""The small language model `decoder`: a GPT-2-like decoder with a module at every place that can be hooked."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ class DecoderConfig:
 
 
 class Decoder(nn.Module):
-    """Token ids in, a score for each possible next token out.
+    """A decoder from token ids to logits of the next token.
 
     `x = embed + pos_embed`, then each block adds to x what its attention and its MLP compute, then
     `unembed(ln_final(x))`. In a block: `ln1`, `attn` (`q`, `k`, `v`, `scores`, `pattern`, `z`, `heads`, `out`),
     `resid_mid` (x with the attention added), `ln2`, `mlp` (`pre`, `act`, `out`), `resid_post` (with the MLP added);
     without an MLP `resid_post` is x with the attention added, and there is no `resid_mid`.
 
-    vocab_size: how many tokens there are; from the data set unless given
-    length:     the most positions of a sequence; from the data set unless given
-    width:      of the residual stream; a multiple of `heads`
+    vocab_size: number of tokens; by default from the data set
+    length:     the largest number of positions; by default from the data set
+    width:      width of the residual stream; a multiple of `heads`
     layers:     number of blocks
     heads:      attention heads of a block
     mlp:        whether blocks have one; false: an attention-only model
-    mlp_width:  numbers between its two layers; null: four times `width`
-    activation: of the MLP; gelu_tanh is that of GPT-2
-    positions:  learned: a vector for each is added to the embedding; rotary: queries and keys are rotated by them
+    mlp_width:  hidden width of the MLP; null: four times `width`
+    activation: activation of the MLP; gelu_tanh is that of GPT-2
+    positions:  learned: a learned vector for each position is added to the embedding; rotary: queries and keys are
+                rotated
     """
 
     def __init__(
@@ -132,11 +133,11 @@ class DecoderBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention; every value on the way is a module's output.
+    """Causal self-attention; every intermediate value is the output of a module.
 
     `q`, `k`, `v`, `z`: [batch, position, head, width of a head]; queries and keys before they are rotated
-    `scores`:  [batch, head, query, key], where a key that must not be seen has the smallest number there is
-    `pattern`: the same after the softmax: how much of each key's value a query takes
+    `scores`:  [batch, head, query, key], where masked keys have the smallest number of the dtype
+    `pattern`: the scores after the softmax
     `heads`:   [batch, position, head, width]: what each head adds to the residual stream
     `out`:     their sum, with the bias
     """
@@ -153,7 +154,7 @@ class Attention(nn.Module):
         self.scale = (width // heads) ** -0.5
 
     def forward(self, x: Tensor, allowed: Tensor, position_ids: Tensor) -> Tensor:
-        """[batch, length, width] to the same; `allowed` [batch or 1, 1, query, key] says what a query may see."""
+        """[batch, length, width] to the same; `allowed` [batch or 1, 1, query, key]: the keys that a query may see."""
         q, k, v = self.q(x), self.k(x), self.v(x)
         if self.rotary:
             q, k = rotated(q, position_ids), rotated(k, position_ids)
@@ -235,7 +236,7 @@ def rotated(x: Tensor, position_ids: Tensor, base: float = 10_000.0) -> Tensor:
 
 
 def _positions(input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """[batch or 1, length]: each token's place among the real ones of its sequence; 0 for padding before them."""
+    """[batch or 1, length]: the index of each token among the real ones of its sequence; 0 for padding before them."""
     if attention_mask is None:
         return torch.arange(input_ids.shape[1], device=input_ids.device)[None]
     return (attention_mask.long().cumsum(-1) - 1).clamp(min=0)

@@ -17,7 +17,7 @@ _ARGS = "model.args"
 
 
 def prepare(config: Model, trust: frozenset[str]) -> ModelCall:
-    """The factory with its arguments, imported. Raises SpecError if it is not trusted, not there, or not a factory."""
+    """Import the factory. Raises SpecError if it is not trusted, does not exist, or cannot be called."""
     factory = load(config.factory or "", MODELS, _WHERE, trust)
 
     def call(**args: Any) -> object:

@@ -1,4 +1,4 @@
-"""A folder of transformers that holds a GPT-2: its sizes and weights for our decoder. transformers is not needed."""
+"""Reads sizes and weights for the decoder from a transformers folder with a GPT-2, without transformers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG, ONE_FILE, INDEX = "config.json", "model.safetensors", "model.safetensors
 _MOST_BYTES = 2**24  # of a JSON file
 _SHOWN = 6
 
-# Key of a GPT-2's config.json -> argument of our decoder, and what it is where the file leaves it out.
+# Key of a GPT-2's config.json -> argument of the decoder, and its default if the file has no such key.
 _SIZES = {
     "vocab_size": ("vocab_size", 50257),
     "n_positions": ("length", 1024),
@@ -31,25 +31,26 @@ _SIZES = {
     "n_inner": ("mlp_width", None),
 }
 _ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
-# What our decoder does not have, and the value with which it needs not.
+# Features that the decoder does not have -> the value that turns them off.
 _PLAIN = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False}
 
 
 @dataclass(frozen=True)
 class _Loading:
-    """Builds the decoder and fills it from the folder; called with the decoder's arguments."""
+    """Builds the decoder and loads its weights from the folder; called with the decoder's arguments."""
 
     folder: Path
     epsilon: float
 
     def __call__(self, **args: Any) -> nn.Module:
-        """Raises SpecError where a tensor is missing or of another shape."""
+        """The decoder with its weights. Raises SpecError if a tensor is missing or has another shape."""
         import torch
         from torch import nn
 
         from hookrun.models.decoder import Decoder
 
-        with torch.device("meta"):  # the sizes are a file's word: memory is taken for tensors that are there
+        # On the meta device: sizes come from a file, and memory is allocated only for tensors that exist.
+        with torch.device("meta"):
             decoder = Decoder(**args)
         for module in decoder.modules():
             if isinstance(module, nn.LayerNorm):
@@ -61,7 +62,7 @@ class _Loading:
 def prepare(config: Model) -> ModelCall:
     """The decoder with the sizes and weights of the folder `model.args.path`.
 
-    Raises SpecError where the folder is not there or holds something else, and for sizes beside it that it decides.
+    Raises SpecError if the folder does not exist or has another model, and for given sizes that the folder decides.
     """
     asked = given(config.args)
     folder = Path(str(asked.pop("path"))).expanduser().absolute()
@@ -99,7 +100,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The decoder's arguments. Raises SpecError for a variant of GPT-2 that it is not."""
+    """The decoder's arguments. Raises SpecError for a variant of GPT-2 that the decoder cannot compute."""
     from hookrun.models.arguments import checked
     from hookrun.models.decoder import Decoder
 
@@ -149,7 +150,7 @@ def _tensors(decoder: nn.Module, folder: Path) -> dict[str, Tensor]:
 
 
 class _Tensors:
-    """The tensors of a folder, under the names that our decoder has for them."""
+    """The tensors of a folder, under the names of the decoder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -161,7 +162,7 @@ class _Tensors:
             self._index = places if isinstance(places, dict) else {}
 
     def ours(self, name: str, like: Tensor) -> Tensor:
-        """The value of our parameter. Raises SpecError where the folder lacks what it is made of."""
+        """The value of a parameter of the decoder. Raises SpecError if the folder does not have it."""
         if name in _WHOLE:
             return self._theirs(_WHOLE[name])
         if name == "unembed.weight":

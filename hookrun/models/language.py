@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TRANSFORMERS = "transformers"
 PATH, CONFIG = "model.args.path", "model.args.config"
 
-# Our word for a kind of model -> transformers' class, which finds the class of the architecture.
+# The value of `class` -> transformers' auto class, which chooses the class of the architecture.
 CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
@@ -31,7 +31,7 @@ CLASSES = {
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
     "image_classification": "AutoModelForImageClassification",
 }
-# Keys of a configuration whose null stands for what the data set supplies.
+# Keys of a configuration for which null means the data set's value.
 _FROM_DATA = {
     "vocab_size": "vocab_size",
     "num_labels": "num_classes",
@@ -51,7 +51,7 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 _MOST = 2**31
 _MOST_LAYERS = 1024
 _COUNTS = re.compile("layer|depth|block|stage|expert|group|level")
-"""Keys of what models have a module for each of."""
+"""Keys of numbers of modules, such as layers, which are limited."""
 _SHOWN = 6
 _CONNECT_TIMEOUT = 10.0
 
@@ -59,15 +59,15 @@ _CONNECT_TIMEOUT = 10.0
 class TransformersArgs(Args):
     """Which model.
 
-    path:      the folder of a model, or its name on the hub; null: `config` describes a random one
-    config:    of a random model: {model_type: gpt2, n_layer: 4, ...}; null in vocab_size, num_labels, num_channels and
-               image_size stands for the data set's
-    class_:    what it is for
-    dtype:     of the weights; null: as they were saved, float32 for a random model
-    attention: how it is computed: eager by plain operations, sdpa by torch's fused ones, points by plain ones through a
-               module for each value on the way
-    result:    with points: also what each head adds to the residual stream, after the output projection; its sum over
-               the heads equals the projection but for rounding
+    path:      the folder of a model, or its name on the hub; null: a random model, described by `config`
+    config:    of a random model: {model_type: gpt2, n_layer: 4, ...}; for vocab_size, num_labels, num_channels and
+               image_size null means the data set's value
+    class_:    the kind of model, such as causal_lm
+    dtype:     dtype of the weights; null: as saved, float32 for a random model
+    attention: eager: plain operations; sdpa: torch's fused attention; points: plain operations, with a module for each
+               intermediate value
+    result:    with points: also a module for what each head adds to the residual stream, after the output projection;
+               the sum over the heads equals the projection, up to rounding
     """
 
     path: str | None = None
@@ -94,7 +94,7 @@ class TransformersArgs(Args):
 
 
 def prepare(config: Model, data: DataDefaults) -> ModelCall:
-    """The call that makes the model. Raises SpecError for arguments that cannot be."""
+    """The call that builds the model. Raises SpecError for invalid arguments."""
     args, problems = parse(TransformersArgs, config.args, "model.args")
     if args is None:
         raise SpecError(problems)
@@ -118,7 +118,7 @@ def _build(args: TransformersArgs, data: DataDefaults) -> nn.Module:
             _random(args, data, implementation) if args.path is None else _saved(args, data, implementation)
         )
     config: Any = model.config
-    config.use_cache = False  # one pass over whole sequences keeps nothing for the next
+    config.use_cache = False  # passes over whole sequences need no KV cache
     if attention == "points":
         try:
             attention_points.add_points(model)
@@ -187,7 +187,7 @@ def _config(given: Mapping[str, Any], data: DataDefaults, args: TransformersArgs
 
 
 def _filled(given: Mapping[str, Any], data: DataDefaults) -> Iterator[tuple[str, Any]]:
-    """Each key with its value; null stands for the data set's, where it supplies one."""
+    """Each key with its value; null is replaced by the data set's value, if it has one."""
     supplied = data.values()
     for key, value in given.items():
         ours = _FROM_DATA.get(key)
@@ -202,7 +202,7 @@ def _forbidden(key: object) -> bool:
 
 
 def _dangerous(given: Mapping[str, Any], where: str, depth: int = 0) -> list[Problem]:
-    """Keys that would choose code, and numbers that no machine has memory or time for; in nested sections too."""
+    """Problems of keys that choose code and of numbers that are too large, also in nested sections."""
     problems = list[Problem]()
     for key, value in given.items():
         at = f"{where}.{key}"
@@ -220,7 +220,7 @@ def _dangerous(given: Mapping[str, Any], where: str, depth: int = 0) -> list[Pro
 
 
 def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
-    """transformers' class for the kind of model. Raises SpecError where the architecture has no such kind."""
+    """transformers' auto class for the kind of model. Raises SpecError if the architecture has no such kind."""
     import transformers
 
     auto = getattr(transformers, CLASSES[args.class_])
@@ -299,7 +299,7 @@ def _refused_attention(args: TransformersArgs, error: Exception, where: str) -> 
 
 
 def _check_loaded(model: nn.Module, found: Mapping[str, Any], place: str) -> None:
-    """Tell which tensors the folder lacks, which are then random. Raises SpecError where it lacks all."""
+    """Warn of tensors that the folder does not have, which are then random. Raises SpecError if it has none."""
     import warnings
 
     missing = sorted(found.get("missing_keys", ()))
@@ -313,7 +313,7 @@ def _check_loaded(model: nn.Module, found: Mapping[str, Any], place: str) -> Non
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached: asked once, where its own client tries again and again for half a minute."""
+    """Whether the hub can be reached; a single request, as the hub's own client retries for half a minute."""
     from huggingface_hub import constants, utils
 
     if constants.HF_HUB_OFFLINE:
@@ -332,7 +332,7 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers shows bars and advice while it loads; errors are ours to tell."""
+    """Silence transformers' progress bars and advice while it loads; errors are reported by hookrun."""
     from transformers.utils import logging as theirs
 
     logging: Any = theirs

@@ -8,13 +8,13 @@ from hookrun.models.arguments import Size
 
 
 class MLP(nn.Module):
-    """Any sample shape in, one score per class out.
+    """A multi-layer perceptron from samples of any shape to one logit per class.
 
-    Modules: `flatten`, `layers` (linear and ReLU in turns: `layers.0` is the first linear, `layers.1` its ReLU), `fc`.
+    Modules: `flatten`, `layers` (linear and ReLU: `layers.0` is the first linear, `layers.1` its ReLU), `fc`.
 
     in_features: numbers in one sample; from the data set unless given
     num_classes: width of the output; from the data set unless given
-    hidden:      widths of the hidden layers; an empty list leaves `fc` alone
+    hidden:      widths of the hidden layers; with an empty list there is only `fc`
     """
 
     def __init__(self, in_features: Size, num_classes: Size, hidden: tuple[Size, ...] = (64, 64)) -> None:

@@ -1,4 +1,4 @@
-"""Whether a model has an embedding for each token and each position of the data, which no shape shows."""
+"""Checks that a model has an embedding for each token and position of the data, which shapes do not show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _POSITIONS = ("pos_embed", "wpe", "position_embeddings", "embed_positions")
 
 
 def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -> list[Problem]:
-    """What the model lacks for token ids below `vocab_size` in sequences of `length`; None: the data has no tokens."""
+    """Problems of a model with too few embeddings for `vocab_size` tokens or `length` positions; None: no tokens."""
     from torch import nn
 
     if vocab_size is None or length is None:
@@ -36,7 +36,7 @@ def unfit_tokens(model: nn.Module, vocab_size: int | None, length: int | None) -
 
 
 def positions_of(model: nn.Module) -> tuple[int, str] | None:
-    """How many positions a sequence may have, and what says so; None where nothing in the model does."""
+    """The largest number of positions, and the module or key that says so; None if it is not known."""
     from torch import nn
 
     found = [

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hookrun.spec.experiment import Model
 
 RANDOM = "random"
-"""Weights as the model's constructor draws them."""
+"""The origin of weights that the model's constructor initializes."""
 
 SUFFIXES = (".safetensors", ".pt", ".pth")
 _WRAPPERS = ("state_dict", "model")  # keys under which a training script's file holds the state dict
@@ -32,7 +32,7 @@ def is_path(weights: str) -> bool:
 
 
 def origin(config: Model) -> str:
-    """Where the weights of the model come from: ``random``, the name of published ones, or a path."""
+    """Where the weights of the model come from: ``random``, the name of published weights, or a path."""
     if config.own_weights is not None:
         return (
             str(_absolute(config.own_weights).resolve())
@@ -81,11 +81,11 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
     """Load the file that `config.weights` names into `model` and return what is left over.
 
     The left-over tensors are those whose names the model does not have; hooks may add parameters of these names.
-    Where `config.weights` is null or the name of published weights nothing is done and nothing is left over: `build`
-    has already loaded those.
+    If `config.weights` is null or the name of published weights, nothing is done, because `build` has already loaded
+    those.
 
-    Raises SpecError where the file is missing or damaged, holds Python objects instead of tensors, lacks tensors of
-    the model, or has them in another shape; the model is then as it was.
+    Raises SpecError if the file is missing or damaged, contains Python objects instead of tensors, does not have all
+    tensors of the model, or has them in another shape; the model is then unchanged.
     """
     if config.own_weights is None or not is_path(config.own_weights):
         return {}
@@ -101,7 +101,7 @@ def load_weights(model: nn.Module, config: Model) -> dict[str, Tensor]:
 
 
 def applied_hooks(config: Model) -> frozenset[str]:
-    """The identities of the hooks that had changed the model when hookrun wrote the file, as it says itself."""
+    """The identities of the hooks that had changed the model when hookrun wrote the file, from its metadata."""
     if config.own_weights is None or not config.own_weights.endswith(".safetensors"):
         return frozenset()
     from safetensors import safe_open
@@ -126,7 +126,7 @@ def _either() -> str:
 
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, on the CPU, taken out of a training script's wrapping."""
+    """The tensors of a file by name, on the CPU, without the wrapping of training scripts."""
     from torch import Tensor
 
     found = _read(path)
@@ -161,7 +161,7 @@ def _read(path: Path) -> Any:
 
 
 def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    """The model's tensors that the file lacks; a tied tensor needs only one of its names in the file."""
+    """Problems of the model's tensors that are not in the file; of a tied tensor only one name is needed."""
     there = {id(own[name]) for name in own if name in found}
     lacking = [name for name in own if name not in found and id(own[name]) not in there]
     if not lacking:
@@ -178,7 +178,7 @@ def _missing(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path)
 
 
 def _mismatched(own: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> list[Problem]:
-    """Tensors whose shape differs; a lazy module's tensor has no shape yet and takes the file's."""
+    """Problems of tensors whose shape differs; a lazy module's tensor takes the shape in the file."""
     from torch.nn.parameter import is_lazy
 
     wrong = [

@@ -1,4 +1,4 @@
-"""Which hooks torch.compile and torch.export can take into a graph, and why not the others."""
+"""Which hooks can be part of a graph of torch.compile or torch.export, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def uncompilable(plan: ResolvedPlan) -> list[Problem]:
 
 
 def unexportable(plan: ResolvedPlan) -> list[Problem]:
-    """Every hook that an exported program, which only computes outputs, cannot hold."""
+    """Every hook that an exported program, which only computes outputs, cannot contain."""
     problems = uncompilable(plan)
     for hook in plan.hooks:
         spec, kind, when = hook.spec, hook.spec.hook_type, hook.spec.keys.when
@@ -36,7 +36,7 @@ def unexportable(plan: ResolvedPlan) -> list[Problem]:
 
 
 def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
-    """Key path, reason and next step."""
+    """(key path, reason, next step) for each part of the hook that a graph cannot contain."""
     graph = spec.hook_type.graph
     plainly = f"run it without compiling, or leave it out: ~{spec.where}"
     if graph.refused is not None:
@@ -47,28 +47,28 @@ def _reasons(spec: HookSpec) -> Iterator[tuple[str, str, str]]:
     elif spec.action.own_code:
         yield (
             spec.where,
-            "runs Python of your own, of which nobody knows whether a graph can hold it",
+            "runs your own Python, which may not work inside a graph",
             plainly,
         )
     elif spec.action.observes:
-        yield spec.where, "hands values to Python at each firing, at which a graph breaks", plainly
+        yield spec.where, "passes values to Python at each firing, which breaks the graph", plainly
     elif spec.action.draws:
-        yield spec.where, "draws from a generator of its own, which a graph cannot hold", plainly
+        yield spec.where, "draws from a generator of its own, which a graph cannot contain", plainly
     for field, value in spec.action.outside_values().items():
         if value.per_sample:
-            why = "takes rows of another run at each call, which a graph cannot"
+            why = "takes rows of another run at each call, which a graph cannot do"
             yield f"{spec.where}.{field}", why, plainly
         elif isinstance(value, GivenFunction):
             yield (
                 f"{spec.where}.{field}",
-                "calls a function of yours at each call, which a graph cannot",
+                "calls a function of yours at each call, which a graph cannot do",
                 plainly,
             )
     if spec.keys.tokens is not None:
-        yield f"{spec.where}.tokens", "are found anew for each call, which a graph cannot", plainly
+        yield f"{spec.where}.tokens", "are determined for each call, which a graph cannot do", plainly
     when = spec.keys.when
     if when.rank is not None:
         yield f"{spec.where}.when.rank", "is not read inside a graph", plainly
     for key, given in (("call", when.call is not None), ("probability", when.probability < 1)):
         if given:
-            yield f"{spec.where}.when.{key}", "decides anew at each call, and a graph decides once", plainly
+            yield f"{spec.where}.when.{key}", "is evaluated at each call, but in a graph only once", plainly

@@ -1,4 +1,4 @@
-"""How many attention heads the value of a module has, as the model says it."""
+"""How many attention heads the value of a module has, according to the model's configuration."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _HIDDEN = ("hidden_size", "n_embd", "d_model")
 
 @dataclass(frozen=True)
 class HeadCount:
-    """Of one module.
+    """The heads of one module.
 
-    counts: of its queries, and of its keys where those are fewer
-    width:  of one head; None: not known
+    counts: number of query heads, and of key heads if there are fewer
+    width:  size of one head; None: not known
     """
 
     counts: tuple[int, ...]
@@ -29,9 +29,9 @@ class HeadCount:
 
 
 def head_count(model: nn.Module, path: str, heads: Heads) -> HeadCount | None:
-    """What the clause, the module, what it is a part of or a configuration on the way says; None where nothing does.
+    """The head count given by `heads`, by the module, or by a parent module or its configuration; None if none has one.
 
-    path: of the hooked module
+    path: path of the hooked module
     """
     if heads.count is not None:
         return HeadCount((heads.count,))
@@ -43,7 +43,7 @@ def head_count(model: nn.Module, path: str, heads: Heads) -> HeadCount | None:
 
 
 def _upwards(model: nn.Module, path: str) -> Iterator[nn.Module]:
-    """The module at the path, then each one that it is a part of."""
+    """The module at the path, then each of its parents."""
     while path:
         yield model.get_submodule(path)
         path = path.rpartition(".")[0]
@@ -56,7 +56,7 @@ def _counted(said: Any, count: int) -> HeadCount:
     if width is None and hidden is not None and hidden % count == 0:
         width = hidden // count
     keys = _number(said, _KEY_COUNTS)
-    if keys is None:  # an attention module has its configuration beside it
+    if keys is None:  # an attention module has its configuration in an attribute
         keys = _number(getattr(said, "config", None), _KEY_COUNTS)
     return HeadCount(tuple(dict.fromkeys([count, keys or count])), width)
 

@@ -1,4 +1,4 @@
-"""A model's names: modules and parameters once per object, with every name that each is reachable under."""
+"""A model's names: modules and parameters once per object, each with all of its names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hookrun.spec.selector import Names, Node, Selector, Tree, Unmatched
 
 
 class Unhookable(NamedTuple):
-    """Why a module runs without the hooks on the modules inside it, and what to do.
+    """Why hooks on the submodules of a module do not fire, and what to do.
 
     itself: hooks on the module itself do not fire either
     """
@@ -39,7 +39,7 @@ def unhookable(module: nn.Module) -> Unhookable | None:
     first = "install the hooks first, then compile"
     if module._compiled_call_impl is not None and not is_called_directly(module):
         return Unhookable(compiled, first)
-    # half a second to import, and there if anything is compiled
+    # takes half a second to import, and is imported if anything is compiled
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         return Unhookable(compiled, first, itself=False)
@@ -50,7 +50,7 @@ def unhookable(module: nn.Module) -> Unhookable | None:
 
 
 class ModelNames:
-    """What selectors are matched against; it also remembers what the hooks planned so far will add and freeze."""
+    """The names that selectors are matched against, and what the hooks planned so far will add and freeze."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -58,13 +58,15 @@ class ModelNames:
         self._aliases = defaultdict[int, list[str]](list)
         for path, module in self.modules.items():
             self._aliases[id(module)].append(path)
-        self.added = defaultdict[str, list[str]](list)  # first module path -> names of parameters to come
+        self.added = defaultdict[str, list[str]](
+            list
+        )  # first module path -> names of parameters that hooks will add
         self.frozen = set[str]()
-        self._parameter_tree: Tree | None = None  # until a planned hook adds parameters
+        self._parameter_tree: Tree | None = None  # reset when a planned hook adds parameters
 
     @cached_property
     def tree(self) -> Tree:
-        """The modules, under every name."""
+        """The modules, with all of their names."""
         sizes = {id(module): sum(map(_numel, module.parameters())) for module in self.model.modules()}
         types = {type(module): _type_names(type(module)) for module in self.model.modules()}
         nodes = {
@@ -90,7 +92,7 @@ class ModelNames:
         return aliases
 
     def parameter_tree(self) -> Tree:
-        """The parameters, under every name, those that planned hooks will add included."""
+        """The parameters, with all of their names, including those that planned hooks will add."""
         if self._parameter_tree is None:
             self._parameter_tree = self._build_parameter_tree()
         return self._parameter_tree
@@ -144,11 +146,11 @@ class ModelNames:
         return name if parameter is None else self._parameter_aliases[id(parameter)][0]
 
     def first_name(self, path: str) -> str:
-        """The first of the names under which a module is reachable."""
+        """The first name of a module."""
         return self._aliases[id(self.modules[path])][0]
 
     def match(self, path: str, on_parameters: bool) -> Match:
-        """The noun for a first name."""
+        """The Match of the module or parameter with this first name."""
         if not on_parameters:
             module = self.modules[path]
             names = tuple(self._aliases[id(module)])
@@ -171,12 +173,12 @@ class ModelNames:
         return parameter is not None and is_lazy(parameter)
 
     def parameter_names(self, path: str) -> list[str]:
-        """The module's own parameters, those that planned hooks will add included."""
+        """Names of the module's own parameters, including those that planned hooks will add."""
         own = [name for name, parameter in self.modules[path]._parameters.items() if parameter is not None]
         return own + self.added.get(path, [])
 
     def plan_effects(self, spec: HookSpec, matches: tuple[Match, ...]) -> None:
-        """Remember what a planned hook will add to its modules and freeze in them."""
+        """Record what a planned hook will add to its modules and freeze in them."""
         name = spec.action.adds(spec.name)
         for match in matches:
             if name is not None and name not in self.added[match.path]:
@@ -190,7 +192,7 @@ class ModelNames:
 
     @cached_property
     def unhookable(self) -> Mapping[int, Unhookable]:
-        """id of a module -> why hooks on it would never fire."""
+        """id of a module -> why hooks on it would never fire; found in the whole model."""
         found = dict[int, Unhookable]()
         for path, module in self.modules.items():
             if (reason := unhookable(module)) is not None:
@@ -198,11 +200,11 @@ class ModelNames:
                 inner = iter(module.modules())
                 if not reason.itself:
                     next(inner)
-                found = {id(each): named for each in inner} | found  # the outermost is named
+                found = {id(each): named for each in inner} | found  # name the outermost module
         return found
 
     def nearest(self, selector: Selector, on_parameters: bool) -> str:
-        """The names closest to what a selector that matches nothing asked for."""
+        """A hint with the names closest to a selector that matches nothing."""
         classes = {type(module).__name__ for module in self.model.modules()}
         parameters = tuple(self._parameters) if on_parameters else ()
         return selector.nearest(Names(tuple(self.modules), parameters, tuple(classes)))

@@ -20,16 +20,16 @@ from hookrun.trusted import Trusted
 
 @dataclass(frozen=True)
 class Match:
-    """One module or parameter that a hook is for.
+    """One module or parameter that a hook's selector matched.
 
     path:        its first name in ``named_modules`` or ``named_parameters``
     names:       all of its names; `path` is one of them
-    type:        class of the module; a parameter's is that of the module that owns it
-    parameters:  elements of the module's own and its descendants' parameters, or of the parameter
-    shape:       of the module's output with the example, or of the parameter; None: not known
-    called:      whether the example reached it; None: not known
-    bytes:       of what one firing captures with the example; None: it captures nothing, or not known
-    per_sample:  `bytes` are those of one sample
+    type:        class of the module, or of the module that owns the parameter
+    parameters:  number of elements of the parameter, or of all parameters of the module and its descendants
+    shape:       shape of the module's output with the example, or of the parameter; None: not known
+    called:      whether the example called it; None: not known
+    bytes:       size of what one firing captures with the example; None: it captures nothing, or not known
+    per_sample:  `bytes` is the size for one sample
     """
 
     path: str
@@ -58,11 +58,11 @@ class Match:
 class PlannedHook:
     """A hook with the modules or parameters that its selector matched, in the model's order.
 
-    values:    field of the action -> path of a match -> its tensor, for those that come from a file or another run
+    values:    field of the action -> path of a match -> its tensor, for values from a file or another run
     functions: field of the action -> the user's own function that it names
-    heads:     path of a match -> how many heads its value has, where the hook has `heads`
-    texts:     text of its `tokens` -> the tokens that the tokenizer makes of it
-    tokenizer: for the text of tokens; None: without `tokens`, or not known
+    heads:     path of a match -> how many heads its value has, if the hook has `heads`
+    texts:     text in its `tokens` -> the token ids of that text
+    tokenizer: the tokenizer that gives texts of tokens; None: without `tokens`, or not known
     """
 
     spec: HookSpec
@@ -80,18 +80,18 @@ class PlannedHook:
 
     @cached_property
     def digest(self) -> dict[str, str]:
-        """What identifies the tensors that came from files or other runs."""
+        """Hashes of the tensors that came from files or other runs."""
         return {key: _digest(values) for key, values in self.values.items()}
 
     @cached_property
     def code(self) -> dict[str, dict[str, dict[str, str]]]:
-        """What identifies the user's own functions; empty without any."""
+        """Names and hashes of the user's own functions; empty without any."""
         found = {key: function.code.to_dict() for key, function in self.functions.items()}
         return {"code": found} if found else {}
 
 
 def _digest(values: Mapping[str, Source]) -> str:
-    """Of one value for all modules, or of each module's own."""
+    """The hash of one value for all modules, or of each module's own value."""
     different = list({id(value): value for value in values.values()}.values())
     each = [digest_of(value) for value in different]
     return each[0] if len(each) == 1 else hashlib.sha256(" ".join(each).encode()).hexdigest()
@@ -102,9 +102,9 @@ class ResolvedPlan:
     """Every enabled hook in firing order, resolved against one model. `Plan` is one that can be installed.
 
     model:     the model's class
-    unchecked: why shapes were not checked; None where they were, or where no example was given
-    samples:   how many samples a run will see, where that is known
-    code:      key path -> the user's own Python that the run uses beside its hooks
+    unchecked: why shapes were not checked; None if they were, or if no example was given
+    samples:   how many samples a run will see; None: not known
+    code:      key path -> the user's own Python that the run uses outside its hooks
     runs:      the runs that values come from
     """
 
@@ -118,7 +118,7 @@ class ResolvedPlan:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the canonical JSON of what the plan does; where shapes are known does not change it."""
+        """SHA-256 of the canonical JSON of what the plan does; it does not depend on whether shapes are known."""
         what = {
             "model": self.model,
             "seed": self.seed,
@@ -161,7 +161,7 @@ class ResolvedPlan:
         return {"code": {where: code.to_dict() for where, code in self.code.items()}} if self.code else {}
 
     def applied(self) -> list[str]:
-        """The identities of the hooks that change the model at installation, for a checkpoint to name."""
+        """The identities of the hooks that change the model at installation, which checkpoints record."""
         return [hook.spec.identity for hook in self.hooks if hook.spec.hook_type.phase == "installation"]
 
     def added(self) -> Iterator[tuple[str, str]]:

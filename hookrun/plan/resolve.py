@@ -1,4 +1,4 @@
-"""Spec x model -> plan: every selector against the model's names, every action against the modules it meets."""
+"""Spec x model -> plan: matches every selector against the model's names and checks actions against the modules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 4
 _LAZY = "it has no shape yet: a lazy module gets it at its first call; run one batch through the model first"
 
 _MOST_MEMBERS = 20
-"""Of the members of a list that match nothing, so many are reported."""
+"""How many members of a list that match nothing are reported."""
 
 
 def resolve(
@@ -31,15 +31,15 @@ def resolve(
 ) -> tuple[ResolvedPlan, list[Problem]]:
     """Match every enabled hook against `model`, which is not changed.
 
-    used_by: the run that the plan is for, where values come from other runs
+    used_by: the run that the plan is for, if values come from other runs
 
-    The plan holds the hooks that fit; the problems are all that is wrong with the others. CompileError where no hook
-    could fire on the model.
+    Returns the plan of the hooks that fit, and the problems of the others. Raises CompileError if no hook could fire on
+    the model.
     """
     if (reason := unhookable(model)) is not None:
         raise CompileError([Problem("model", reason.what, reason.hint)])
     names, used_by = ModelNames(model), used_by or UsedBy()
-    # stable: ties stay in declaration order
+    # the sort is stable: equal priorities keep declaration order
     hooks = sorted((hook for hook in spec.hooks if hook.keys.enabled), key=lambda hook: hook.keys.priority)
     planned, problems = dict[str, PlannedHook](), dict[str, list[Problem]]()
     for hook in sorted(hooks, key=_resolved_first):
@@ -50,7 +50,7 @@ def resolve(
 
 
 def names_under(spec: Spec, model: nn.Module) -> ModelNames:
-    """The names in `model` with what the enabled hooks that match would add to it and freeze in it."""
+    """The names in `model`, with what the enabled hooks that match would add and freeze."""
     names = ModelNames(model)
     enabled = [hook for hook in spec.hooks if hook.keys.enabled and not hook.on_parameters]
     for hook in sorted(enabled, key=_resolved_first):
@@ -60,7 +60,7 @@ def names_under(spec: Spec, model: nn.Module) -> ModelNames:
 
 
 def _resolved_first(hook: HookSpec) -> int:
-    """Hooks that run at installation, then those that add parameters: the others meet the model after both."""
+    """A sort key: first hooks that run at installation, then those that add parameters, then the others."""
     return 0 if hook.hook_type.phase == "installation" else 1 if hook.action.adds(hook.name) else 2
 
 
@@ -97,7 +97,7 @@ def _resolve_hook(spec: HookSpec, names: ModelNames, used_by: UsedBy) -> tuple[P
 def _padded_otherwise(
     spec: HookSpec, field: str, value: OutsideValue | GivenTensor | GivenFunction, used_by: UsedBy
 ) -> Iterator[Problem]:
-    """Why the tokens that the hook chooses are not at the same place in the value."""
+    """Problems if the hook's tokens are at other positions in the value, because the runs pad differently."""
     if spec.keys.tokens is None or not isinstance(value, OutsideValue) or value.at is None:
         return
     if (why := padded_otherwise(value, used_by)) is not None:
@@ -107,7 +107,7 @@ def _padded_otherwise(
 def _texts(
     spec: HookSpec, names: ModelNames, used_by: UsedBy
 ) -> tuple[Tokenizer | None, dict[str, tuple[int, ...]], list[Problem]]:
-    """The tokenizer of a hook with `tokens`, the tokens of its texts, and why some have none."""
+    """The tokenizer of a hook with `tokens`, the token ids of its texts, and problems of texts without tokens."""
     if spec.keys.tokens is None:
         return None, {}, []
     found = tokenizer_of(names.model, used_by.tokenizer)
@@ -119,7 +119,7 @@ def _texts(
 def _heads(
     spec: HookSpec, matches: Iterable[Match], names: ModelNames
 ) -> tuple[dict[str, HeadCount], list[Problem]]:
-    """How many heads each match has, and where nothing says so or they are not there."""
+    """How many heads each match has, and problems of matches where that is unknown or a head does not exist."""
     heads, found, problems = spec.keys.heads, dict[str, HeadCount](), list[Problem]()
     if heads is None or spec.on_parameters:
         return found, problems
@@ -134,14 +134,16 @@ def _heads(
         if all(each is not None for each in wrong):
             problems.append(Problem(f"{spec.where}.heads", f"on {match.path or '(root)'}: {wrong[0]}"))
     if unknown:
-        text = f"nothing says how many heads {listed(unknown, _SHOWN)} has: its model has no configuration that does"
+        text = (
+            f"the number of heads of {listed(unknown, _SHOWN)} is unknown: the model's configuration has none"
+        )
         hint = f"add the count: heads: {{count: 12, pick: {list(heads.pick)}}}"
         problems.append(Problem(f"{spec.where}.heads", text, hint))
     return found, problems
 
 
 def select(hook: HookSelection, names: ModelNames) -> tuple[list[str], list[Problem]]:
-    """The paths that the hook's selector matches, and what is wrong with them or their number."""
+    """The paths that the hook's selector matches, and problems with them or their number."""
     paths = names.select(hook)
     unmatched = [] if 0 in hook.keys.expect else names.unmatched(hook)
     problems = [_unmatched_problem(hook, each, names) for each in unmatched[:_MOST_MEMBERS]]
@@ -151,7 +153,7 @@ def select(hook: HookSelection, names: ModelNames) -> tuple[list[str], list[Prob
 
 
 def _carrying(spec: HookSpec) -> Iterator[Problem]:
-    """Why the hook type cannot carry the action."""
+    """Problems of actions and values that cannot be used with the hook type."""
     action, kind = spec.action, spec.hook_type
     if kind not in action.hook_types:
         text = f"action {action.action_name!r} does not go with hook type {kind.name!r}"
@@ -180,7 +182,7 @@ def _carrying(spec: HookSpec) -> Iterator[Problem]:
 
 
 def _meaningless(spec: HookSpec) -> Iterator[Problem]:
-    """The keys that were given and that the hook type does not take."""
+    """Problems of keys that have no meaning for the hook type."""
     keys, kind = spec.keys, spec.hook_type
     given = {
         "target": keys.target is not None,
@@ -223,7 +225,7 @@ def _unmatched_problem(spec: HookSelection, member: Unmatched, names: ModelNames
 
 
 def _fitting(spec: HookSpec, matches: Iterable[Match], names: ModelNames) -> Iterator[Problem]:
-    """Why the hook does not fit some of its matches."""
+    """Problems of matches that the hook does not fit."""
     reasons = defaultdict[str, list[str]](list)
     never_fired = defaultdict[Unhookable, list[str]](list)
     for match in matches:

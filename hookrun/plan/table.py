@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _ANY = 10_000
-"""Characters: as wide as it takes."""
+"""Width in characters that is enough for any table."""
 SHOWN = 4
-"""So many modules of a hook are listed by name where the plan is shown beside something else."""
+"""How many modules of a hook are listed if the plan is printed together with other output."""
 MOST_TEXT = 48
-"""Characters of a target or an index."""
+"""The largest number of characters of a target or an index."""
 
 
 Column = tuple[str, Mapping[str, str]]
-"""One more column: its heading, and the text for each hook by name."""
+"""An additional column: its heading, and hook name -> text."""
 
 
 def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = None) -> Table:
-    """The plan as a rich table; of the modules of each hook at most `limit`."""
+    """The plan as a rich table, with at most `limit` modules of each hook."""
     from rich import box
     from rich.table import Table
 
@@ -47,7 +47,7 @@ def table(plan: ResolvedPlan, limit: int | None = None, more: Column | None = No
 
 
 def text(plan: ResolvedPlan) -> str:
-    """The plan as plain text, as wide as it needs to be, with some modules of each hook."""
+    """The plan as plain text of any width, with some modules of each hook."""
     from rich.console import Console
 
     file = io.StringIO()
@@ -57,10 +57,10 @@ def text(plan: ResolvedPlan) -> str:
 
 
 def show(plan: ResolvedPlan, console: Console, limit: int | None = None, more: Column | None = None) -> None:
-    """Print the plan, of the modules of each hook at most `limit`.
+    """Print the plan, with at most `limit` modules of each hook.
 
-    A terminal too narrow for the table gets a few lines for each hook instead, and so does a file where COLUMNS says
-    how wide a line may be.
+    In a terminal that is too narrow for the table, a few lines for each hook are printed instead; also in a file, if
+    COLUMNS is set to a smaller width.
     """
     drawn = table(plan, limit, more)
     width = console.measure(drawn, options=console.options.update(width=_ANY)).maximum
@@ -86,7 +86,7 @@ def _card(order: int, hook: PlannedHook, limit: int | None) -> list[str]:
 
 
 def notes(plan: ResolvedPlan) -> list[str]:
-    """What the table does not hold: what captures will take, what was not reached, what was not checked, the hash."""
+    """Lines below the table: sizes of captures, modules that were not called, what was not checked, the hash."""
     lines = [line for hook in plan.hooks for line in _hook_notes(hook, plan.samples)]
     lines += [f"own Python: {where} {code.name} ({code.sha256[:12]})" for where, code in _own_code(plan)]
     if plan.unchecked:
@@ -97,7 +97,7 @@ def notes(plan: ResolvedPlan) -> list[str]:
 
 
 def _own_code(plan: ResolvedPlan) -> Iterator[tuple[str, Code]]:
-    """Key path and code of everything that the user wrote."""
+    """(key path, code) of all of the user's own Python."""
     for hook in plan.hooks:
         for field, function in hook.functions.items():
             yield f"{hook.spec.where}.{field}", function.code
@@ -122,7 +122,7 @@ def _cells(hook: PlannedHook, limit: int | None) -> Sequence[str]:
 
 
 def shown_name(match: Match) -> str:
-    """The path of a match with its other names; the root module's is empty and shown as ``(root)``."""
+    """The path of a match with its other names; ``(root)`` for the root module, whose path is empty."""
     others = [name for name in match.names if name != match.path]
     return (match.path or "(root)") + (f" (also {', '.join(others)})" if others else "")
 
@@ -138,7 +138,7 @@ def _parameters(spec: HookSpec) -> str:
 
 
 def _short(value: object) -> str:
-    """The text of a key, without the end of a long list of positions."""
+    """The text of a value, truncated if it is long."""
     text = str(value)
     return text if len(text) <= MOST_TEXT else f"{text[: MOST_TEXT - 1]}…"
 
@@ -158,7 +158,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
         unit = "sample" if all(match.per_sample for match in sizes) else "firing"
         line = f"{hook.spec.name}: captures {size(each)} per {unit}"
         if (kept := hook.spec.action.part_of_samples()) is not None:
-            line += f" of those that it keeps ({kept})"
+            line += f" of the kept ones ({kept})"
         elif samples is not None and unit == "sample":
             line += f", {size(each * samples)} per run of {samples} samples"
         lines.append(line)
@@ -170,7 +170,7 @@ def _hook_notes(hook: PlannedHook, samples: int | None) -> list[str]:
 
 
 def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> str:
-    """The form of a value from outside: of one for all modules, or of each module's own."""
+    """The shape and size of a value from a file or a run: one for all modules, or one for each module."""
     different = {id(value): value for value in values.values()}.values()
     unit = " per sample" if hook.spec.action.outside_values()[field].per_sample else ""
     forms = [form(value) for value in different]
@@ -179,11 +179,11 @@ def _value_note(hook: PlannedHook, field: str, values: Mapping[str, Source]) -> 
         return f"{hook.spec.name}.{field}: a value {shape}" + (f", {size(count)}{unit}" if count else "")
     each = [f"{path or '(root)'} {form(value)[0]} {size(form(value)[1])}" for path, value in values.items()]
     total = size(sum(count for _, count in forms))
-    return f"{hook.spec.name}.{field}: each of {len(values)} modules its own, {total}{unit}: {listed(each, SHOWN)}"
+    return f"{hook.spec.name}.{field}: one for each of {len(values)} modules, {total}{unit}: {listed(each, SHOWN)}"
 
 
 def size(count: float) -> str:
-    """A number of bytes for people: ``1.5 MB``."""
+    """A readable number of bytes: ``1.5 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""The tokens that the texts of a `tokens` clause stand for, by the model's tokenizer."""
+"""The token ids of the texts in a `tokens` key, by the model's tokenizer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hookrun.errors import Problem, nearest, reason, shown
 from hookrun.spec.tokens import Tokens
 
 Tokenizer = Any
-"""Has `encode` and `decode`, as those of transformers, of tokenizers and of hookrun's own data have."""
+"""An object with `encode` and `decode`, such as a tokenizer of transformers, of tokenizers or of hookrun's data."""
 
 
 class FoundTokenizer(NamedTuple):
     """The tokenizer for a model's tokens.
 
-    tokenizer: None: there is none that can be used
-    why:       in words, where there is none
+    tokenizer: None if there is no usable one
+    why:       the reason, if there is none
     """
 
     tokenizer: Tokenizer | None
@@ -30,7 +30,7 @@ class FoundTokenizer(NamedTuple):
 
 
 def tokenizer_of(model: nn.Module, of_data: Tokenizer | None) -> FoundTokenizer:
-    """That of the data; else the model's attribute `tokenizer`, or the one in the folder that it was read from."""
+    """The tokenizer of the data, else the model's attribute `tokenizer`, else that of the folder of the model."""
     for given in (of_data, getattr(model, "tokenizer", None)):
         if callable(getattr(given, "encode", None)) and callable(getattr(given, "decode", None)):
             return FoundTokenizer(given)
@@ -51,9 +51,9 @@ def _of_folder(folder: str) -> Tokenizer:
 
 
 def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
-    """A token -> its text, "" where the tokenizer does not know it; None without a tokenizer.
+    """A function token id -> text, "" if the tokenizer does not know the id; None without a tokenizer.
 
-    A model may have more tokens than its tokenizer: one that begins every answer, or rows that fill up its embedding.
+    A model may have more tokens than its tokenizer, such as a start token of answers or padding rows of its embedding.
     """
     if tokenizer is None:
         return None
@@ -62,9 +62,7 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
     def decode(token: int) -> str:
         try:
             return str(tokenizer.decode([token]))
-        except (
-            Exception
-        ):  # a tokenizer that is not ours may raise anything, and the text is only for the reader
+        except Exception:  # another library's tokenizer may raise anything, and the text is only for display
             return ""
 
     return decode
@@ -73,9 +71,9 @@ def decoder_of(tokenizer: Tokenizer | None) -> Callable[[int], str] | None:
 def texts_of(
     clause: Tokens | None, owner: str, found_tokenizer: FoundTokenizer
 ) -> tuple[dict[str, tuple[int, ...]], list[Problem]]:
-    """Text -> tokens of every text in the clause, and why some have none.
+    """Text -> token ids of every text in the clause, and problems of texts without tokens.
 
-    owner: the key path of what has the clause
+    owner: the key path of the hook or task with the clause
     """
     found, problems = dict[str, tuple[int, ...]](), list[Problem]()
     texts = [text for each in clause.filters for text in each.texts] if clause is not None else []
@@ -101,7 +99,7 @@ def texts_of(
 
 
 def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> Iterator[Problem]:
-    """The spans in the clause that no sample of the data has; None: the data is not known."""
+    """Problems of spans in the clause that no sample has. data: None if the data is not known."""
     if clause is None or data is None:
         return
     where = f"{owner}.tokens.span"
@@ -117,7 +115,7 @@ def unknown_spans(clause: Tokens | None, owner: str, data: DataInfo | None) -> I
 
 
 def _encoded(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The tokens of a text, without those that stand around every sequence."""
+    """The token ids of a text, without the special tokens around every sequence."""
     names = parameters(tokenizer.encode) or {}
     plain = {"special": False} if "special" in names else {"add_special_tokens": False}
     found = tokenizer.encode(text, **plain)

@@ -1,1 +1,1 @@
-"""The processes of a distributed run: who they are, what they tell each other, and which of them failed."""
+"""The processes of a distributed run: their ranks, communication between them, and failures."""

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other; one process alone has nobody to tell. Imports no torch."""
+"""Communication between the processes of a run, for a run of one process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """The processes of a run. This base is the run of one process, which needs to tell nobody anything.
+    """The processes of a run. This base class is for one process and communicates nothing.
 
-    rank: of this process, from 0
-    size: how many there are
+    rank: rank of this process, from 0
+    size: number of processes
     """
 
     rank = 0
@@ -22,12 +22,12 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process owns the screen and the run directory."""
+        """Whether this process prints and writes the run directory."""
         return self.rank == 0
 
     @property
     def several(self) -> bool:
-        """Whether gradients and sums are those of several processes."""
+        """Whether there are several processes, so that gradients and sums have to be reduced."""
         return False
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -39,28 +39,28 @@ class Ranks:
         return list(values)
 
     def gathered(self, plain: Any) -> list[Any]:
-        """What each rank gave, in the order of the ranks: plain values, as JSON holds them."""
+        """The values of all ranks, in the order of the ranks. plain: a value that JSON can represent."""
         return [plain]
 
     def sum_(self, tensors: Sequence[Tensor]) -> None:
         """Add the tensors of all ranks, in place."""
 
     def from_main(self, tensors: Sequence[Tensor]) -> None:
-        """Take the content of rank 0's tensors, in place."""
+        """Copy the content of rank 0's tensors into these, in place."""
 
     def failures_told(self) -> AbstractContextManager[None]:
-        """A block whose failure the other ranks are told of, and in which that of another rank is raised."""
+        """A context: its failure is sent to the other ranks, and a failure of another rank is raised in it."""
         return nullcontext()
 
     def meet(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this (a barrier)."""
 
 
 ALONE = Ranks()
 
 
 def own_rank() -> int:
-    """Of this process in a distributed run, hookrun's or a user's own; 0 in any other."""
+    """The rank of this process in a distributed run of hookrun or the user; 0 otherwise."""
     from torch import distributed
 
     return distributed.get_rank() if distributed.is_available() and distributed.is_initialized() else 0

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other: sums, texts, and that one of them failed."""
+"""Communication between the processes of a run: sums, texts and failures."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from hookrun.ranks.started import Started
 _FAILED = "hookrun/failed"
 _PRESENT = "hookrun/present/{}"
 _ROLL_CALL = 3.0
-"""Seconds that the others have to say that they are there, once a rank has lost one of them."""
+"""Seconds in which the other ranks must answer after a rank has lost contact."""
 _MOST_TEXT = 4000
-"""Characters of an error that the other ranks are told."""
+"""Characters of an error message that are sent to the other ranks."""
 
 
 class RankFailed(HookrunError):
-    """Another rank of the run failed, or is gone; the message names it.
+    """Another rank of the run failed or ended; the message names it.
 
-    exit_code: that of the rank which failed
+    exit_code: the exit code of the failed rank
     """
 
     def __init__(self, text: str, exit_code: int = 1) -> None:
@@ -38,9 +38,9 @@ class RankFailed(HookrunError):
 
 
 class RankGroup(Ranks):
-    """Several processes, joined by torch.distributed.
+    """Several processes, connected by torch.distributed.
 
-    failed: this rank has failed, or has lost contact
+    failed: this rank has failed or has lost contact
     """
 
     def __init__(self, rank: int, size: int, store: Store) -> None:
@@ -51,7 +51,7 @@ class RankGroup(Ranks):
 
     @property
     def several(self) -> bool:
-        """Whether gradients and sums are those of several processes."""
+        """True: gradients and sums have to be reduced."""
         return True
 
     def total(self, values: Sequence[float]) -> list[float]:
@@ -69,7 +69,7 @@ class RankGroup(Ranks):
         return found
 
     def gathered(self, plain: Any) -> list[Any]:
-        """What each rank gave, in the order of the ranks: plain values, as JSON holds them."""
+        """The values of all ranks, in the order of the ranks. plain: a value that JSON can represent."""
         mine = torch.frombuffer(bytearray(json.dumps(plain).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
         distributed.all_gather(sizes, torch.tensor([len(mine)], device="cpu"))
@@ -88,9 +88,9 @@ class RankGroup(Ranks):
             distributed.all_reduce(tensor)
 
     def from_main(self, tensors: Sequence[Tensor]) -> None:
-        """Take the content of rank 0's tensors, in place."""
+        """Copy the content of rank 0's tensors into these, in place."""
         for tensor in tensors:
-            if 0 in tensor.stride() and tensor.numel() > 1:  # an expanded one cannot be written
+            if 0 in tensor.stride() and tensor.numel() > 1:  # an expanded tensor cannot be written to
                 continue
             content = (
                 tensor.detach().to(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype).contiguous()
@@ -100,14 +100,14 @@ class RankGroup(Ranks):
                 tensor.copy_(content)
 
     def meet(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this (a barrier)."""
         self.largest([0])
 
     @contextmanager
     def failures_told(self) -> Iterator[None]:
-        """Where the block fails, the other ranks are told why; where another rank has failed, its error is raised.
+        """A context: if it fails, the error is sent to the other ranks; if another rank failed, its error is raised.
 
-        Raises RankFailed in place of what torch.distributed says of a rank that is gone.
+        Raises RankFailed instead of the error of torch.distributed about a rank that has ended.
         """
         try:
             yield
@@ -121,17 +121,17 @@ class RankGroup(Ranks):
             raise self._cause(error) from error
 
     def _tell(self, error: BaseException) -> None:
-        """Leave word of this rank's failure, if it is the first."""
+        """Store the failure of this rank for the others, if it is the first failure."""
         code = getattr(error, "exit_code", 1)
         text = str(error) or type(error).__name__
         if not isinstance(error, HookrunError | KeyboardInterrupt):
             text = f"{type(error).__name__}: {text}"
         word = json.dumps({"rank": self.rank, "text": text[:_MOST_TEXT], "code": code})
-        with suppress(Exception):  # the store is rank 0's or torchrun's, and may be gone with it
+        with suppress(Exception):  # the store belongs to rank 0 or torchrun, which may have ended
             self._store.compare_set(_FAILED, "", word)
 
     def _cause(self, error: BaseException) -> RankFailed:
-        """What became of the rank that did not answer."""
+        """The error for a rank that did not answer."""
         try:
             return self._found_cause(error)
         except Exception:
@@ -162,7 +162,7 @@ class RankGroup(Ranks):
 
 
 def _is_lost_contact(error: BaseException) -> bool:
-    """Whether it says of another rank that it is gone, and nothing of this one."""
+    """Whether the error says that another rank is gone, and does not come from this rank."""
     if isinstance(error, distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
@@ -175,12 +175,12 @@ _LOST = re.compile(
 
 @contextmanager
 def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]:
-    """Meet the other processes, and part from them at the end of the block.
+    """Open the process group, and close it at the end of the block.
 
-    device:  the type of the device that tensors are on: gloo serves the CPU, NCCL beside it CUDA
-    timeout: seconds after which a rank that does not answer counts as gone
+    device:  type of the device of tensors; gloo is used for the CPU, NCCL as well for CUDA
+    timeout: seconds without an answer after which a rank counts as failed
 
-    Raises HookrunError where they do not meet.
+    Raises HookrunError if the processes do not find each other.
     """
     if distributed.is_initialized():
         raise HookrunError("compute.strategy: this process has a process group already: start it by torchrun")
@@ -203,8 +203,8 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
     try:
         yield group
     finally:
-        with suppress(Exception):  # of a group that has lost a rank
+        with suppress(Exception):  # closing a group that has lost a rank may fail
             if group.failed:
-                distributed.distributed_c10d._abort_process_group()  # whoever waits for this rank need not wait on
+                distributed.distributed_c10d._abort_process_group()  # so that ranks that wait for this one stop waiting
             else:
                 distributed.destroy_process_group()

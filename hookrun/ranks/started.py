@@ -12,11 +12,11 @@ WHERE = "compute.strategy"
 
 @dataclass(frozen=True)
 class Started:
-    """A process among those of one run.
+    """The position of this process in a run of several.
 
-    rank:  its number among all, from 0
-    size:  how many there are
-    local: its number among those of its machine: which accelerator is its own
+    rank:  its rank, from 0
+    size:  number of processes
+    local: its rank among the processes of its machine, which selects its accelerator
     """
 
     rank: int
@@ -25,9 +25,9 @@ class Started:
 
 
 def started() -> Started | None:
-    """What torchrun says in the environment; None where it did not start this process.
+    """The rank from torchrun's environment variables; None if torchrun did not start this process.
 
-    Raises SpecError where the environment names several processes, and not which one this is.
+    Raises SpecError if the environment names several processes but not the rank of this one.
     """
     size = _number("WORLD_SIZE")
     if size is None:
@@ -42,12 +42,12 @@ def started() -> Started | None:
 
 
 def size_of_world() -> int:
-    """How many processes the environment names; 1 where it names none."""
+    """The number of processes according to the environment; 1 without torchrun."""
     return _number("WORLD_SIZE") or 1
 
 
 def is_main() -> bool:
-    """Whether this process is the one that prints: the only one, or rank 0."""
+    """Whether this process prints: it is the only one, or rank 0."""
     return not _number("RANK") or size_of_world() == 1
 
 

@@ -1,6 +1,6 @@
-"""A run or a sweep as one page of pictures and tables, made from its directory alone.
+"""The report of a run or a sweep: one page of pictures and tables, made from its directory alone.
 
-A page is a list of sections, in `sections/`. What needs torch is imported when a page is made, not with this package.
+A page is a list of sections, in `sections/`. torch is imported when a page is made, not with this package.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["write_report"]
 def write_report(path: str | os.PathLike[str]) -> Path:
     """Write `report.html` into a run directory, or with `sweep.csv` into a directory of runs. Returns the page's path.
 
-    The run, or the sweep, may still be running. Raises StoreError where there is neither, or where the page can't be
+    The run or sweep may still be running. Raises StoreError if the directory holds neither, or if the page can't be
     written.
     """
     from hookrun.store.format import STATUS

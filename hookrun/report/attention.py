@@ -20,14 +20,14 @@ from hookrun.report.sampling import Stream
 from hookrun.report.sequences import Sequence
 
 MOST_PICTURES = 480
-"""Of heads on a page."""
+"""The largest number of heads on a page."""
 
 MOST_SAMPLES = 3
 MOST_HEADS = 16
-"""Of one pattern; more are in the numbers."""
+"""The largest number of pictures of one pattern; the table has all."""
 
 MOST_NUMBERED = 256
-"""HeadPictures in the numbers."""
+"""The largest number of heads in the table."""
 
 _NEAR_ONE = 0.02
 
@@ -47,8 +47,8 @@ class HeadPatterns(NamedTuple):
 class HeadPictures:
     """The heads of one sample at one module.
 
-    title, says: which sample, and what stands where
-    table:       where each head looks, in numbers
+    title, says: the sample, and what rows and columns are
+    table:       the mean attention of each head to some kinds of key
     """
 
     title: str
@@ -59,10 +59,10 @@ class HeadPictures:
 
 
 def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPictures]:
-    """The patterns of the first samples whose tokens are known; none where the capture holds something else.
+    """Pictures of the first samples whose tokens are known; empty if the capture does not hold attention patterns.
 
-    A pattern is known by what it is: sizes of heads, queries and keys that fit the sample's tokens, and for each query
-    numbers from 0 to 1 whose sum is 1, or 0 where a hook has switched the head off.
+    A capture counts as a pattern if its numbers of heads, queries and keys fit the sample's tokens, and the numbers of
+    each query are between 0 and 1 and sum to 1, or to 0 if a hook has ablated the head.
 
     Raises HookrunError for a shard that can't be read.
     """
@@ -86,7 +86,7 @@ def attention_of(folder: Path, stream: Stream, facts: Facts) -> list[HeadPicture
 
 
 def _pattern(rows: RowsOfSample, sequence: Sequence) -> HeadPatterns | None:
-    """None where the rows are not a pattern of the sequence."""
+    """The pattern in the rows; None if they are not a pattern of the sequence."""
     real = slice(sequence.before, sequence.before + len(sequence.ids))
     values, count = rows.values, len(sequence.ids)
     if not len(values) or (rows.keys >= 0).any():
@@ -105,7 +105,7 @@ def _pattern(rows: RowsOfSample, sequence: Sequence) -> HeadPatterns | None:
 
 
 def _is_attention(heads: Tensor) -> bool:
-    """Whether each query of [H, queries, keys] shares out 1 among the keys, or nothing at all."""
+    """Whether the values [H, queries, keys] of each query sum to 1, or are all 0."""
     sums = heads.sum(-1)
     whole = (sums - 1).abs() <= _NEAR_ONE
     is_shared = bool((whole | (sums == 0)).all()) and bool(whole.any())
@@ -170,23 +170,23 @@ def _table(pattern: HeadPatterns, queries: list[Query], sequence: Sequence, numb
     for place, values in zip(numbers[:MOST_NUMBERED], pattern.heads, strict=False):
         means = [each.mean(values) for each in looks]
         rows.append((str(place), *means, strongest(values, queries, keys)))
-    return Table("where each head looks: the mean attention of its queries", heads, tuple(rows))
+    return Table("mean attention of each head, over its queries", heads, tuple(rows))
 
 
 class _Look(NamedTuple):
-    """Keys that queries may look at: pairs of a row of the pattern and a key."""
+    """One column of the table: the (query row, key) pairs whose attention is averaged."""
 
     rows: list[int]
     keys: list[int]
 
     def mean(self, values: Array) -> str:
-        """The mean attention that a query gives to its keys together; queries without such a key are left out."""
+        """The attention of a query to its keys, summed, and averaged over the queries that have such a key."""
         count = len(set(self.rows))
         return number(round(float(values[self.rows, self.keys].sum()) / count, 3)) if count else "–"
 
 
 def _looks(ids: tuple[int, ...], queries: list[int]) -> list[_Look]:
-    """For each column of the table."""
+    """The pairs for each column of the table."""
     later = [(row, query) for row, query in enumerate(queries) if query]
     rows = [row for row, _ in later]
     copies = [(row, key) for row, query in later for key in _after_copies(ids, query)]
@@ -199,7 +199,7 @@ def _looks(ids: tuple[int, ...], queries: list[int]) -> list[_Look]:
 
 
 def _after_copies(ids: tuple[int, ...], query: int) -> list[int]:
-    """What followed the query's token before, at which an induction head looks.
+    """The positions after earlier occurrences of the query's token, to which an induction head attends.
 
     Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
     """

@@ -1,4 +1,4 @@
-"""The jobs of a sweep that ran without hooks, and how far the others are from them."""
+"""The jobs of a sweep that ran without hooks (baselines), and the difference of the others to them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HOOKS = "hooks"
 
 @dataclass(frozen=True)
 class FromBaseline:
-    """How far a job is from its baseline.
+    """The difference between a job and its baseline.
 
-    value:     the job's minus the baseline's
-    is_better: by the goal; None where they are equal, or there is no goal
+    value:     the job's value minus the baseline's
+    is_better: according to the goal; None if they are equal or there is no goal
     """
 
     value: float
@@ -30,7 +30,10 @@ def is_about_hooks(key: str) -> bool:
 
 
 def baselines_among(jobs: Sequence[JobFacts]) -> list[JobFacts]:
-    """The jobs without hooks, asked for as such or the same run as a job with some; none where no job has hooks."""
+    """The jobs without hooks: requested as baselines, or equal to a job with hooks in all other keys.
+
+    Empty if no job has hooks.
+    """
     hooked = {job.without_hooks for job in jobs if job.has_hooks and job.without_hooks}
     found = [
         job for job in jobs if _is_typed(job) or (job.has_hooks is False and job.without_hooks in hooked)
@@ -45,9 +48,9 @@ def _is_typed(job: JobFacts) -> bool:
 
 
 def baseline_of(job: JobFacts, baselines: Sequence[JobFacts], varied: Sequence[str]) -> JobFacts | None:
-    """The baseline that a job is compared with: the same run without hooks, else that of the same other overrides.
+    """The baseline of a job: the same run without hooks, else the one with the same overrides apart from hooks.
 
-    None where there is neither; of jobs that do not say which run they are without hooks, the only baseline.
+    If jobs do not record which run they are without hooks, it is the only baseline. None if there is no such baseline.
 
     varied: the keys whose values differ from job to job
     """
@@ -69,7 +72,7 @@ def _same(one: JobFacts, other: JobFacts, key: str) -> bool:
 def difference(
     job: JobFacts, baseline: JobFacts | None, metric: str, goal: Goal | None
 ) -> FromBaseline | None:
-    """Of the objective's value where `goal` is given, else of the latest value of the metric; None: not known."""
+    """The difference in the objective's value if `goal` is given, else in the metric's latest value; None: unknown."""
     if baseline is None or job is baseline:
         return None
     if goal is not None:

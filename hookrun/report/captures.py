@@ -39,11 +39,11 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 class CaptureView:
     """The pictures of one captured tensor.
 
-    heads:   of attention patterns, a list of samples
-    problem: why there are none
-    value:   its value, where it has a single element
+    heads:   pictures of attention patterns, one entry for each sample
+    problem: why there are no pictures
+    value:   its value, if it has a single element
     rows:    how many rows were drawn
-    of_tokens: whether each is of one token
+    of_tokens: whether each row is of one token
     norms:   steps and norms of the firings, for gradients
     """
 
@@ -59,7 +59,7 @@ class CaptureView:
 
 
 def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
-    """Draw the tensor; what prevents that becomes the view's `problem`."""
+    """The pictures of a captured tensor; if it cannot be drawn, the view's `problem` says why."""
     found = CaptureView(stream)
     try:
         sample = draw(folder, stream)
@@ -98,9 +98,9 @@ def view_capture(folder: Path, stream: Stream, facts: Facts) -> CaptureView:
 
 
 def _histogram(values: Tensor, figures: Figures, stream: Stream) -> Figure:
-    """Of finite values [n], with the figures of the whole capture.
+    """A histogram of finite values [n], with statistics of the whole capture.
 
-    Where many are exactly 0, the note says how many: drawn, they would flatten the rest.
+    If many are exactly 0, they are not drawn, since they would flatten the rest; the note says how many.
     """
     array = values.double().numpy()
     low, high = number(figures.low), number(figures.high)
@@ -140,7 +140,7 @@ def _of_rows(sample: DrawnRows, stream: Stream, what: str, facts: Facts) -> list
 
 
 def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
-    """The sample of a row with its file and class, or its step; split and epoch where there are several."""
+    """Captions of rows: sample, file and class, or the step; also split and epoch if there are several."""
     passes = len(torch.stack([sample.samples, sample.positions], 1).unique(dim=0)) < len(sample.samples)
     by_epoch = passes and len(sample.epochs.unique()) > 1
     by_split = len(sample.splits.unique()) > 1
@@ -159,12 +159,12 @@ def _names(sample: DrawnRows, rows: list[int], called: Called) -> list[str]:
 
 
 def _chosen(count: int, most: int) -> list[int]:
-    """So many of the rows, evenly."""
+    """The indices of at most `most` of `count` rows, evenly spaced."""
     return [n * (count - 1) // max(min(most, count) - 1, 1) for n in range(min(most, count))]
 
 
 def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure:
-    """Rows of channels, or of attention heads; without `what`, of slices of something larger."""
+    """A grid of images, a row for each sample; columns are channels, attention heads, or slices if `what` is empty."""
     rows = _chosen(len(tiles), MOST_IMAGES)
     shown = tiles[rows, :MOST_CHANNELS].numpy()
     count = tiles.shape[1]
@@ -186,7 +186,7 @@ def _images(sample: DrawnRows, tiles: Tensor, what: str, facts: Facts) -> Figure
 
 
 def _input_of(sample: DrawnRows, row: int, facts: Facts) -> str:
-    """The address of the picture of a row's sample; "" where the run kept none."""
+    """The URL of the picture of a row's sample; "" if the run kept none."""
     split, number = int(sample.splits[row]), int(sample.samples[row])
     return facts.pictures.get((SPLITS[split], number), "") if split >= 0 <= number else ""
 
@@ -203,7 +203,7 @@ def _matrices(sample: DrawnRows, stream: Stream, called: Called) -> Figure:
     tiles = sample.values.reshape(
         len(sample.values), *(shape if len(shape) == 2 else sample.values.shape[1:])
     )
-    # Where it is not square, it may as well be a distribution over classes for each token.
+    # A matrix that is not square may be a distribution over classes for each token.
     is_square = tiles.shape[-1] == tiles.shape[-2]
     rows = _chosen(len(tiles), 8)
     names = _names(sample, rows, called)
@@ -274,7 +274,7 @@ def _scalars(sample: DrawnRows) -> Figure:
 
 
 def _over_steps(sample: DrawnRows) -> list[Figure]:
-    """How the distribution moves, where the rows come from several steps; in their order where steps begin again."""
+    """The distribution over steps, if rows come from several; over the order of recording if steps restart."""
     pairs = torch.stack([sample.splits, sample.samples, sample.positions], dim=1)
     if (sample.samples >= 0).all() and len(pairs.unique(dim=0)) == len(pairs):
         return []  # one row for each sample, or each of its tokens: steps are only batches

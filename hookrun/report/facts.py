@@ -1,4 +1,4 @@
-"""What a run directory holds. A run that failed early, or is still running, has less; what is missing stays empty."""
+"""The data of a run directory for its report. Parts that a failed or running run does not have are empty."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hookrun.store.run_dir import cut_off
 T = TypeVar("T")
 
 MOST_SITES = 10_000
-"""Hooked modules whose first notice is kept however long stats.jsonl is."""
+"""Hooked modules whose first notice is kept even if stats.jsonl is sampled."""
 
 MOST_HOOKS = 2_000
 """Hooks that the page shows."""
@@ -60,13 +60,13 @@ MOST_TOKENS = 400_000
 
 @dataclass(frozen=True)
 class Facts:
-    """What the directory of one run says.
+    """The data of one run directory.
 
     captured, predicted: captured tensors of each hook, and the model's predictions
-    traceback, composed: the text of error.txt, and of the configuration as it was composed
+    traceback, composed: the texts of error.txt and of the composed configuration
     cut_off: why the run seems to have been cut off, or ``""``
     notes:   which files could not be read, and which are shown in part
-    room:    for pictures that the page shows on demand
+    room:    how many bytes are left for pictures that the page shows on demand
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Facts:
 
     @cached_property
     def called(self) -> dict[tuple[str, int], str]:
-        """(split, sample) -> its file and class, as far as the run kept them, short enough for a caption."""
+        """(split, sample) -> its file and class, if the run recorded them, short enough for a caption."""
         found = dict[tuple[str, int], str]()
         for line in self.samples.records:
             said = [shortened(str(line[key]), 60) for key in ("file", "class") if line.get(key)]
@@ -101,7 +101,7 @@ class Facts:
 
     @cached_property
     def pictures(self) -> dict[tuple[str, int], str]:
-        """(split, sample) -> the address of a picture of it, of those that the run kept one of."""
+        """(split, sample) -> the URL of its picture, for samples of which the run kept one."""
         return {
             (line["split"], line["sample"]): f"data:image/png;base64,{line['png']}"
             for line in self.kept_pictures.records
@@ -109,13 +109,13 @@ class Facts:
 
     @cached_property
     def sequences(self) -> dict[tuple[str, int], Sequence]:
-        """(split, sample) -> its tokens, as far as the run kept them."""
+        """(split, sample) -> its tokens, if the run recorded them."""
         known = [line for line in self.samples.records if line.get("tokens")]
         return {(line["split"], line["sample"]): Sequence.of(line, self.texts) for line in known}
 
     @cached_property
     def texts(self) -> dict[int, str]:
-        """Token -> what to call it, as far as the run kept it."""
+        """Token -> its text, if the run recorded it."""
         return {line["token"]: token_name(line["text"], line["token"]) for line in self.tokens.records}
 
     @cached_property
@@ -125,11 +125,11 @@ class Facts:
 
     @cached_property
     def order(self) -> dict[str, int]:
-        """Hook name -> its place in firing order."""
+        """Hook name -> its position in firing order."""
         return {name: place for place, name in enumerate(self.planned)}
 
     def hook_type(self, hook: str) -> HookType | None:
-        """The type of a planned hook; None where the plan lacks the hook, or names a type unknown to this version."""
+        """The type of a planned hook; None if the plan lacks the hook, or this version does not know the type."""
         return HOOK_TYPES.get(str(self.planned.get(hook, {}).get("hook")))
 
     def sees_gradients(self, hook: str) -> bool:
@@ -143,19 +143,19 @@ class Facts:
         return hook_type is not None and hook_type.on_parameters
 
     def picked_heads(self, hook: str) -> list[int]:
-        """The numbers of the attention heads that the hook sees; empty where it sees all."""
+        """The numbers of the attention heads that the hook sees; empty if it sees all."""
         clause = self.planned.get(hook, {}).get("heads")
         picked = clause.get("pick") if isinstance(clause, dict) else None
         return [each for each in picked if isinstance(each, int)] if isinstance(picked, list) else []
 
     def reads_inputs(self, module: str) -> bool:
-        """Whether the tokens that the module sees are those of the samples: not in a decoder that has an encoder."""
+        """Whether the module sees the tokens of the samples; not so in the decoder of an encoder-decoder."""
         parts = module.split(".")
         return not self.has_encoder or ("encoder" in parts and "decoder" not in parts)
 
     @cached_property
     def has_encoder(self) -> bool:
-        """Whether the model has an encoder and a decoder beside each other."""
+        """Whether the model is an encoder-decoder."""
         parents = {"encoder": set[str](), "decoder": set[str]()}
         for path in self.classes:
             parent, _, name = path.rpartition(".")
@@ -164,7 +164,7 @@ class Facts:
         return bool(parents["encoder"] & parents["decoder"])
 
     def places(self, hook: str) -> dict[str, int]:
-        """Module or parameter -> its place among the hook's matches, in the model's order."""
+        """Module or parameter -> its position among the hook's matches, in the model's order."""
         matches = self.planned.get(hook, {}).get("targets", [])
         return {match["path"]: place for place, match in enumerate(matches)}
 
@@ -190,18 +190,18 @@ class Facts:
 
     @property
     def source(self) -> str:
-        """The run that the task reads instead of a model and data; ``""`` where it reads none."""
+        """The run that the task analyses, instead of a model and data; ``""`` for other tasks."""
         task = self.config.get("task")
         return str(task.get("run") or "") if isinstance(task, dict) else ""
 
     def named(self, section: str) -> str:
-        """The name in a section of the configuration; ``""`` where there is none."""
+        """The `name` in a section of the configuration; ``""`` if there is none."""
         found = self.config.get(section)
         return str(found.get("name") or "") if isinstance(found, dict) else ""
 
 
 def read_facts(path: Path) -> Facts:
-    """Read all but the captured tensors themselves. Raises StoreError where there is no run."""
+    """Read everything except the captured tensors. Raises StoreError if there is no run."""
     run = open_run(path)
     notes = list[str]()
     status = _status(run, notes)
@@ -209,7 +209,7 @@ def read_facts(path: Path) -> Facts:
     def tried(what: str, read: Callable[[], T], otherwise: T) -> T:
         try:
             return read()
-        except HookrunError as error:  # a page with a gap is better than none
+        except HookrunError as error:  # the page then has a note instead of this part
             notes.append(f"{what} can't be read: {error}")
             return otherwise
 
@@ -262,7 +262,7 @@ def read_facts(path: Path) -> Facts:
 
 
 def _status(run: Run, notes: list[str]) -> dict[str, Any]:
-    """The status; only its one word, and a note, where the rest is not as it should be. StoreError without that."""
+    """The content of status.json; if it is not valid, only its status word, and a note. StoreError without the word."""
     try:
         return run.status
     except StoreError as error:
@@ -286,7 +286,7 @@ _RECORD = {"hook": str, "module": str, "action": str, "mode": str, "epoch": int,
 def _entry(value: Any, *keys: str) -> dict[str, Any]:
     """The value, a mapping with these keys. Raises StoreError for anything else."""
     if not isinstance(value, dict):
-        raise StoreError(f"found a {type(value).__name__}, expected a mapping")
+        raise StoreError(f"found {type(value).__name__}, expected a mapping")
     if missing := [key for key in keys if key not in value]:
         raise StoreError(f"it has no {', '.join(missing)}")
     return value
@@ -307,7 +307,7 @@ def _plan(plan: Any) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str:
-    """The beginning of a text file of the run; ``""`` where there is none. StoreError for a link or a pipe."""
+    """The beginning of a text file of the run; ``""`` if it does not exist. StoreError for a link or a pipe."""
     try:
         with open_inside(path) as file:
             content = file.read(4 * MOST_TEXT + 1).decode("utf-8", errors="replace")
@@ -323,7 +323,7 @@ def _generations(path: Path) -> SampledLines:
 
 
 def _records(path: Path) -> SampledLines:
-    """The records of stats.jsonl; of a long file too the first notice of each hook at each module."""
+    """The records of stats.jsonl; if it is sampled, with the first notice of each hook at each module."""
     seen = set[bytes]()
 
     def is_first_notice(line: bytes) -> bool:

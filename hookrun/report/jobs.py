@@ -1,4 +1,4 @@
-"""The jobs of a sweep, each read from its own directory, whether it is over or not."""
+"""The jobs of a sweep, each read from its own directory, finished or not."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class JobFacts:
     """One job.
 
     name:      its directory, within the sweep's
-    status:    of status.json; ``not started`` where there is none yet, ``cut off`` where its process is gone
+    status:    of status.json; ``not started`` if there is none yet, ``cut off`` if its process does not exist any more
     overrides: key -> value, as they were given
-    metrics:   ``split/name`` -> the latest value, of a whole pass where there is one
-    of_batch:  the metrics that are of the last logged batch, for want of a mean
-    result:    by the job's objective; None where it has none
-    has_hooks: None where that is not known
-    without_hooks: equal for jobs that differ in their hooks alone; "" where that is not known
+    metrics:   ``split/name`` -> the latest value, of a whole pass if there is one
+    of_batch:  the metrics that are of the last logged batch because there is no mean
+    result:    the value of the job's objective; None if it has none
+    has_hooks: None if that is not known
+    without_hooks: equal for jobs that differ only in their hooks; "" if that is not known
     """
 
     name: str
@@ -59,7 +59,7 @@ class JobFacts:
 
     @property
     def value(self) -> float | None:
-        """Its value of the objective; None where it has none that is finite."""
+        """Its value of the objective; None if it has no finite value."""
         return None if self.result is None else self.result.value
 
     @property
@@ -113,7 +113,7 @@ def _job(folder: Path, path: Path) -> JobFacts:
 
 
 def _record(path: Path, model: type[Record]) -> dict[str, Any]:
-    """Empty where there is no such file, or none that can be read; a status says then what is wrong."""
+    """The content of the file; empty if it does not exist or cannot be read, in which case a status says why."""
     try:
         return read_record(path, model) if is_there(path) else {}
     except StoreError as error:
@@ -128,7 +128,7 @@ def _overrides(folder: Path) -> dict[str, str]:
 
 
 def _tags(folder: Path) -> dict[str, str]:
-    """The tags of the job as one text, whoever set them; empty where it has none."""
+    """The tags of the job as one text; empty if it has none."""
     content = read_yaml(folder / CONFIG, folder)
     tags = tags_of(content) if isinstance(content, dict) else []
     return {TAGS: ", ".join(tags)} if tags else {}

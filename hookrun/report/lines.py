@@ -20,12 +20,12 @@ from hookrun.store.records import METRICS_LINE
 
 MOST_BYTES = 24 * 2**20
 MOST_LINE = 2**20
-"""Bytes of a line; longer ones are left out."""
+"""Bytes of a line; longer lines are left out."""
 
 
 @dataclass
 class SampledLines:
-    """The records of a file in its order.
+    """The records of a file, in the file's order.
 
     notes:     what was left out, and why
     is_sample: whether the file has more records
@@ -43,11 +43,11 @@ def sampled(
     keys: Mapping[str, type] = MappingProxyType({}),
     line_of: TypeAdapter[Any] = METRICS_LINE,
 ) -> SampledLines:
-    """The whole file up to `limit` bytes; of a longer one about so many, drawn line by line with a fixed seed.
+    """All records of a file of up to `limit` bytes; of a longer file a random sample of that size, with a fixed seed.
 
-    always:  lines that are kept whatever the file's size
-    keys:    what each record must have, and of which type; other records are left out
-    line_of: the model that each record must hold to
+    always:  whether a line is kept even if the file is sampled
+    keys:    keys that each record must have, with their types; other records are left out
+    line_of: the model that validates each record
     """
     found = SampledLines()
     counts = Counter[str]()
@@ -72,9 +72,9 @@ def sampled(
 def beginning(
     path: Path, line_of: TypeAdapter[Any], *, most: int | None = None, most_bytes: int | None = None
 ) -> SampledLines:
-    """The records of the first lines of a file, of at most so many and of so many bytes in all.
+    """The records of the first lines of a file: at most `most` lines and `most_bytes` bytes.
 
-    line_of: the model that each record must hold to
+    line_of: the model that validates each record
     """
     found, counts, size = SampledLines(), Counter[str](), 0
     try:
@@ -99,7 +99,7 @@ def beginning(
 
 
 def is_kept(line: bytes) -> bool:
-    """Whether a line of metrics.jsonl stays where a file is sampled: all do but single batches and single samples."""
+    """Whether a line of metrics.jsonl is kept if the file is sampled: all except single batches and single samples."""
     if b'"of": "sample"' in line or b'"of": "position"' in line:
         return False
     return b'"split": "train"' not in line or b'"of": "epoch"' in line
@@ -112,7 +112,7 @@ def _take(
     keys: Mapping[str, type],
     line_of: TypeAdapter[Any],
 ) -> None:
-    """Append the record of a line, or count what it is instead."""
+    """Append the record of a line, or count why it is left out."""
     try:
         record = decode(line)
     except ValueError:
@@ -146,13 +146,13 @@ def _is_record(record: Any, keys: Mapping[str, type], line_of: TypeAdapter[Any])
 
 
 def _notes(name: str, counts: Counter[str], drawn: int | None) -> Iterator[str]:
-    """drawn: how many lines are shown, where that is a sample."""
+    """Notes on what was left out. drawn: how many lines are shown, if that is a sample."""
     if drawn is not None:
         yield f"{name} has {counts['total']:,} lines: {drawn:,} of them, drawn at random, are shown"
     if counts["broken"]:
-        yield f"{name}: {counts['broken']:,} lines are no JSON and left out"
+        yield f"{name}: {counts['broken']:,} lines are not JSON and left out"
     if counts["strange"]:
-        yield f"{name}: {counts['strange']:,} lines hold no such record and are left out"
+        yield f"{name}: {counts['strange']:,} lines are not valid records and left out"
     if counts["long"]:
         yield f"{name}: {counts['long']:,} lines are longer than {MOST_LINE:,} bytes and left out"
 
@@ -163,10 +163,10 @@ def is_number(value: Any) -> bool:
 
 
 def is_place(value: Any) -> bool:
-    """Whether a value of a record is a number of a layer, head, position or sample: whole, from 0."""
+    """Whether a value is valid as the number of a layer, head, position or sample: a whole number from 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def numbers(record: Mapping[str, Any], without: Collection[str]) -> dict[str, float]:
-    """The numbers of a record, those under the keys in `without` left out."""
+    """The numbers of a record, except those under the keys in `without`."""
     return {name: value for name, value in record.items() if name not in without and is_number(value)}

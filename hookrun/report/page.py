@@ -1,4 +1,4 @@
-"""Sections and their templates -> one HTML file, which loads nothing from the network."""
+"""Writes sections and their templates as one HTML file, which loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _SECTIONS = Path(__file__).with_name("sections")
 def write_page(
     folder: Path, template: str, sections: Sequence[ReportSection[F]], facts: F, values: Mapping[str, Any]
 ) -> Path:
-    """Build the sections and render them into `report.html`; an earlier page stays until the new one is whole."""
+    """Build the sections and render them into `report.html`, which is replaced only when the new page is complete."""
     built = [(section, data) for section in sections if (data := section.build(facts)) is not None]
     page = render(
         template,
@@ -46,12 +46,12 @@ def write_page(
 
 
 def render(template: str, values: Mapping[str, Any]) -> str:
-    """The page. Every text in `values` is escaped; only `Markup`, which this package alone makes, stays as it is."""
+    """The HTML of the page. Every text in `values` is escaped, except `Markup`, which only this package makes."""
     script = _static("page.js")
     return _environment().get_template(template).render(
         style=_static("page.css"),
         script=script,
-        # The page runs its own script only, and loads nothing, whatever the names in a run hold.
+        # The page runs its own script only and loads nothing, whatever names a run contains.
         policy=(
             "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
             f"script-src 'sha256-{_digest(script)}'"

@@ -1,6 +1,6 @@
 """Records of hooks as pictures and text: numbers become charts over steps, everything else becomes lines.
 
-What a record is follows from its keys, so that the records of a new action are shown too.
+The keys of a record decide how it is shown, so records of new actions are shown too.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from hookrun.report.facts import Facts
 from hookrun.report.lines import is_number
 
 NOTICES = frozenset({"ok", "spent"})
-"""Keys of the records that the page shows as notices: the verdict of a check, a budget that is used up."""
+"""Keys of records that the page shows as notices: a check's result, a budget that is used up."""
 
 MOST_CHARTS = 16
 MOST_MODES = 4
 MOST_ROWS = 400
-"""Of a map; of more layers neighbours share a row, which shows the largest of them."""
+"""Rows of a map; with more layers, neighbours share a row, which shows their maximum."""
 MOST_COLUMNS = 200
 MOST_NAMED = 5
 MOST_LINES = 60
@@ -40,7 +40,7 @@ Points = dict[str, tuple[list[float], list[float]]]  # name -> steps, values
 
 
 def recorded(record: Record) -> dict[str, Any]:
-    """What the action recorded; nothing of a notice."""
+    """What the action recorded; empty for a notice."""
     if not NOTICES.isdisjoint(record):
         return {}
     return {key: value for key, value in record.items() if key not in ABOUT}
@@ -53,7 +53,7 @@ def is_measured(record: Record) -> bool:
 
 
 def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
-    """Where, and what, of the first records that hold more than numbers."""
+    """(place, text) of the first records that contain more than numbers."""
     found = []
     for record in records:
         if (values := recorded(record)) and not is_measured(record):
@@ -66,7 +66,7 @@ def as_lines(records: Iterable[Record]) -> list[tuple[str, str]]:
 
 
 def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figure]:
-    """A chart for each number that a hook recorded; the norms of gradients come first, as a map of layers too."""
+    """A chart for each number that a hook recorded; gradient norms come first, also as a map of layers."""
     measured = [record for record in records if is_measured(record)]
     modes = list(dict.fromkeys(str(record["mode"]) for record in measured))[:MOST_MODES]
     places = facts.places(hook)
@@ -85,7 +85,7 @@ def statistics(facts: Facts, hook: str, records: Sequence[Record]) -> list[Figur
 
 
 def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bool = False) -> list[Figure]:
-    """A few layers as curves, many as a map of layers and steps; `by_layer` gives both."""
+    """A few layers as curves, many as a map of layers and steps; both with `by_layer`."""
     values = [value for _, ys in points.values() for value in ys]
     log = spans_magnitudes(values)
     figures = []
@@ -99,7 +99,7 @@ def over_steps(title: str, points: Points, unit: str, name: str, *, by_layer: bo
 
 
 def _map(title: str, points: Points, unit: str) -> Figure:
-    """Every layer over steps; where no value is negative and they differ by much, coloured by magnitude."""
+    """A map of layers over steps; coloured by magnitude if no value is negative and they differ by much."""
     values = [value for _, ys in points.values() for value in ys]
     log = not any(value < 0 for value in values) and spans_magnitudes(value for value in values if value > 0)
     places = sorted({x for xs, _ in points.values() for x in xs})
@@ -140,7 +140,7 @@ def _starts(names: Sequence[str], share: int) -> list[int]:
 
 
 def _largest(values: Any, there: Any, share: int) -> Any:
-    """The largest of each `share` rows, NaN where one of them is; cells without a value do not count."""
+    """The maximum of each `share` rows, NaN if one of them is NaN; cells without a value do not count."""
     filled = np.where(there, values, -np.inf)
     return np.maximum.reduceat(filled, _starts(values, share))
 
@@ -150,7 +150,7 @@ def _span(names: Sequence[str]) -> str:
 
 
 def _of_single_layers(points: Points, unit: str) -> list[str]:
-    """The layers with the largest and the smallest values, and those with zeros, NaN and infinities, by name."""
+    """Texts that name the layers with the largest and smallest values, and those with zeros, NaN and infinities."""
     largest, smallest = dict[str, tuple[float, float]](), dict[str, tuple[float, float]]()
     zero, nan, infinite = dict[str, float](), dict[str, float](), dict[str, float]()
     for path, (xs, ys) in points.items():
@@ -182,7 +182,7 @@ def _of_single_layers(points: Points, unit: str) -> list[str]:
 
 
 def _points(records: Sequence[Record], name: str, places: Mapping[str, int]) -> tuple[Points, str]:
-    """Module -> its values over steps, or in the order of recording where steps begin again."""
+    """Module -> its values over steps, or over the order of recording if steps restart; and the name of that axis."""
     by_module = defaultdict[tuple[str, str], list[tuple[int, float]]](list)
     for record in records:
         if name in record:

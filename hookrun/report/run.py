@@ -18,7 +18,7 @@ def write_run_report(folder: Path) -> Path:
 
 
 def _title(facts: Facts) -> str:
-    """The experiment, where one was named; else task and model."""
+    """The name of the experiment, else task and model."""
     words = [str(word).lstrip("+") for word in facts.env.get("argv", [])]
     named = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
     if named and "," not in named[-1]:

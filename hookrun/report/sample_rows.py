@@ -17,11 +17,11 @@ from hookrun.store.shard import row_bytes
 
 @dataclass(frozen=True)
 class RowsOfSample:
-    """What was captured of one sample at one step: all of it in a single row, or a row for each token.
+    """What was captured of one sample at one step: a single row, or a row for each token.
 
-    split:     ``""`` where it is not known
+    split:     ``""`` if it is not known
     values:    [rows, ...] float32
-    positions, token_ids, keys: [rows]; -1 where a row is not of one token
+    positions, token_ids, keys: [rows]; -1 if a row is not of one token
     """
 
     split: str
@@ -47,10 +47,10 @@ class RowsOfSample:
 def rows_of_samples(
     folder: Path, stream: Stream, most: int, known: Container[tuple[str, int]], most_rows: int
 ) -> list[RowsOfSample]:
-    """The rows of the first samples in the last epoch, as the latest step recorded them; none for whole firings.
+    """The rows of the first samples in the last epoch, from the latest step; empty if rows are whole firings.
 
-    most:      samples, those in `known` before others
-    most_rows: of each
+    most:      number of samples; those in `known` come first
+    most_rows: number of rows of each sample
 
     Raises HookrunError for a shard that can't be read.
     """
@@ -69,7 +69,7 @@ def rows_of_samples(
 
 
 def _samples(part: StoredCapture, epoch: int) -> list[tuple[int, int]]:
-    """The splits and samples that have rows of an epoch."""
+    """(split, sample) pairs that have rows in an epoch."""
     there = part.epochs == epoch
     pairs = torch.stack([part.splits[there], part.sample_ids[there]], dim=1).unique(dim=0)
     return [(split, sample) for split, sample in pairs.tolist()]

@@ -20,15 +20,15 @@ T = TypeVar("T")
 
 MOST_ROWS = 256
 MOST_PARTS = 16
-"""Shards that the rows of one capture are drawn from."""
+"""How many shards the rows of one capture are drawn from."""
 
 MOST_BYTES = 12 * 2**20
-"""Of the rows read of one capture; a capture whose single row is larger than `LARGEST_ROW` is not read."""
+"""Bytes of rows that are read of one capture; a capture with a single row above `LARGEST_ROW` is not read."""
 
 LARGEST_ROW = 64 * 2**20
 
 MOST_SUMMED = 4 * 2**30
-"""Bytes of a capture whose every row is read for its figures."""
+"""Up to this size in bytes every row of a capture is read for its statistics."""
 
 SUMMED_AT_ONCE = 16 * 2**20
 
@@ -37,7 +37,7 @@ SUMMED_AT_ONCE = 16 * 2**20
 class Stream:
     """One captured tensor of one hook at one module, as the index describes it.
 
-    rows, bytes: in all
+    rows, bytes: in total
     by:          what a row is: a `sample`, or a `firing`
     """
 
@@ -59,12 +59,12 @@ class Stream:
 
 @dataclass(frozen=True)
 class DrawnRows:
-    """Rows of a stream in order, float32 on the CPU.
+    """Some rows of a stream, in order, float32 on the CPU.
 
     values:  [rows, ...]
-    samples: [rows], -1 where a row is a whole firing
+    samples: [rows], -1 if a row is a whole firing
     steps, epochs, splits: [rows]
-    positions: [rows], of the token in its sample; -1 where a row is not of one token
+    positions: [rows], of the token in its sample; -1 if a row is not of one token
     """
 
     values: Tensor
@@ -77,12 +77,12 @@ class DrawnRows:
 
 @dataclass
 class Figures:
-    """What all values of a capture have in common.
+    """Statistics of the values of a capture.
 
-    count:     of the values; `finite` of them are finite, `zeros` exactly 0
-    mean, std: of the finite ones; the standard deviation is that of all values, not an estimate from some
-    low, high: the least and the largest finite one
-    rows:      that were read
+    count:     number of values; `finite` of them are finite, `zeros` exactly 0
+    mean, std: of the finite values; std is divided by n, not n - 1
+    low, high: the smallest and the largest finite value
+    rows:      number of rows that were read
     """
 
     rows: int = 0
@@ -96,11 +96,11 @@ class Figures:
 
     @property
     def std(self) -> float:
-        """0 where nothing is finite."""
+        """The standard deviation; 0 if no value is finite."""
         return math.sqrt(self.squares / self.finite) if self.finite else 0.0
 
     def add(self, rows: Tensor) -> None:
-        """Take in further rows [n, ...]: Chan, Golub, LeVeque (1979)."""
+        """Add further rows [n, ...] to the statistics (Chan, Golub, LeVeque 1979)."""
         values = rows.double().flatten()
         self.rows += len(rows)
         self.count += len(values)
@@ -120,7 +120,7 @@ class Figures:
 
 
 def summed(folder: Path, stream: Stream, drawn: DrawnRows) -> Figures:
-    """The figures of all rows; of the drawn ones where all would be more than `MOST_SUMMED` bytes."""
+    """Statistics of all rows, or of the drawn rows if all rows have more than `MOST_SUMMED` bytes."""
     found = Figures()
     if stream.rows <= len(drawn.values) or stream.bytes > MOST_SUMMED:
         found.add(drawn.values)
@@ -153,12 +153,14 @@ def _stream(parts: Sequence[tuple[Shard, Entry]]) -> Stream:
 
 
 def draw(folder: Path, stream: Stream) -> DrawnRows:
-    """Rows spread evenly over the stream. Raises HookrunError where they are too large or can't be read."""
+    """Rows evenly spaced over the stream. Raises HookrunError if they are too large or can't be read."""
     row = row_bytes(stream.dtype, stream.shape)
     if row > LARGEST_ROW:
         raise HookrunError(f"one row has {row / 1e6:,.0f} MB: too large to draw")
     wanted = max(1, min(MOST_ROWS, MOST_BYTES // max(row, 1)))
-    wanted -= (wanted - 1) % 3  # the rows at the thirds, drawn as images, are then the same in every stream
+    wanted -= (
+        wanted - 1
+    ) % 3  # so that the rows at the thirds, drawn as images, are the same in every stream
     values, columns = list[Tensor](), list[Tensor]()
     parts = list(spread(stream.parts, min(MOST_PARTS, wanted)))
     places = torch.tensor(list(spread(range(sum(entry.rows for _, entry in parts)), wanted)))
@@ -171,7 +173,7 @@ def draw(folder: Path, stream: Stream) -> DrawnRows:
         table = (capture.sample_ids, capture.steps, capture.epochs, capture.splits, capture.positions)
         columns.append(torch.stack([column[here] for column in table]))
     if not values:
-        raise HookrunError("it holds no rows")
+        raise HookrunError("it has no rows")
     whole = torch.cat(columns, dim=1)
     return DrawnRows(torch.cat(values), *whole)
 
@@ -188,12 +190,12 @@ def capture_of(folder: Path, shard: Shard) -> StoredCapture:
 
 
 def plain(rows: Tensor) -> Tensor:
-    """As float32; complex numbers as their size."""
+    """The rows as float32; complex numbers as their absolute value."""
     return (rows.abs() if rows.is_complex() else rows).float()
 
 
 def spread(items: Sequence[T], most: int) -> Iterator[T]:
-    """At most so many of the items, evenly, the first and the last among them."""
+    """At most `most` of the items, evenly spaced, with the first and the last."""
     count = min(most, len(items))
     if count < 2:
         yield from items[:count]

@@ -1,4 +1,4 @@
-"""A section of a page, and the one list entry that adds it."""
+"""The class of a section of a page."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class ReportSection(Generic[F]):
     """One part of a page: a Python file in `sections/`, with its template beside it.
 
     id:       the section's anchor in the page
-    title:    its entry in the navigation; "" for a notice, which has none
-    build:    facts of the run or the sweep -> what the template shows as `data`; None leaves the section out
+    title:    its entry in the navigation; "" for a notice without an entry
+    build:    facts of the run or the sweep -> `data` of the template; None leaves the section out
     template: a file in `sections/`, which may use `section`, `data`, `facts` and the macros of parts.html
     """
 

@@ -1,4 +1,4 @@
-"""The sequences of tokens that went through the model, as far as a run kept them."""
+"""The token sequences that went through the model, if a run recorded them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 class Sequence:
     """The tokens of one sample.
 
-    ids:     without its padding
-    before:  how many tokens of padding stood before them
-    width:   of the batch: padding included
-    targets: the token that was to be predicted at each; None: none was
-    texts:   token -> what to call it
+    ids:     its tokens, without padding
+    before:  number of padding tokens before them
+    width:   length of the batch's sequences, including padding
+    targets: the target token at each position; None: no target
+    texts:   token -> its text
     """
 
     ids: tuple[int, ...]
@@ -34,10 +34,10 @@ class Sequence:
         return cls(ids, before, before + len(ids) + after, known, texts)
 
     def name(self, token: int) -> str:
-        """What to call a token: its number where its text is not known."""
+        """The text of a token, or its number if the text is not known."""
         return self.texts.get(token) or f"#{token}"
 
     @property
     def names(self) -> list[str]:
-        """What to call each of its tokens."""
+        """The name of each of its tokens."""
         return [self.name(each) for each in self.ids]

@@ -1,4 +1,4 @@
-"""What an optimizing sweeper chose, trial by trial, from study.jsonl."""
+"""The trials of an optimizing sweeper, from study.jsonl."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Trial:
 
     job:    its directory within the sweep's
     params: key -> the value that was chosen
-    value:  of the objective; None where the job has none
+    value:  value of the objective; None if the job has none
     """
 
     number: int
@@ -30,7 +30,7 @@ class Trial:
 
 
 def read_study(folder: Path) -> list[Trial]:
-    """The trials in their order; empty where no sweeper chose the jobs. StoreError for what cannot be read."""
+    """The trials in order; empty without an optimizing sweeper. StoreError if the file cannot be read."""
     if not is_there(folder / STUDY):
         return []
     lines = read_records(folder / STUDY, TRIAL_LINE)[:MOST_TRIALS]

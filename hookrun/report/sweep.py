@@ -16,11 +16,11 @@ from hookrun.store.files import replacing
 
 CSV = "sweep.csv"
 MOST_KEYS = 4
-"""Of the title."""
+"""Characters of the title."""
 
 
 def write_sweep_report(folder: Path) -> Path:
-    """Write report.html and sweep.csv of the runs below `folder`. StoreError where there are none."""
+    """Write report.html and sweep.csv of the runs below `folder`. StoreError if there are none."""
     facts = read_sweep(folder)
     with replacing(folder / CSV) as file:
         file.write(_csv(facts).encode())
@@ -29,7 +29,7 @@ def write_sweep_report(folder: Path) -> Path:
 
 
 def _title(facts: SweepFacts) -> str:
-    """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model where none is named, and what was swept."""
+    """``clip_fc over hooks.clip_fc.max``: the experiment, or task and model, and the swept keys."""
     named = {job.overrides.get("experiment") for job in facts.compared} - {None}
     what = str(named.pop()) if len(named) == 1 else ""
     if not what and facts.jobs:
@@ -41,7 +41,7 @@ def _title(facts: SweepFacts) -> str:
 
 
 def _csv(facts: SweepFacts) -> str:
-    """One line for each job, every number in full; where there are baselines, how far the job is from its own."""
+    """One line for each job, with unrounded numbers; if there are baselines, with the difference to its baseline."""
     file = io.StringIO()
     compared = [f"{facts.measure} - baseline"] if facts.measure else []
     writer = csv.writer(file, lineterminator="\n")

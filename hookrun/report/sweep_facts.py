@@ -1,4 +1,4 @@
-"""What the directory of a sweep holds: its jobs, what was varied, and what came out."""
+"""The data of a sweep's directory for its report: its jobs, the varied keys and the results."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hookrun.store.read_records import read_record
 from hookrun.store.records import SweepRecord
 
 MOST_OVERRIDES = 50_000
-"""Characters of a sweep's command line that is taken apart."""
+"""Longest command line, in characters, that is parsed."""
 
 MOST_JOBS = 10**9
-"""A sweep that asks for more was not started by a person: the number of its jobs counts as unknown."""
+"""For a sweep of more jobs than this the number of jobs counts as unknown."""
 
 _BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 _NOT_WELL = ("cut off", "failed", "stopped", "interrupted", "unreadable")
@@ -34,12 +34,12 @@ _ORDER = ("running", "cut off", "failed", "stopped", "interrupted", "not started
 
 @dataclass(frozen=True)
 class SweepFacts:
-    """What the directory of one sweep says.
+    """The data of one sweep's directory.
 
-    asked: swept key -> number of its values, as the sweep was started; empty where that is not known
-    stopped_by: the job whose failure ended the sweep, as `fail_fast` asks for; "" where none did
-    chosen:     a sweeper chose the jobs, by what came out
-    started_with: the number of its jobs, as the sweep wrote it down; 0 where it did not
+    asked: swept key -> number of its values, from the start of the sweep; empty if that is not known
+    stopped_by: the job whose failure ended the sweep under `fail_fast`; "" if none did
+    chosen:     an optimizing sweeper chose the jobs
+    started_with: the number of jobs that the sweep recorded; 0 if it did not
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class SweepFacts:
 
     @cached_property
     def baselines(self) -> list[JobFacts]:
-        """The jobs without hooks, where others have some."""
+        """The jobs without hooks, if others have hooks."""
         return baselines_among(self.jobs)
 
     @cached_property
@@ -61,7 +61,7 @@ class SweepFacts:
 
     @cached_property
     def ranked(self) -> list[JobFacts]:
-        """The rows of the table: baselines, then the others from the best on, then those without a value by number."""
+        """The rows of the table: baselines, the others from best to worst, then those without a value by number."""
         if len(self.goals) != 1:
             return [*self.baselines, *self.compared]
         sign = -1 if self.goals[0].direction == "maximize" else 1
@@ -74,35 +74,35 @@ class SweepFacts:
 
     @cached_property
     def measure(self) -> str:
-        """The metric whose difference to the baseline is shown: the objective's, else the first; "" without one."""
+        """The metric whose difference to the baseline is shown: the objective's, else the first; "" without any."""
         if not self.baselines:
             return ""
         return self.goals[0].metric if len(self.goals) == 1 else next(iter(self.metrics), "")
 
     def difference(self, job: JobFacts) -> FromBaseline | None:
-        """How far a job is from its baseline; None for a baseline, and where one of the two has no value."""
+        """The difference of a job to its baseline; None for a baseline, and if one of the two has no value."""
         goal = self.goals[0] if len(self.goals) == 1 else None
         return difference(job, baseline_of(job, self.baselines, self.varied), self.measure, goal)
 
     @cached_property
     def total(self) -> int:
-        """How many jobs the sweep has, those that have not started among them."""
+        """How many jobs the sweep has, including those that have not started."""
         asked = math.prod(self.asked.values()) if self.asked else 0
         return max(len(self.jobs), self.started_with or asked)
 
     @property
     def over(self) -> int:
-        """How many jobs have come to an end, whichever."""
+        """How many jobs have ended, with any status."""
         return sum(job.status not in ("running", "not started") for job in self.jobs)
 
     @cached_property
     def varied(self) -> list[str]:
-        """The keys whose values differ from job to job, the baselines aside."""
+        """The keys whose values differ between jobs, not counting baselines."""
         return swept_keys(self.compared)
 
     @cached_property
     def keys(self) -> list[str]:
-        """The keys of the table: those that were swept, then others that differ, then the tags."""
+        """The keys of the table: swept keys, then others that differ, then the tags."""
         given = {key for job in self.jobs for key in job.overrides}
         swept = [key for key in self.asked if key in given]
         return list(dict.fromkeys([*swept, *self.varied, *([TAGS] if TAGS in given else [])]))
@@ -115,19 +115,19 @@ class SweepFacts:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """Status -> how many jobs have it, those that have not started among them."""
+        """Status -> how many jobs have it, including those that have not started."""
         counts = Counter(job.status for job in self.jobs)
         counts["not started"] += self.total - len(self.jobs)
         return {status: counts[status] for status in _ORDER if counts[status]}
 
     @cached_property
     def goals(self) -> list[Goal]:
-        """What the jobs are judged by: one, unless they measure different things."""
+        """The goals of the jobs: one, unless jobs have different objectives."""
         return list(dict.fromkeys(job.result.goal for job in self.jobs if job.result is not None))
 
     @cached_property
     def best(self) -> JobFacts | None:
-        """The best job, the first of equal ones and no baseline; None where there is none, or no one goal."""
+        """The best job that is not a baseline, the first of equal ones; None if there is none or no common goal."""
         best: JobFacts | None = None
         for job in self.compared if len(self.goals) == 1 else ():
             if job.value is None:
@@ -143,7 +143,7 @@ class SweepFacts:
 
 
 def read_sweep(folder: Path) -> SweepFacts:
-    """Read what is known of every job. Raises StoreError where there is none."""
+    """Read the data of every job. Raises StoreError if there is none."""
     if not folder.is_dir():
         raise StoreError(f"there is no folder {folder}")
     jobs = find_jobs(folder)
@@ -165,7 +165,7 @@ def swept_keys(jobs: Iterable[JobFacts]) -> list[str]:
 
 
 def _asked(folder: Path) -> dict[str, int]:
-    """Swept key -> number of its values, as Hydra wrote it down when the sweep began."""
+    """Swept key -> number of its values, from the file that Hydra wrote when the sweep began."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -182,12 +182,12 @@ def _asked(folder: Path) -> dict[str, int]:
         swept = [override for override in overrides if override.is_discrete_sweep()]
         asked = {override.key_or_group: _values_of(override.value()) for override in swept}
     except (HydraException, KeyError, TypeError, AttributeError, RecursionError, ArithmeticError, ValueError):
-        return {}  # half written, or of another sweeper
+        return {}  # incomplete, or of another sweeper
     return asked if math.prod(asked.values()) <= MOST_JOBS else {}
 
 
 def _values_of(sweep: Any) -> int:
-    """The number of a sweep's values, counted without making them. ValueError where it is not known."""
+    """The number of a sweep's values, counted without creating them. ValueError if it is not known."""
     from hydra.core.override_parser.types import ChoiceSweep, RangeSweep
 
     if isinstance(sweep, ChoiceSweep):

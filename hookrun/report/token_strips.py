@@ -17,11 +17,11 @@ from hookrun.report.sequences import Sequence
 
 MOST_SAMPLES = 4
 MOST_TOKENS = 192
-"""Of one sample."""
+"""The largest number of tokens of one sample."""
 
 
 def strips_of_capture(folder: Path, stream: Stream, facts: Facts) -> list[Figure]:
-    """Of a capture under `tokens`: its one value at each token, or the norm of its values; none of other captures.
+    """Strips of a capture with `tokens`: its value at each token, or the norm of its values; none for other captures.
 
     Raises HookrunError for a shard that can't be read.
     """
@@ -55,7 +55,7 @@ def _of_values(rows: RowsOfSample, facts: Facts) -> Strip:
 
 
 def strips_of_predictions(folder: Path, stream: Stream, facts: Facts) -> list[Figure]:
-    """Of scores [tokens, vocabulary]: the loss and the probability of the target at each token; none of others.
+    """Strips of logits [tokens, vocabulary]: loss and probability of the target at each token; none for others.
 
     Raises HookrunError for a shard that can't be read.
     """
@@ -74,9 +74,7 @@ def strips_of_predictions(folder: Path, stream: Stream, facts: Facts) -> list[Fi
             )
     if not losses:
         return []
-    note = (
-        "of the target at each token, which for a model of text is the token after it; others have no colour"
-    )
+    note = "of the target at each token, for language models the next token; tokens without a target have no colour"
     return [
         strips(
             "loss at each token",
@@ -102,7 +100,7 @@ def _fit(sequence: Sequence, vocabulary: int) -> bool:
 
 
 def _logs(scores: torch.Tensor, sequence: Sequence) -> dict[int, float]:
-    """Position -> the logarithm of the target's probability, where there is a target."""
+    """Position -> the logarithm of the target's probability, for positions with a target."""
     places = [place for place, each in enumerate(sequence.targets[: len(scores)]) if each is not None]
     if not places:
         return {}

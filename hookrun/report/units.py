@@ -17,7 +17,7 @@ _RANGES = {
     "Tanh": (-1.0, 1.0),
     "Hardtanh": (-1.0, 1.0),
     "Softsign": (-1.0, 1.0),
-    "ReLU6": (None, 6.0),  # at 0 it is simply inactive, not saturated
+    "ReLU6": (None, 6.0),  # at 0 it is inactive, not saturated
 }
 _NEAR = 0.01
 _OFTEN = 0.95
@@ -27,11 +27,11 @@ _SHOWN = 24
 
 @dataclass(frozen=True)
 class Units:
-    """The units that share a fault.
+    """Idle units of one kind.
 
     what:    ``dead``, ``saturated`` or ``constant``
     meaning: how that was measured
-    which:   their indices, of `total`
+    which:   their indices, among `total`
     kind:    ``unit`` or ``channel``
     """
 
@@ -48,23 +48,23 @@ class Units:
 
 
 def idle_units(rows: Tensor, module_class: str) -> list[Units]:
-    """The units of [rows, ...] at fault: channels of images, else elements of the last dimension.
+    """The idle units of rows [rows, ...]: channels of images, else elements of the last dimension.
 
-    Fewer than 8 rows prove nothing: the result is empty then. Saturation is judged where the class has a range.
+    Empty for fewer than 8 rows, which are not enough to tell. Saturation is tested if the class has a bounded range.
     """
     if len(rows) < _FEWEST_ROWS or rows.dim() < 2 or not rows.numel():
         return []
     is_image = rows.dim() == 4
     kind = "channel" if is_image else "unit"
     by_unit = (rows.movedim(1, -1) if is_image else rows).flatten(0, -2)
-    total, looked = by_unit.shape[1], f"in the {len(rows)} rows looked at"
+    total, looked = by_unit.shape[1], f"in the {len(rows)} rows examined"
     low, high = by_unit.amin(0), by_unit.amax(0)
     dead = (low == 0) & (high == 0)
     found = [Units("dead", f"exactly 0 {looked}", _numbers(dead), total, kind)]
     ends = _RANGES.get(module_class)
     if ends is not None:
         near = _near_an_end(by_unit, *ends)
-        meaning = f"within 1 % of an end of its range in {_OFTEN:.0%} of the values {looked}"
+        meaning = f"within 1 % of a bound of the range in {_OFTEN:.0%} of the values {looked}"
         found.append(Units("saturated", meaning, _numbers(near >= _OFTEN), total, kind))
     same = (low == high) & ~dead
     found.append(Units("constant", f"the same value {looked}", _numbers(same), total, kind))

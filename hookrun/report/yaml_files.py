@@ -1,4 +1,4 @@
-"""The files that Hydra wrote into a directory, as far as they can be read."""
+"""Reads the files that Hydra wrote into a directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MULTIRUN = "multirun.yaml"
 
 
 def read_yaml(path: Path, root: Path) -> Any:
-    """The content, interpolations left as they are; None where the file is missing or does not hold YAML.
+    """The content with unresolved interpolations; None if the file is missing or is not YAML.
 
     root: the directory of the run or the sweep, below which no link is followed
     """

@@ -1,7 +1,7 @@
 """The tensors of an action that come from a file or from what another run captured.
 
-`sources` holds what such a value is, `read` makes one of what a file or a run holds, `runs` finds the runs that are
-named, and `other_run` says how they differ from the run that uses them.
+`sources` defines the kinds of value, `read` reads one from a file or a run, `runs` finds the named runs, and
+`other_run` says how they differ from the run that uses them.
 """
 
 from __future__ import annotations

@@ -8,9 +8,9 @@ BY_TOKEN = (
     "it has a row for each token: capture one position of each sample, as tokens: -1, or the whole value, of which "
     "`at: same` takes the tokens"
 )
-"""The next step where a row for each sample is needed, and a capture has several."""
+"""The hint for a capture with several rows for each sample, where one is needed."""
 
 
 def is_by_token(capture: StoredCapture) -> bool:
-    """Whether its rows are of tokens, chosen by `tokens`."""
+    """Whether it was captured with `tokens`, so that its rows are of tokens."""
     return bool((capture.positions >= 0).any())

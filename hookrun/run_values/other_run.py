@@ -1,4 +1,4 @@
-"""The run that uses values of another one: what must be the same in both, and how they differ otherwise."""
+"""The run that uses values of other runs: what must be equal in both, and notes on other differences."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class UsedBy:
     """The run that will use the values.
 
     settings: None: a model of the user's own
-    split:    the part of the data that its hooks meet; None: several, or not known without settings
-    runs:     where the runs are that values name
-    data:     its samples; None: not known, or a loop of the user's own has them
+    split:    the split of its samples; None: several, or not known without settings
+    runs:     the runs that values name
+    data:     the description of its data; None: not known, or the data of a user's own loop
     """
 
     settings: Settings | None = None
@@ -36,17 +36,17 @@ class UsedBy:
 
     @property
     def tokenizer(self) -> Any:
-        """Of the data; None: it has none, or is not known."""
+        """The tokenizer of the data; None if it has none, or is not known."""
         return None if self.data is None else self.data.tokenizer
 
     @property
     def lacks_data(self) -> bool:
-        """Whether settings name data of which nothing is known."""
+        """Whether settings name data that could not be described."""
         return self.settings is not None and self.data is None
 
 
 def require_same_split(capture: StoredCapture, named: str, split: Split) -> None:
-    """Sample ids match only within one split. Raises HookrunError.
+    """Raises HookrunError if the capture is of another split, since sample ids match only within one split.
 
     named: the capture, for the message
     """
@@ -57,7 +57,7 @@ def require_same_split(capture: StoredCapture, named: str, split: Split) -> None
 
 
 def require_same_model(run: Run, named: str, settings: Settings) -> None:
-    """HookrunError where the run is of another model.
+    """Raises HookrunError if the run is of another model.
 
     named: what is taken from it, for the message
     """
@@ -69,7 +69,7 @@ def require_same_model(run: Run, named: str, settings: Settings) -> None:
 
 
 def padded_otherwise(value: OutsideValue, used_by: UsedBy) -> str | None:
-    """Why a position of this run's samples is not at the same place in what other runs captured of theirs, or None."""
+    """Why tokens of this run are at other positions in the captures of other runs (different padding), or None."""
     if value.minus is not None and (why := padded_otherwise(value.minus, used_by)) is not None:
         return why
     if not isinstance(value, RunValue) or used_by.settings is None:
@@ -82,8 +82,8 @@ def padded_otherwise(value: OutsideValue, used_by: UsedBy) -> str | None:
     if there == here:
         return None
     return (
-        f"{value}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token stands at "
-        "another place in the captured rows"
+        f"{value}: data.args.padding is {_shown(there)} there and {here!r} here, so that a token is at "
+        "another position in the captured rows"
     )
 
 
@@ -93,10 +93,10 @@ _MAY_DIFFER = {"model": ("args", "weights"), "data": ("name", "root", "args", "t
 
 
 def differences(spec: Spec, settings: Settings, runs: FoundRuns) -> tuple[str, ...]:
-    """A note on each run that values of `spec` come from and that differs from this one in weights, data or seed."""
+    """A note on each run that values of `spec` come from, if it differs from this run in weights, data or seed."""
     notes = list[str]()
     for name in dict.fromkeys(name for hook in spec.hooks for name in _runs(hook)):
-        with suppress(StoreError):  # that there is no such run is among the problems of its hook
+        with suppress(StoreError):  # a missing run is reported as a problem of its hook
             run = runs.open(name)
             if run is None:
                 text = f"{name} runs first: what it captures, and whether it fits, is not known before"
@@ -110,7 +110,7 @@ def _differences(run: Run, settings: Settings) -> list[str]:
     found = list[str]()
     for section, keys in _MAY_DIFFER.items():
         theirs, ours = _section(run, section), getattr(settings, section).model_dump(mode="json")
-        if isinstance(theirs.get("weights"), dict):  # of a run: which file that was
+        if isinstance(theirs.get("weights"), dict):  # the weights of a run, given by its file
             theirs = {**theirs, "weights": run.model.get("weights")}
         found += [
             f"{section}.{key} is {_shown(theirs.get(key))} there and {ours[key]!r} here"
@@ -126,7 +126,7 @@ def _differences(run: Run, settings: Settings) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    """A value of another run's configuration, which may be of any length."""
+    """A value of another run's configuration, shortened."""
     text = repr(value)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
 
@@ -137,7 +137,7 @@ def _section(run: Run, name: str) -> dict[str, Any]:
 
 
 def with_origins(problems: list[Problem], spec: Spec, runs: FoundRuns) -> list[Problem]:
-    """The problems; those of a hook that takes values from another run say which plan that run had."""
+    """The problems; if the hook takes values from another run, the problem names the plan of that run."""
     origins = {
         hook.where: origin
         for hook in spec.hooks
@@ -150,7 +150,7 @@ def with_origins(problems: list[Problem], spec: Spec, runs: FoundRuns) -> list[P
 
 
 def _runs(hook: HookSpec) -> list[str]:
-    """The runs that the hook takes values from, as they are written."""
+    """The runs that the hook takes values from, as written in the file."""
     return list(dict.fromkeys(value.run for _, value in hook.run_values()))
 
 

@@ -1,4 +1,4 @@
-"""Reads what a value names: a tensor of a file, or what another run captured."""
+"""Reads values: a tensor in a file, or a capture of another run."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class NotCaptured(HookrunError):
 def read_value(
     value: FileValue | RunValue | GivenTensor | GivenFunction, places: Places, used_by: UsedBy
 ) -> dict[str, Source]:
-    """Path -> what `value` names there; the same object for all of them where it names one module.
+    """Path -> the value for that module; the same object for all paths if the value names one module.
 
-    Raises HookrunError where there is no such thing, or where it is of another model or another split than `used_by`.
+    Raises HookrunError if there is no such value, or it is of another model or another split than `used_by`.
     """
     if isinstance(value, GivenFunction):
         return dict.fromkeys(places, value)
@@ -149,7 +149,7 @@ def _read_run(value: RunValue, names: tuple[str, ...], used_by: UsedBy) -> Found
 
 
 def _module(run: Run, value: RunValue, names: tuple[str, ...]) -> str:
-    """The module in the captures: the one that is named, else the one that is hooked, by any of its names."""
+    """The module in the captures: the named one, else the hooked one under any of its names."""
     if value.module is not None:
         return value.module
     there = run.captures[value.capture]
@@ -169,7 +169,7 @@ def _capture(run: Run, value: RunValue, module: str, named: str) -> StoredCaptur
     if not isinstance(found, StoredCapture):
         raise HookrunError(f"{named} holds several tensors, name one with `path`: {', '.join(found)}")
     if not len(found):
-        raise HookrunError(f"{named} holds no rows")
+        raise HookrunError(f"{named} has no rows")
     return found
 
 
@@ -180,7 +180,7 @@ def _mean(capture: StoredCapture) -> Tensor:
 
 
 def _part_of(capture: StoredCapture, used_by: UsedBy) -> Tensor:
-    """The positions of the rows that may be meant: of several splits those of the one that will be met."""
+    """Indices of the rows to use: if the capture has several splits, those of the split of `used_by`."""
     splits = capture.splits
     if used_by.split is None or len(splits.unique()) < 2:
         return torch.arange(len(capture))

@@ -1,4 +1,4 @@
-"""The runs that values name: by their directory, as one of the experiment's `needs`, or as `previous`."""
+"""The runs that values name: by directory, as one of the experiment's `needs`, or as `previous`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hookrun.store.reader import Run, open_run
 
 
 class FoundRuns:
-    """Each run is found once: a link such as `outputs/latest` may be another run's a moment later.
+    """Finds each named run once, because a link such as `outputs/latest` may change at any time.
 
-    known: name -> the run's directory, of those that are not a path; None: the run is still to be made
+    known: name -> the run's directory, for names that are not paths; None: the run does not exist yet
     """
 
     def __init__(self, known: Mapping[str, str | None] | None = None) -> None:
@@ -26,7 +26,7 @@ class FoundRuns:
         self._opened = dict[str, Run]()
 
     def open(self, name: str) -> Run | None:
-        """The run, or None for one that is still to be made. HookrunError where there is none."""
+        """The run, or None if it does not exist yet. Raises HookrunError if there is no such run."""
         if name in self._known and self._known[name] is None:
             return None
         if name not in self._opened:
@@ -53,14 +53,14 @@ class FoundRuns:
 
 @dataclass(frozen=True)
 class UsedRun:
-    """A run that values come from, as it was found.
+    """A run that values come from.
 
-    where:    the key that names it
-    run:      the name that stands there
+    where:    the key path that names it
+    run:      the name given there
     path:     its directory, links resolved
     need:     it is one of the experiment's `needs`
-    plan:     the hash of its plan; None where it had none
-    manifest: the SHA-256 of its manifest; None where it did not come to its end
+    plan:     the hash of its plan; None if it had none
+    manifest: the SHA-256 of its manifest; None if it did not finish
     """
 
     where: str
@@ -76,7 +76,7 @@ class UsedRun:
 
 
 def used_run(where: str, name: str, runs: FoundRuns) -> UsedRun | None:
-    """The run that the key `where` names; None for one that is still to be made."""
+    """The run that the key `where` names; None if it does not exist yet."""
     run = runs.open(name)
     if run is None:
         return None
@@ -85,7 +85,7 @@ def used_run(where: str, name: str, runs: FoundRuns) -> UsedRun | None:
 
 
 def used_runs(spec: Spec, runs: FoundRuns) -> tuple[UsedRun, ...]:
-    """The runs that values of the enabled hooks come from; those that are not there are left out."""
+    """The runs that values of the enabled hooks come from; missing runs are left out."""
     found = list[UsedRun]()
     for hook in spec.hooks:
         for where, value in hook.run_values() if hook.keys.enabled else ():

@@ -1,4 +1,4 @@
-"""What a value from a file or from another run is: one tensor, or a row for each sample; and how they combine."""
+"""Values from files and other runs: one tensor, or one row for each sample; and how they are combined."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Rows(Protocol):
 
     shape:  of one row
     dtype:  of the rows
-    digest: what identifies the rows, for the plan's hash
-    draws:  it gives other rows at each firing
+    digest: a hash of the rows, for the plan's hash
+    draws:  rows are drawn at random at each firing
     """
 
     shape: tuple[int, ...]
@@ -32,22 +32,22 @@ class Rows(Protocol):
     draws: bool
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
-        """[B, *shape] on the CPU: a row for each of the samples [B] int64.
+        """The rows [B, *shape] of the samples [B] int64, on the CPU.
 
         Raises HookrunError for a sample without a row.
         """
 
     def missing(self, samples: Tensor) -> Tensor:
-        """Those of the samples that have no row and need one."""
+        """The samples that have no row but need one."""
 
     def lacks(self, samples: Tensor) -> str:
         """The error message for samples without a row."""
 
 
 class NotYetRun:
-    """A value of a run that is still to be made: nothing of it is known.
+    """A value of a run that does not exist yet.
 
-    name: of the run, as the experiment calls it
+    name: the name of the run in the experiment
     """
 
     def __init__(self, name: str) -> None:
@@ -59,11 +59,11 @@ Found = Tensor | Rows | NotYetRun
 """A value from a file or from another run: one tensor, a row for each sample, or one that is not known yet."""
 
 Source = Found | GivenFunction
-"""The same, or what Python has given: a tensor, or a function of the tensor that an action is given."""
+"""A value from a file or run, or from Python: a tensor, or a function of the action's tensor."""
 
 
 def digest_of(source: Source) -> str:
-    """What identifies the value."""
+    """The hash of the value."""
     if not isinstance(source, Tensor):
         return source.digest
     flat = source.detach().cpu().contiguous().reshape(-1)
@@ -72,16 +72,16 @@ def digest_of(source: Source) -> str:
 
 
 def computable(tensor: Tensor) -> Tensor:
-    """The tensor in its own dtype where that is at least float32, else in float32."""
+    """The tensor as float32 if its dtype is smaller, else unchanged."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class RunRows:
-    """The rows of a capture by sample: each sample's own, or another's.
+    """The rows of a capture by sample: each sample's own row, or that of another sample.
 
-    Rows are read when they are asked for.
+    Rows are read from disk when they are used.
 
-    part: the positions of the rows that count
+    part: the indices of the rows to use
     """
 
     def __init__(self, capture: StoredCapture, name: str, part: Tensor, *, resample: bool) -> None:
@@ -95,13 +95,13 @@ class RunRows:
         self.digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
-        """[B, *shape]: a row for each of the samples [B]."""
+        """The rows [B, *shape] of the samples [B]."""
         places = self._places(samples)
         known = self._ids[places] == samples
         if not self.draws:
             if not known.all():
                 raise HookrunError(self.lacks(samples[~known]))
-        else:  # not its own row, where it has one and there is another
+        else:  # a row of another sample, if there is one
             count = len(self._ids)
             shift = torch.randint(1, max(count, 2), samples.shape, generator=generator)
             drawn = torch.randint(0, count, samples.shape, generator=generator)
@@ -110,7 +110,7 @@ class RunRows:
         return rows
 
     def missing(self, samples: Tensor) -> Tensor:
-        """Those of the samples that have no row and need one."""
+        """The samples that have no row but need one."""
         return samples[self._ids[self._places(samples)] != samples] if not self.draws else samples[:0]
 
     def lacks(self, samples: Tensor) -> str:
@@ -123,16 +123,16 @@ class RunRows:
 
 
 def ids_text(capture: StoredCapture) -> str:
-    """How many samples a capture has, and between which numbers."""
+    """Text with the number of samples of a capture and the range of their ids."""
     ids = capture.sample_ids
     return f"it has {len(ids)} samples from {int(ids.min())} to {int(ids.max())}"
 
 
 class Changed:
-    """Rows with a change made to each of them: a part taken, a factor applied.
+    """Rows with a function applied to each, such as an index or a factor.
 
-    change: [B, *shape of a row] -> [B, ...], whatever B is
-    how:    what identifies the change
+    change: [B, *shape of a row] -> [B, ...], for any B
+    how:    text that identifies the change, for the hash
     """
 
     def __init__(self, rows: Rows, change: Callable[[Tensor], Tensor], how: str) -> None:
@@ -143,11 +143,11 @@ class Changed:
         self.digest = hashlib.sha256(f"{rows.digest} {how}".encode()).hexdigest()
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
-        """[B, *shape]."""
+        """The rows [B, *shape]."""
         return self._change(self._rows.of(samples, generator))
 
     def missing(self, samples: Tensor) -> Tensor:
-        """Those of the samples that have no row and need one."""
+        """The samples that have no row but need one."""
         return self._rows.missing(samples)
 
     def lacks(self, samples: Tensor) -> str:
@@ -156,7 +156,7 @@ class Changed:
 
 
 class Difference:
-    """One value minus another, sample by sample where they have rows."""
+    """One value minus another, sample by sample if they have rows."""
 
     def __init__(self, left: Tensor | Rows, right: Tensor | Rows) -> None:
         self._sides = (left, right)
@@ -166,7 +166,7 @@ class Difference:
         self.digest = hashlib.sha256("-".join(map(digest_of, self._sides)).encode()).hexdigest()
 
     def of(self, samples: Tensor, generator: Generator) -> Tensor:
-        """[B, *shape]."""
+        """The rows [B, *shape]."""
         sides = [
             computable(side if isinstance(side, Tensor) else side.of(samples, generator))
             for side in self._sides
@@ -174,7 +174,7 @@ class Difference:
         return sides[0] - sides[1]
 
     def missing(self, samples: Tensor) -> Tensor:
-        """Those of the samples that have no row and need one."""
+        """The samples that have no row but need one."""
         found = [side.missing(samples) for side in self._sides if not isinstance(side, Tensor)]
         both: Tensor = torch.cat(found).unique()
         return both
@@ -199,7 +199,7 @@ def form(source: Source) -> tuple[str, int]:
 
 
 def part(source: Tensor | Rows, items: tuple[Item, ...]) -> Tensor | Rows:
-    """The part of the tensor, or of each row. Raises IndexError where there is no such part."""
+    """The part of the tensor, or of each row. Raises IndexError if there is no such part."""
     plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
     if isinstance(source, Tensor):
         taken: Tensor = source[plain]

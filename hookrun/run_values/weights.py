@@ -17,9 +17,9 @@ _SUFFIX = ".safetensors"
 
 
 def with_found_weights(experiment: Experiment) -> Experiment:
-    """The experiment with the file in place of the run in `model.weights`; without weights where the run comes first.
+    """The experiment with a checkpoint file for the run in `model.weights`, or without weights if that runs first.
 
-    Raises SpecError where there is no such run, or it kept no such checkpoint.
+    Raises SpecError if there is no such run, or it has no such checkpoint.
     """
     named = experiment.settings.model.weights
     if not isinstance(named, RunWeights):
@@ -50,9 +50,9 @@ def _checkpoint(run: Run, named: RunWeights) -> str:
 
 
 def other_runs(experiment: Experiment) -> tuple[UsedRun, ...]:
-    """The runs that the experiment takes something from otherwise than by values of its hooks, as they were found.
+    """The runs that the experiment uses outside the values of its hooks (`model.weights`, `task.metrics`).
 
-    Raises HookrunError where there is none.
+    Raises HookrunError if a run does not exist.
     """
     named, runs = {**experiment.takes, **runs_of(experiment.settings)}, FoundRuns(experiment.runs)
     found = [used_run(where, name, runs) for where, name in named.items()]

@@ -1,4 +1,4 @@
-"""From a plain mapping to a validated experiment: every mistake at once, each with its key path. Imports no torch."""
+"""Validates a plain mapping as an experiment and reports all mistakes together, with key paths. Imports no torch."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ __all__ = [
 class Experiment:
     """A whole experiment: its settings and its hooks.
 
-    notes:    what to know beside the plan
-    runs:     name -> directory of each run of its `needs`, and of `previous`; None: the run is still to be made
-    mistakes: what is wrong in its configuration and was left out; an experiment that is run has none
-    wrong:    what is right about the hooks that were left out
-    takes:    key path -> name of the run that stood there, of those that were replaced by what they hold
+    notes:    notes that are shown beside the plan
+    runs:     name -> directory of each run of its `needs`, and of `previous`; None: the run does not exist yet
+    mistakes: problems of parts of the configuration that were left out; empty for an experiment that is run
+    wrong:    the valid parts of hooks that were left out
+    takes:    key path -> name of the run that was given there and has been replaced by its file
     """
 
     settings: Settings
@@ -51,7 +51,7 @@ class Experiment:
     takes: Mapping[str, str] = field(default_factory=dict)
 
     def of_a_sweep(self) -> Experiment:
-        """The experiment as a job of a sweep, which keeps the best weights alone unless it says otherwise."""
+        """The experiment as a job of a sweep, which by default keeps only the best weights."""
         train = self.settings.train
         if train.checkpoint.save is not None:
             return self
@@ -76,12 +76,12 @@ def parse_experiment(config: Mapping[str, Any], tasks: Mapping[str, type[TaskKey
 def read_experiment(
     config: Mapping[str, Any], tasks: Mapping[str, type[TaskKeys]]
 ) -> tuple[Experiment | None, list[Problem]]:
-    """The experiment as far as the configuration is right, and every mistake in it, in the order of the file.
+    """The experiment from the valid parts of the configuration, and every mistake in it, in the order of the file.
 
     tasks: every task by name
 
-    The experiment is None where too little is right to check it any further. Raises SpecError for a configuration
-    that is too large to be looked at.
+    The experiment is None if too little is valid to check any further. Raises SpecError for a configuration that is
+    too large to be checked.
     """
     _refuse_beyond_limits(config)
     written = config
@@ -103,7 +103,7 @@ def read_experiment(
 
 
 _STAND_INS = {"model": Model(name=""), "data": Data(name="")}
-"""For sections without which nothing else could be checked; no model and no data set has that name."""
+"""Replaces invalid sections that the other checks need; not the name of any model or data set."""
 
 
 def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
@@ -118,9 +118,9 @@ def parse_spec(config: Mapping[str, Any], seed: int = 0) -> Spec:
 
 
 def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHooks, list[Problem]]:
-    """The hooks that are right, what is right about the others, and every mistake, in the order of the file.
+    """The valid hooks, the valid parts of the others, and every mistake, in the order of the file.
 
-    Raises SpecError for what is not a mapping, or too large to be looked at.
+    Raises SpecError for a value that is not a mapping, or is too large to be checked.
     """
     if not isinstance(config, Mapping):
         raise SpecError([Problem("hooks", f"found {shown(config)}, expected a mapping from name to hook")])
@@ -135,7 +135,7 @@ def read_spec(config: Mapping[str, Any], seed: int = 0) -> tuple[Spec, WrongHook
 
 
 def whole_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """``{"hooks": {...}}``, where `config` is that or the hooks mapping itself."""
+    """``{"hooks": {...}}``, from that mapping or from the hooks mapping itself."""
     return config if "hooks" in config and not _is_hook(config["hooks"]) else {"hooks": config}
 
 
@@ -145,7 +145,7 @@ def _refuse_beyond_limits(config: Mapping[str, Any], where: str = "") -> None:
 
 
 def _is_hook(body: Any) -> bool:
-    """Whether it is the body of a hook, which may be called "hooks", and not the mapping of all hooks."""
+    """Whether `body` is the body of one hook, which may be called "hooks", and not the mapping of all hooks."""
     return isinstance(body, Mapping) and (isinstance(body.get("action"), str) or callable(body.get("action")))
 
 
@@ -157,7 +157,7 @@ TYPED_ONLY = {
     "resume_anyway": "type it: resume_anyway=true",
     "fail_fast": "type it: fail_fast=true",
 }
-"""Root keys that no file may set -> the next step."""
+"""Root keys that a file may not set -> hint for the error message."""
 
 
 def _unknown_root(key: Any) -> Problem:

@@ -1,4 +1,4 @@
-"""`task.backward`: what a backward pass without training begins with. Imports no torch."""
+"""`task.backward`: the score of which gradients are computed without training. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hookrun.spec.experiment import MOST, Section
 
 
 class BackwardPass(Section):
-    """The score that the gradients are of: the sum of the samples' own, so that each row is of its sample alone.
+    """The score whose gradients are computed: a sum over samples, so each row of a gradient depends on one sample.
 
-    score: label: the logit of the sample's label; top: of the class predicted for it; class: of `class`; output: the
-           sum of its outputs; loss: `train.loss` of it, as if it were alone in its batch
+    score: label: the logit of the sample's label; top: the logit of the predicted class; class: the logit of `class`;
+           output: the sum of the sample's outputs; loss: `train.loss` of the sample, as in a batch of one
     class: the number of the class, for `score: class`
     """
 

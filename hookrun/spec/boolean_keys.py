@@ -1,4 +1,4 @@
-"""Keys that YAML has read as true or false: `on`, `off`, `yes`, `no` and their capitals, where they are not quoted."""
+"""Keys that YAML reads as true or false: `on`, `off`, `yes`, `no` in any case, without quotes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from hookrun.arguments import join, unknown_key
 from hookrun.errors import Problem
 
 _ARGUMENTS = ("model.args", "data.args")
-"""Below a value of these a mapping is an argument of somebody's own, whose keys may be what they like."""
+"""Keys whose values are arguments of a user's own function, which may have any keys."""
 
 
 def without_boolean_keys(config: Mapping[Any, Any], where: str = "") -> tuple[dict[Any, Any], list[Problem]]:
-    """The mapping without such keys, at any depth, and the problem of each; values are shared, not copied."""
+    """The mapping without boolean keys, at any depth, and a problem for each; values are shared, not copied."""
     left, problems = dict[Any, Any](), list[Problem]()
     for key, value in config.items():
         path = join(where, str(key))

@@ -22,7 +22,7 @@ from hookrun.spec.section import Section as Section
 from hookrun.spec.selector import AnySelector
 
 MOST = 10**12
-"""The greatest number of steps, epochs or batches: more than any run does, and less than 64 bits hold."""
+"""The largest number of steps, epochs or batches: more than any run has, and below 64 bits."""
 MOST_THREADS = 1024
 MOST_WORKERS = 256
 MOST_SAMPLES = 2**20
@@ -30,22 +30,22 @@ MOST_SAMPLES = 2**20
 MOST_BUFFER = 2**20
 """MiB of the capture buffer: one TiB."""
 MOST_PARTS = 100
-"""Groups of an optimizer, or schedules that one is composed of."""
+"""The largest number of groups of an optimizer, or of parts of a schedule."""
 
 MOST_MINUTES = 10**6
 MOST_SECONDS = 7 * 24 * 3600
-"""The longest that a rank waits for another: a week."""
+"""The longest time that a rank waits for another: a week."""
 MOST_STATES = 10**6
 
 Count = Field(default=None, ge=1, le=MOST)
 
 
 class TaskKeys(Section):
-    """The keys of the section `task` beside `name`. Each subclass is one task, and its fields are its own keys.
+    """The keys of the section `task` beside `name`. Each subclass is one task, and its fields are the task's own keys.
 
     task_name:  the word after `task=`
     is_default: it is the task of an experiment that names none; not inherited
-    refuses:    keys of other tasks that contradict this one, which otherwise ignores them -> why
+    refuses:    key of another task -> why it contradicts this task; other keys of other tasks are ignored
     """
 
     task_name: ClassVar[str]
@@ -62,7 +62,7 @@ class RunWeights(Section):
     """Weights that another run has trained.
 
     run:        one of `needs`, `previous`, or the directory of a run
-    checkpoint: which of those that it kept; `ema` is the average of its weights
+    checkpoint: which checkpoint of the run; `ema` is the moving average of its weights
     """
 
     run: Annotated[str, Field(min_length=1, max_length=4_096)]
@@ -76,13 +76,13 @@ def _kind_of_weights(raw: Any) -> str:
 Weights = Annotated[
     Annotated[str, Kind("a name")] | Annotated[RunWeights, Kind("a run")], Discriminator(_kind_of_weights)
 ]
-"""A path or a name, or a mapping: a mistake in one of them says nothing of the other."""
+"""A path or a name, or a mapping; an error message is about the form that was given."""
 
 
 class Model(Section):
     """Which network: a name of the closed registry, its arguments, and where its weights come from.
 
-    weights: a path, the name of published ones, or those of another run
+    weights: a path, the name of published weights, or the weights of another run
     """
 
     name: str
@@ -92,7 +92,7 @@ class Model(Section):
 
     @property
     def own_weights(self) -> str | None:
-        """The path or the name in `weights`; None also for those of a run, whose file stands there once it is found."""
+        """The path or the name in `weights`; None for the weights of a run, until it is replaced by its file."""
         return None if isinstance(self.weights, RunWeights) else self.weights
 
     @model_validator(mode="after")
@@ -103,9 +103,9 @@ class Model(Section):
 
 
 class Data(Section):
-    """Which data: a name of the closed registry, where it lies, how it is transformed and batched.
+    """Which data: a name of the closed registry, its folder, transforms and batch size.
 
-    factory:          of the user's own data, `name: python`
+    factory:          function that returns the user's own data, for `name: python`
     transforms:       name -> arguments, applied in order
     train_transforms: used instead of `transforms` on the train split; null: the same
     """
@@ -127,7 +127,7 @@ class Data(Section):
 
 
 class Named(Section):
-    """A class or function by name; the other keys are its own arguments."""
+    """A class or function by name; the other keys are its arguments."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     name: str
@@ -139,7 +139,7 @@ class Named(Section):
 
 
 class Group(Section):
-    """Parameters with arguments of their own in the optimizer; the other keys are these arguments."""
+    """A parameter group of the optimizer; the keys beside `select` are arguments that differ for it."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     select: AnyChoice
@@ -151,25 +151,25 @@ class Group(Section):
 
 
 class Optimizer(Named):
-    """An optimizer; `groups` take parameters out of the group that the optimizer's own arguments are for."""
+    """An optimizer; parameters that are not in one of its `groups` use the optimizer's own arguments."""
 
     groups: tuple[Group, ...] = Field(default=(), max_length=MOST_PARTS)
 
 
 class Schedule(Named):
-    """A learning-rate schedule of torch.optim.lr_scheduler; `schedulers` are those that it is composed of."""
+    """A learning-rate schedule of torch.optim.lr_scheduler; `schedulers` are its parts, if it is composed."""
 
     schedulers: tuple[Schedule, ...] | None = Field(default=None, max_length=MOST_PARTS)
 
 
 class Scheduler(Schedule):
-    """The schedule of a run, stepped once per `interval`."""
+    """The learning-rate schedule of a run, stepped once per `interval`."""
 
     interval: Literal["step", "epoch"] = "epoch"
 
 
 def _loss(raw: Any) -> Any:
-    """A name alone is a loss without arguments."""
+    """Turn the short form, a name, into a loss without arguments."""
     if isinstance(raw, str):
         return {"name": raw}
     if not isinstance(raw, Mapping | Named):
@@ -180,7 +180,7 @@ def _loss(raw: Any) -> Any:
 
 _LOSS = {"anyOf": [{"type": "string"}, {"type": "object", "properties": {"name": {"type": "string"}}}]}
 Loss = Annotated[Named, BeforeValidator(_loss), WithJsonSchema(_LOSS)]
-"""A loss by name, or a mapping of `name` and the loss's own arguments."""
+"""A loss by name, or a mapping of `name` and the loss's arguments."""
 
 
 class Ema(Section):
@@ -190,10 +190,10 @@ class Ema(Section):
 
 
 class Every(Section):
-    """How often a resumable state is saved, whichever is due first; all of them null: only where a signal comes.
+    """How often a resumable state is saved, whichever is due first; all null: only when a signal arrives.
 
-    epochs: once saving has taken two seconds in all, a state is put off while it would take more than a hundredth of
-            the run's time, for a minute at most
+    epochs: once saving has taken two seconds in total, a state is delayed, by at most a minute, while saving would take
+            more than 1 % of the run's time
     """
 
     epochs: int | None = Count
@@ -202,17 +202,17 @@ class Every(Section):
 
 
 def _never(raw: Any) -> Any:
-    """`every: null` is never."""
+    """Turn `every: null` into never."""
     return {} if raw is None else raw
 
 
 class Checkpoint(Section):
     """Which weights a run keeps, and how often it saves a state that it can be resumed from.
 
-    save:      `null` is `best` for a job of a sweep and `both` for another run
+    save:      `null` means `best` for a job of a sweep and `both` for other runs
     every:     how often a resumable state is saved
-    keep:      how many of these states are kept while the run goes on
-    keep_done: they stay when the run is done
+    keep:      how many of these states are kept during the run
+    keep_done: keep them also when the run is done
     """
 
     save: Literal["both", "best", "last", "none"] | None = None
@@ -231,9 +231,9 @@ Bound = Field(default=None, gt=0, allow_inf_nan=False)
 class Train(Section):
     """The training loop. `steps` (optimizer steps) ends it before `epochs` would; `limit_batches` bounds each pass.
 
-    parameters:   the only ones that are trained; None: all that require a gradient
-    on_nonfinite: what to do where a loss, or a gradient that the optimizer is about to use, is not finite: `error`
-                  fails, `skip` leaves the step out, `stop` saves and ends the run
+    parameters:   the parameters to train; None: all that require a gradient
+    on_nonfinite: what to do if a loss, or a gradient that the optimizer is about to use, is not finite: `error` fails,
+                  `skip` skips the step, `stop` saves and ends the run
     """
 
     epochs: int = Field(default=10, ge=0, le=MOST)
@@ -260,13 +260,13 @@ class Train(Section):
 
 
 class Fsdp(Section):
-    """How `strategy: fsdp` divides the model (torch.distributed.fsdp.fully_shard).
+    """How `strategy: fsdp` shards the model (torch.distributed.fsdp.fully_shard).
 
-    wrap:                  the modules that are put together one at a time, such as the blocks of a transformer; what
-                           is outside of them, or everything where it is null, is one more unit
-    mixed_precision:       the dtype of parameters and activations while they compute; gradients are summed in fp32
-    reshard_after_forward: parameters are divided again after the forward pass, and put together once more for the
-                           backward pass; null leaves it to torch
+    wrap:                  selects the modules that are gathered one at a time, such as the blocks of a transformer; all
+                           other parameters are one more unit; null: the whole model is one unit
+    mixed_precision:       the dtype of parameters and activations in computations; gradients are reduced in fp32
+    reshard_after_forward: parameters are sharded again after the forward pass and gathered again for the backward
+                           pass; null: torch's default
     """
 
     wrap: AnySelector | None = None
@@ -275,14 +275,14 @@ class Fsdp(Section):
 
 
 class Compute(Section):
-    """Where and how it computes.
+    """Device, precision and distribution of the computation.
 
-    `precision` other than fp32 is automatic mixed precision; `compile` is torch's; `capture_buffer` is MiB of memory
-    for captured rows on their way to the disk, which a slow disk makes the model wait for.
+    `precision` other than fp32 is automatic mixed precision; `compile` is torch.compile; `capture_buffer` is the memory
+    in MiB for captured rows that wait to be written to disk; if a slow disk fills it, the model waits.
 
-    strategy: how a run that torchrun started is split over its processes: `ddp` has the whole model in each, `fsdp`
-              divides parameters, gradients and the optimizer's state
-    timeout:  seconds after which a process that does not answer counts as gone
+    strategy: how a run is split over the processes of torchrun: `ddp` has the whole model in each process, `fsdp`
+              shards parameters, gradients and the optimizer's state
+    timeout:  seconds without an answer after which a process counts as failed
     """
 
     device: str = "auto"
@@ -298,16 +298,16 @@ class Compute(Section):
 
 MOST_TAGS = 100
 Tag = Annotated[str, Field(min_length=1, max_length=100)]
-"""A word of one's own to find a run by."""
+"""A word of the user's own to find a run by."""
 
 
 class Settings(Section):
     """Every root key of an experiment but `hooks`.
 
-    vars:  keys of one's own, for interpolations elsewhere: `${vars.strength}`; nothing else reads them
+    vars:  the user's own keys, used only by interpolations in other places: `${vars.strength}`
     needs: experiments that are run before this one
-    baseline: a sweep has one more job, the same without any hook, which its page compares the others with
-    tags:  they change nothing: reports and sweeps show them
+    baseline: a sweep also runs its jobs without hooks, and its page compares the other jobs with these
+    tags:  words that reports and sweeps show; they have no other effect
     """
 
     task: TaskKeys

@@ -25,11 +25,11 @@ Head = Annotated[int, Field(strict=True, ge=-MOST_HEADS, lt=MOST_HEADS)]
 
 
 class Heads(BaseModel):
-    """Some heads of a value that has them all.
+    """Some of the attention heads of a value.
 
-    pick:  their numbers, from 0; negative ones count from the end
-    count: how many the value has; the model's configuration says it unless given
-    dim:   the dimension of the heads, where the value has one of that size more than once
+    pick:  numbers of the heads, from 0; negative ones count from the end
+    count: how many heads the value has; by default the model's configuration says it
+    dim:   the dimension of the heads, needed if several dimensions of the value have that size
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,7 +51,7 @@ class Heads(BaseModel):
         return self
 
     def misfit(self, count: int) -> str | None:
-        """What is wrong with these heads where there are `count`, or None."""
+        """What is wrong with these heads if the value has `count` heads, or None."""
         beyond = [head for head in self.pick if not -count <= head < count]
         if beyond:
             return f"there is no head {beyond[0]} among {count}, which are 0 to {count - 1}"
@@ -65,7 +65,7 @@ class Heads(BaseModel):
         return "{" + ", ".join([*extra, f"pick: {picked}"]) + "}" if extra else picked
 
     def to_dict(self) -> dict[str, Any]:
-        """What was given, as plain data for JSON."""
+        """The given keys, as plain data for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 

@@ -1,4 +1,4 @@
-"""One hook of the `hooks` mapping: which modules, when in PyTorch's life, what it does, on which schedule."""
+"""One hook of the `hooks` mapping: which modules, which hook type, which action, on which schedule."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ class HookKeys(BaseModel):
 
 @dataclass(frozen=True)
 class HookSelection:
-    """What a hook selects, whatever it then does there."""
+    """The name, selector and hook type of a hook, without its action."""
 
     name: str
     keys: HookKeys
 
     @property
     def hook_type(self) -> HookType:
-        """When it fires."""
+        """Its hook type."""
         return HOOK_TYPES[self.keys.hook]
 
     @property
@@ -81,7 +81,7 @@ class HookSpec(HookSelection):
 
     @property
     def takes_part(self) -> bool:
-        """Whether it acts on a part of each tensor alone."""
+        """Whether it acts on a part of each tensor only."""
         return any(part is not None for part in (self.keys.index, self.keys.tokens, self.keys.heads))
 
     @property
@@ -92,7 +92,7 @@ class HookSpec(HookSelection):
         return draws and self.hook_type.phase == "forward"
 
     def run_values(self) -> Iterator[tuple[str, RunValue]]:
-        """Key path and value of everything that it takes from other runs."""
+        """(key path, value) of each value that it takes from another run."""
         for field, given in self.action.outside_values().items():
             where: str = f"{self.where}.{field}"
             value = given if isinstance(given, OutsideValue) else None
@@ -103,13 +103,13 @@ class HookSpec(HookSelection):
 
     @property
     def identity(self) -> str:
-        """What a checkpoint knows the hook by: the same for the same name, modules, action and parameters."""
+        """A hash by which checkpoints identify the hook: equal for equal name, modules, action and parameters."""
         plain = self.to_dict()
         what = [self.name, plain["select"], plain["action"], plain["params"]]
         return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that says the same, ready for JSON."""
+        """The hook as plain data for JSON."""
         keys = self.keys
         plain: dict[str, Any] = {
             "select": str(keys.select),
@@ -130,7 +130,7 @@ class HookSpec(HookSelection):
 
 @dataclass(frozen=True)
 class Spec:
-    """All hooks in the order of their declaration, and the seed that their own generators derive from."""
+    """All hooks in the order of their declaration, and the seed from which their generators are derived."""
 
     hooks: tuple[HookSpec, ...]
     seed: int = 0
@@ -138,10 +138,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class WrongHooks:
-    """What is right about the hooks that hold mistakes.
+    """The valid parts of hooks with mistakes.
 
-    selections: what they select, of those where that is known
-    may_add:    one of them may be meant to add parameters, which other hooks then need
+    selections: the selections of those hooks that have a valid one
+    may_add:    one of them may add parameters, which other hooks may then need
     """
 
     selections: tuple[HookSelection, ...] = ()
@@ -149,7 +149,7 @@ class WrongHooks:
 
 
 def wrong_hooks(raw: Any, right: Collection[HookSpec]) -> WrongHooks:
-    """What is right about the hooks of a mapping that are not among those that `parse_hooks` found right."""
+    """The valid parts of the hooks in a mapping that are not among `right`, the valid hooks of `parse_hooks`."""
     names = {hook.name for hook in right}
     wrong = raw if isinstance(raw, Mapping) else {}
     bodies = {name: body for name, body in wrong.items() if name not in names and isinstance(body, Mapping)}
@@ -167,7 +167,7 @@ def _remaining_keys(body: Mapping[str, Any]) -> HookKeys | None:
 
 
 def _may_add(body: Mapping[str, Any]) -> bool:
-    """Whether a hook that holds mistakes may be meant to add parameters."""
+    """Whether a hook with mistakes may be meant to add parameters."""
     action = actions().get(str(body.get("action")))
     kind = HOOK_TYPES.get(str(body.get("hook")))
     return action.adds is not Action.adds if action else kind is None or kind.phase == "installation"
@@ -211,7 +211,7 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
     common = hook_keys(given.get("hook"))
     known = own | common | {"action"}
     problems = [] if action else [_unknown_action(action_name, where)]
-    if action:  # without one, nobody knows which of the other keys are parameters of it
+    if action:  # without an action it is unknown which keys are its parameters
         problems += [unknown_key(where, key, known) for key in given if key not in known]
     keys = _validate(HookKeys, {key: given[key] for key in given if key in common}, where, problems)
     if keys is not None and keys.hook not in HOOK_TYPES:
@@ -228,7 +228,7 @@ def _parse_hook(name: Any, body: Any, where: str) -> HookSpec | list[Problem]:
 
 
 def hook_keys(hook_type: object) -> set[str]:
-    """The keys of a hook of that type; those that other types alone know may be parameters of the action."""
+    """The keys of a hook of that type; keys of other hook types only may be parameters of the action."""
     known = HOOK_TYPES.get(hook_type) if isinstance(hook_type, str) else None
     return set(HookKeys.model_fields) - (OWN_KEYS - (known.takes if known else frozenset()))
 

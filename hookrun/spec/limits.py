@@ -1,4 +1,4 @@
-"""How large a spec may be: checked before anything else looks at it, so that no nesting and no number overwhelms it."""
+"""Limits on the size of a spec, checked first, so that deep nesting or huge numbers cannot exhaust later checks."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_INTEGER = 1 << 64
 
 
 def beyond_limits(config: Any, where: str = "") -> Problem | None:
-    """The first problem of a plain spec that is nested too deeply, too large, or holds a number or text that is.
+    """The first place where a plain spec is nested too deeply or is too large, or a number or text in it is.
 
-    config: mappings and lists of anything; an object that is neither is not looked into
+    config: mappings and lists; other objects are not looked into
     """
     pending = [(config, where, 0)]
     count = 0

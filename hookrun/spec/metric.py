@@ -1,4 +1,4 @@
-"""`task.metrics`: which numbers a task computes, and of which parts of the data each is shown by itself."""
+"""`task.metrics`: which metrics a task computes, and whether by position or by sample."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_PATH = 4_096
 
 
 class Against(Section):
-    """Whose predictions a metric compares with.
+    """The run with whose predictions a metric compares.
 
     run: the directory of a run of task=predict, one of `needs`, or `previous`
     """
@@ -27,9 +27,9 @@ class Against(Section):
 class MetricKeys(Section):
     """One metric; the short form is its name alone.
 
-    name:    one of ours, or a function of a package that is trusted
-    by:      a line of metrics.jsonl for each position or each sample, beside the mean over all
-    against: of `kl`: what the predictions are compared with; None: the same model without hooks
+    name:    one of hookrun's metrics, or a function of a trusted package
+    by:      position or sample: also one line of metrics.jsonl for each, beside the mean over all
+    against: for `kl`: what the predictions are compared with; None: the same model without hooks
     """
 
     name: Annotated[str, Field(min_length=1, max_length=_MOST_NAME)]
@@ -38,7 +38,7 @@ class MetricKeys(Section):
 
     @model_serializer(mode="wrap")
     def _short(self, whole: Callable[[Any], dict[str, Any]]) -> Any:
-        """The name alone where nothing else is given."""
+        """Serialize to the name alone if no other key is given."""
         return self.name if self.by is None and self.against is None else whole(self)
 
 
@@ -47,7 +47,7 @@ def _named(raw: Any) -> Any:
 
 
 def _listed(raw: Any) -> Any:
-    """One metric is a list of one."""
+    """Turn a single metric into a list of one."""
     if isinstance(raw, str | Mapping | MetricKeys) and raw:
         return [raw]
     if raw is not None and (not isinstance(raw, list | tuple) or not raw):
@@ -60,7 +60,7 @@ Metrics = Annotated[
     Annotated[tuple[Entry, ...], Field(max_length=MOST_METRICS)] | None,
     BeforeValidator(_listed, json_schema_input_type=str | list[str | MetricKeys] | MetricKeys | None),
 ]
-"""The metrics that a task computes; None: those that it computes unasked."""
+"""The metrics that a task computes; None: the task's default metrics."""
 
 
 def asked(metrics: tuple[MetricKeys, ...] | None, name: str) -> bool:

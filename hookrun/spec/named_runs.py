@@ -1,4 +1,4 @@
-"""The runs that an experiment names otherwise than in the values of its hooks. Imports no torch."""
+"""The runs that an experiment names outside the values of its hooks. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`needs`: experiments that are run before this one, whose captures its values take."""
+"""`needs`: experiments that are run before this one, which uses their captures or weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.spec.section import Section
 MOST_NEEDS = 16
 MOST_OVERRIDES = 100
 MOST_TEXT = 4_000
-"""Characters of one override."""
+"""The largest number of characters of one override."""
 PREVIOUS = "previous"
 
 _NAME = re.compile(r"[^\W\d][\w-]{0,99}")
@@ -36,10 +36,10 @@ def _experiment(text: str) -> str:
 
 
 class Need(Section):
-    """An experiment that is run first, or whose finished run is used again.
+    """An experiment that is run first, or whose finished run is reused.
 
     experiment: its name in the config folders
-    overrides:  of its configuration, as they are typed on a command line
+    overrides:  overrides of its configuration, as typed on a command line
     """
 
     experiment: Annotated[str, AfterValidator(_experiment)]
@@ -52,4 +52,4 @@ class Need(Section):
 
 
 Needs = Annotated[dict[Annotated[str, AfterValidator(_name)], Need], Field(max_length=MOST_NEEDS)]
-"""Name -> what is run; ``{run: NAME}`` in a value means it."""
+"""Name -> experiment; ``{run: NAME}`` in a value refers to its run."""

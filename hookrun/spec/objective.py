@@ -1,4 +1,4 @@
-"""The root key `objective`: which metric says which job of a sweep is the best."""
+"""The root key `objective`: the metric by which the best job of a sweep is chosen."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _NATURAL: dict[str, Direction] = {
 class Objective(Section):
     """What a sweep optimizes; the short form `objective: val/loss` names the metric alone.
 
-    metric:    ``split/name`` of metrics.jsonl; None: the accuracy where there is one, else the loss, of the validation
-               where there is one
-    direction: None: the natural one of the metric
-    of:        the value of a run's best epoch, or of its last
+    metric:    ``split/name`` of metrics.jsonl; None: the accuracy if there is one, else the loss, of the val split if
+               there is one
+    direction: None: maximize an accuracy, minimize a loss, and so on
+    of:        best or last: the value of a run's best epoch, or of its last
     """
 
     metric: str | None = Field(default=None, max_length=1_000)
@@ -63,7 +63,7 @@ class Objective(Section):
 
 @dataclass(frozen=True)
 class Goal:
-    """An objective whose metric and direction are known. `str()` says it in words."""
+    """An objective whose metric and direction are known. `str()` is a text such as ``maximize val/accuracy``."""
 
     metric: str
     direction: Direction
@@ -78,12 +78,12 @@ class Goal:
 
 
 def direction_of(metric: str) -> Direction | None:
-    """The natural direction of ``split/name`` or ``name``; None where nothing is known of the name."""
+    """The direction in which ``split/name`` or ``name`` is better; None for an unknown metric."""
     return _NATURAL.get(metric.rpartition("/")[2])
 
 
 def preferred(names: Iterable[str]) -> str | None:
-    """The metric of an objective that names none: an accuracy before a loss, the validation before other splits."""
+    """The default metric of an objective: an accuracy before a loss, the val split before others."""
     known = [name for name in names if direction_of(name) is not None]
     return min(known, key=_rank, default=None)
 

@@ -1,4 +1,4 @@
-"""Which parameters: a selector over their names, `hook:NAME` for what a hook adds, or a list of both."""
+"""A choice of parameters: a selector over their names, `hook:NAME` for those that a hook adds, or a list of both."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class AddedBy:
 
     @property
     def every(self) -> bool:
-        """Whether it is for all hooks."""
+        """Whether it means all hooks."""
         return self.hook == EVERY
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The parameters that any of its members is for."""
+    """The union of the parameters that its members choose."""
 
     members: tuple[Selector | AddedBy, ...]
     is_list: bool = False
@@ -42,7 +42,7 @@ class Choice:
         return f"[{text}]" if self.is_list else text
 
     def placed(self, where: str) -> Iterator[tuple[str, Selector | AddedBy]]:
-        """Each member with its key path; `where` is that of the whole."""
+        """Each member with its key path; `where` is the key path of the whole choice."""
         for number, member in enumerate(self.members):
             yield (f"{where}.{number}" if self.is_list else where), member
 
@@ -54,7 +54,7 @@ def parse_choice(raw: Any) -> Choice:
     """
     if isinstance(raw, Choice):
         return raw
-    parser = Parser(forms())  # one for all, which limits their number and size together
+    parser = Parser(forms())  # one parser for all members limits their total size
     if not isinstance(raw, list | tuple):
         return Choice((_member(raw, parser),))
     if not raw:

@@ -1,4 +1,4 @@
-"""What is left of a configuration without its mistakes, so that the rest of it can be checked in the same go."""
+"""The valid parts of a configuration with mistakes, so that those can be checked in the same pass."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ M = TypeVar("M", bound=BaseModel)
 def validated(
     model: type[M], given: Mapping[str, Any], where: str, stand_ins: Mapping[str, Any] | None = None
 ) -> tuple[M | None, list[Problem]]:
-    """The section as far as it is right, and every mistake in it.
+    """The section from its valid keys, and every mistake in it.
 
-    Wrong keys are left out, so that their defaults stand in; None where nothing can stand in for one.
+    Invalid keys are replaced by their defaults. None if an invalid key has neither a default nor a stand-in.
 
     where:     the key path of the section
-    stand_ins: what stands in for keys that have no default
+    stand_ins: values for invalid keys that have no default
     """
     left, problems = copy.deepcopy(dict(given)), list[Problem]()
     while True:
@@ -41,7 +41,7 @@ def validated(
 
 
 def _held(section: dict[str, Any], location: Iterable[int | str]) -> tuple[dict[str, Any], Any] | None:
-    """The innermost mapping that holds the wrong value, and its key there; None where nothing of it is there."""
+    """The innermost mapping that contains the wrong value, and its key there; None if there is none."""
     holder: dict[str, Any] | None = None
     node: Any = section
     wrong: Any = None
@@ -53,16 +53,16 @@ def _held(section: dict[str, Any], location: Iterable[int | str]) -> tuple[dict[
 
 
 def beyond(found: Iterable[Problem], known: Iterable[Problem]) -> list[Problem]:
-    """The problems of `found` that do not follow from those that are known, at the same place or above it.
+    """The problems of `found` that are not consequences of known ones, which are at the same key path or above it.
 
-    What is wrong with a whole hook says nothing about its selector.
+    A problem of a whole hook says nothing about its selector.
     """
     places = {each.where for each in known if each.where}
     return [each for each in found if places.isdisjoint(_above(each.where))]
 
 
 def _above(where: str) -> Iterator[str]:
-    """The place itself, and those above it about which it says nothing new."""
+    """The key path itself, and the key paths above it whose problems explain a problem here."""
     yield where
     if not where.startswith("hooks."):
         parts = where.split(".")
@@ -76,17 +76,17 @@ def in_file_order(problems: Iterable[Problem], config: Mapping[Any, Any]) -> lis
 
 
 class _Index:
-    """The places of keys among their siblings, each mapping counted once."""
+    """The positions of keys among their siblings; each mapping is indexed once."""
 
     def __init__(self) -> None:
         self._of = dict[int, dict[str, tuple[int, Any]]]()
 
     def position(self, where: str, config: Mapping[Any, Any]) -> list[int]:
-        """The place of each part of a key path; what is not there comes after its siblings."""
+        """The position of each part of a key path; a missing key comes after its siblings."""
         place, node, parts = list[int](), config, where.split(".") if where else []
         while parts and isinstance(node, Mapping):
             siblings = self._siblings(node)
-            names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))  # a key may hold a dot
+            names = (".".join(parts[:count]) for count in range(1, len(parts) + 1))  # a key may contain a dot
             name = next((each for each in names if each in siblings), None)
             if name is None:
                 return [*place, len(siblings)]

@@ -10,11 +10,11 @@ from hookrun.spec.experiment import MOST, Section
 
 
 class Sampling(Section):
-    """From which distribution each token is drawn; the restrictions apply in this order.
+    """The distribution from which each token is drawn; the keys apply in this order.
 
-    temperature: the scores are divided by it: below 1 the most probable tokens become more probable
-    top_k:       only that many of the most probable tokens; null: all
-    top_p:       only the most probable tokens that together have this probability, at least one; null: all
+    temperature: divides the logits; below 1 the most probable tokens become more probable
+    top_k:       draw from this many of the most probable tokens; null: all
+    top_p:       draw from the most probable tokens that together have this probability, at least one; null: all
     """
 
     temperature: Annotated[float, Field(ge=0.001, le=1000, allow_inf_nan=False)] = 1.0

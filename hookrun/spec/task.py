@@ -20,8 +20,8 @@ def parse_task(
 ) -> tuple[TaskKeys | None, list[str], list[Problem]]:
     """The task with its keys, a note on each key that it does not use, and every mistake in the section.
 
-    A key of another task is allowed: an experiment that sets it may be run with a different task. Its value has to be
-    one that the other task accepts. The task is None where there are mistakes.
+    A key of another task is allowed, because an experiment that sets it may be run with a different task; its value
+    must be valid for that task. The task is None if there are mistakes.
 
     tasks: every task by name
     """
@@ -56,7 +56,7 @@ def parse_task(
 
 
 def remaining_task(raw: Any, tasks: Mapping[str, type[TaskKeys]]) -> TaskKeys | None:
-    """The task of a section that holds mistakes, without its wrong keys; of a wrong name, the default task."""
+    """The task of a section with mistakes, without its wrong keys; the default task if its name is wrong."""
     given = dict(raw) if isinstance(raw, Mapping) else {}
     name = given.get("name")
     chosen = tasks.get(name) if isinstance(name, str) else None

@@ -1,4 +1,4 @@
-"""`tokens`: which positions of a sequence a hook looks at or changes, padding left out. Imports no torch."""
+"""`tokens`: which positions of a sequence a hook reads or changes, not counting padding. Imports no torch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from hookrun.index import bounded, whole
 ALL = "all"
 EXPECTED = "expected a position like -1, a range like '4:8', a list of them, or all"
 MOST_DIM = 63
-"""torch allows no more dimensions than 64."""
+"""torch allows at most 64 dimensions."""
 
 
 class TokenRange(NamedTuple):
-    """Positions from `start` to before `end`, every so many of them; a negative bound counts from the prompt's end."""
+    """Positions from `start` up to `end` (excluded) in steps of `every`; negative bounds count from the prompt end."""
 
     start: int | None = None
     end: int | None = None
@@ -45,7 +45,7 @@ Place = int | TokenRange
 
 @dataclass(frozen=True)
 class Positions:
-    """Places in a sequence, counted from its first real token."""
+    """Positions in a sequence, counted from its first real token."""
 
     places: tuple[Place, ...]
 
@@ -55,7 +55,7 @@ class Positions:
 
     @property
     def numbers(self) -> Iterator[int]:
-        """Every number in it, those of ranges included."""
+        """Every number in it, including the bounds of ranges."""
         for place in self.places:
             bounds = (place.start, place.end) if isinstance(place, TokenRange) else (place,)
             yield from (bound for bound in bounds if bound is not None)
@@ -147,7 +147,7 @@ Short = int | str | list[int | str]
 
 
 class TokenSet(BaseModel):
-    """Tokens for which everything that is given holds."""
+    """Tokens for which all given conditions hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     position: Annotated[Positions, WithJsonSchema(_POSITIONS)] | None = None
@@ -184,7 +184,7 @@ class TokenSet(BaseModel):
 
     @property
     def reads_ids(self) -> bool:
-        """Whether which token stands at a position decides."""
+        """Whether the choice depends on token ids."""
         return self.id is not None or self.text is not None
 
     def __str__(self) -> str:
@@ -205,7 +205,7 @@ def _shown(value: Any) -> str:
 
 
 class TokenFilter(TokenSet):
-    """Tokens of a phase, but for some.
+    """Tokens of a phase, except those of `exclude`.
 
     phase: `prompt`, or `generation`: positions then count from the first generated token
     """
@@ -255,11 +255,11 @@ Axis = Annotated[
 
 
 class Tokens(TokenFilter):
-    """The clause of a hook.
+    """The `tokens` key of a hook.
 
-    missing: `skip` leaves out positions that a sample does not have; they are an error otherwise
+    missing: `skip` leaves out positions that a sample does not have; otherwise they are an error
     padding: padding counts as tokens too
-    dim:     the dimension of the sequence, 1 unless given
+    dim:     the dimension of the sequence, by default 1
     query:   on attention patterns [..., queries, keys]: which queries; then `key` may say which keys
     """
 
@@ -285,21 +285,21 @@ class Tokens(TokenFilter):
 
     @property
     def on_pattern(self) -> bool:
-        """Whether it is about queries and keys."""
+        """Whether it selects queries and keys of attention patterns."""
         return self.query is not None or self.key is not None
 
     @property
     def filters(self) -> tuple[TokenFilter, ...]:
-        """Itself, or those of queries and keys."""
+        """Itself, or the filters of queries and keys."""
         return tuple(each for each in (self.query, self.key) if each is not None) or (self,)
 
     def to_dict(self) -> dict[str, Any]:
-        """What was given, as plain data for JSON."""
+        """The given keys, as plain data for JSON."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 def _as_mapping(raw: Any) -> Any:
-    """The short forms: a position, a range, a list or `all`."""
+    """Turn the short forms (a position, a range, a list or `all`) into a mapping."""
     if isinstance(raw, dict | BaseModel):
         return raw
     return {"position": parse_positions(raw)}

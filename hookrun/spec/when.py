@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, core_schema
 from hookrun.spec.selector.base import shown
 
 MOST = 10**15
-"""The greatest count of steps, epochs, calls or modules."""
+"""The largest count of steps, epochs, calls or modules."""
 
 
 class Range(BaseModel):
@@ -67,9 +67,7 @@ def _counts(raw: Any) -> Any:
 
 
 def _plain(counts: frozenset[int] | Range) -> Any:
-    return (
-        counts.model_dump() if isinstance(counts, Range) else sorted(counts)
-    )  # a set has no order of its own
+    return counts.model_dump() if isinstance(counts, Range) else sorted(counts)  # a set is unordered
 
 
 MOST_RANK = 10**6
@@ -96,8 +94,8 @@ class When(BaseModel):
     mode:        the model is in training or in evaluation mode
     step, epoch: a number, a list of numbers, or ``{start, end, every}``
     call:        the n-th call of a module that is used several times within one forward
-    rank:        on one of a run's processes, or those of a list, for hooks that only look; one alone is rank 0
-    probability: of each firing, from a generator of its own (`seed`)
+    rank:        on one process of a run, or on those of a list, for hooks that only observe; a single process is rank 0
+    probability: of each firing, drawn from a generator of its own (`seed`)
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,11 +113,11 @@ class When(BaseModel):
         return self == When(seed=self.seed)
 
     def holds_in(self, training: bool) -> bool:
-        """Whether it lets a model in that mode through, whatever else it asks for."""
+        """Whether the condition on the mode allows this mode."""
         return self.mode == "any" or (self.mode == "train") == training
 
     def holds_at(self, step: int, epoch: int) -> bool:
-        """Whether it lets that step of that epoch through, whatever else it asks for."""
+        """Whether the conditions on step and epoch allow this step of this epoch."""
         return (self.step is None or step in self.step) and (self.epoch is None or epoch in self.epoch)
 
     def __str__(self) -> str:
@@ -173,7 +171,7 @@ def parse_expect(raw: Any) -> Expect:
 
 
 def _count_text(raw: Any) -> str:
-    """The text of a count; empty for one that is too long to be one, and for anything else."""
+    """The text of a count; empty for a text that is too long, and for other types."""
     if isinstance(raw, bool) or not isinstance(raw, int | str):
         return ""
     if isinstance(raw, int) and not 0 <= raw <= MOST:

@@ -69,7 +69,7 @@ def test_optuna_goes_on_with_the_same_trials(cwd: Path, capsys) -> None:
         "what a trial chose is what its job has"
     )
     page = (cwd / "cut/report.html").read_text()
-    assert "What the sweeper chose" in page and "4 trials" in page and "best so far" in page
+    assert "Optimization history" in page and "4 trials" in page and "best so far" in page
 
 
 def test_importance_is_the_share_of_the_key_that_makes_the_difference() -> None:

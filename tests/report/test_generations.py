@@ -51,7 +51,7 @@ def test_both_continuations_stand_beside_each_other_and_what_differs_is_marked(
     page: Callable[..., str],
 ) -> None:
     source = page(LINE, texts=((3, "one"), (4, "two"), (5, "three")))
-    assert "With hooks 1 of 1 sample went on otherwise" in source and "KL 0.125 nats" in source
+    assert "With hooks 1 of 1 sample continued differently" in source and "KL 0.125 nats" in source
     assert re.findall("<mark>(.*?)</mark>", source) == ["three ", "two "]
     assert "a prompt &lt;b&gt;&amp;" in source
     rows = [
@@ -96,6 +96,6 @@ def test_a_strangers_file_breaks_nothing(page: Callable[..., str], tmp_path: Pat
     source = page(*strange, hostile, *many)
     assert "<script>alert" not in source and "\u202e" not in source
     assert len(source) < 3_000_000 and "and 2,600 more" in source
-    assert "lines hold no such record and are left out" in source
+    assert "lines are not valid records and left out" in source
     with pytest.raises(StoreError, match=r"generations\.jsonl, line 1"):
         hookrun.open_run(tmp_path).generations  # noqa: B018 - reading it raises

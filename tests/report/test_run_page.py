@@ -99,8 +99,8 @@ def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
 
 def test_a_hook_that_never_fired_stands_at_the_top(observed: Path, page) -> None:
     found = page(observed)
-    assert "1 hook matched and did nothing late never fired on fc" in found.text
-    assert found.source.index("matched and did nothing") < found.source.index('id="summary"')
+    assert "1 hook matched but did nothing late never fired on fc" in found.text
+    assert found.source.index("matched but did nothing") < found.source.index('id="summary"')
 
 
 def test_every_kind_of_picture(observed: Path, page) -> None:
@@ -132,7 +132,9 @@ def test_the_confusion_matrix_and_the_worst_samples_equal_the_files(run, page, t
     mean = sum(line["loss"] for line in lines) / len(lines)
     assert mean == pytest.approx(metrics["loss"], rel=1e-5)
     found = page(path)
-    assert f"val: {right} of {len(lines)} samples right, {len(lines) - right} taken" in found.text
+    assert (
+        f"val: {right} of {len(lines)} samples classified correctly, {len(lines) - right} mis" in found.text
+    )
     cells = re.findall(
         r'class="on-\w+">([\w.]*)<', found.source.split("<span>confusion matrix", 1)[1].split("</figure>")[0]
     )
@@ -217,7 +219,7 @@ def test_a_check_that_tripped_stands_at_the_top_with_module_and_step(
     path = run(*short, f"+hooks.bound.policy={policy}", code=code, bound=entry)
     found = page(path)
     assert f'class="stamp s-{ends}">{ends}<' in found.source
-    assert "Checks tripped: first bound at layers.0 (Linear), epoch 0, step 3" in found.text
+    assert "Failed checks: first bound at layers.0 (Linear), epoch 0, step 3" in found.text
 
 
 def test_a_run_that_was_cut_off_says_so(observed: Path, tmp_path: Path, page) -> None:
@@ -239,7 +241,7 @@ def test_a_run_that_goes_on_has_a_page(tmp_path: Path, page) -> None:
     status = {"status": "running", "reason": "", "started": "2026-01-01T00:00:00+00:00", "ended": None}
     (tmp_path / "status.json").write_text(json.dumps({**status, "pid": os.getpid(), "exit_code": None}))
     write_report(tmp_path)
-    assert "It is not over" in page(tmp_path).text
+    assert "The run is not finished" in page(tmp_path).text
 
 
 def test_damaged_files_leave_a_page_with_notes(observed: Path, tmp_path: Path, page) -> None:
@@ -253,7 +255,7 @@ def test_damaged_files_leave_a_page_with_notes(observed: Path, tmp_path: Path, p
     (path / "metrics.jsonl").write_text(lines.replace('{"split": "val"', "{split", 1))
     write_report(path)
     text = page(path).text
-    assert "the plan can't be read" in text and "1 lines are no JSON" in text and "Not drawn" in text
+    assert "the plan can't be read" in text and "1 lines are not JSON" in text and "Not drawn" in text
     assert "val accuracy" in text
 
 
@@ -306,7 +308,7 @@ def test_analyses_have_their_table_and_their_picture(run: Callable[..., Path], p
     if task == "probe":
         rows = {cells[0]: cells[-2] for cells in table_rows(found.source, "analysis")}
         assert rows == {line["module"]: f"{line['accuracy']:.4g}" for line in lines}
-        assert "by chance" in found.text and found.tags.count("svg") == 1
+        assert "chance" in found.text and found.tags.count("svg") == 1
     else:
         assert "linear CKA" in found.text and found.tags.count("img") == 1
         cells = re.findall(r'class="on-\w+">([\d.e-]+)<', found.source)
@@ -329,7 +331,7 @@ def test_records_of_another_shape_are_left_out_and_counted(observed: Path, tmp_p
     (path / "hooks.json").write_text('{"sites": [3]}')
     write_report(path)
     text = page(path).text
-    assert "stats.jsonl: 3 lines hold no such record" in text
+    assert "stats.jsonl: 3 lines are not valid records" in text
     assert "the hooks' counts can't be read: found a int, expected a mapping" in text
 
 

@@ -145,7 +145,7 @@ def test_it_can_be_made_while_jobs_run(copied: Path, page) -> None:
         file.write('{"split": "val", "accu')
     write_report(copied)
     found = page(copied)
-    assert "2 jobs not over" in found.text and "running 1" in found.text and "not started 1" in found.text
+    assert "2 jobs not finished" in found.text and "running 1" in found.text and "not started 1" in found.text
     assert [row["status"] for row in table(copied)][4:] == ["not started", "running"]
 
 
@@ -212,7 +212,7 @@ def test_a_job_that_was_killed_is_not_said_to_run(copied: Path, page) -> None:
     (copied / "5/status.json").write_text(json.dumps(status))
     write_report(copied)
     text = page(copied).text
-    assert "cut off 1" in text and "1 job did not end well" in text and "not over" not in text
+    assert "cut off 1" in text and "1 job did not end well" in text and "not finished" not in text
     assert table(copied)[5]["status"] == "cut off"
 
 
@@ -243,14 +243,14 @@ def test_a_sweep_that_has_just_begun_knows_its_keys_and_how_many_jobs_will_follo
         shutil.rmtree(copied / str(job))
     write_report(copied)
     text = page(copied).text
-    assert "not started 5" in text and "5 jobs not over" in text
+    assert "not started 5" in text and "5 jobs not finished" in text
     assert [(row["train.optimizer.lr"], row["seed"]) for row in table(copied)] == [("0.001", "0")]
     (copied / "sweep.json").unlink()  # as of an earlier version
     write_report(copied)
     assert "not started 5" in page(copied).text
     (copied / "multirun.yaml").write_text("hydra: [half")
     write_report(copied)
-    assert "not over" not in page(copied).text
+    assert "not finished" not in page(copied).text
 
 
 def test_baselines_stand_first_and_each_job_is_compared_with_its_own(folder: Path, page) -> None:
@@ -271,7 +271,7 @@ def test_baselines_stand_first_and_each_job_is_compared_with_its_own(folder: Pat
     assert 'id="best"' in found.source and "without hooks: " in found.text
     shutil.rmtree(path / "3")
     write_report(path)
-    assert "3 of 4 jobs over" in page(path).text
+    assert "3 of 4 jobs finished" in page(path).text
 
 
 def test_metrics_that_only_the_baselines_have_are_not_drawn(folder: Path, page) -> None:

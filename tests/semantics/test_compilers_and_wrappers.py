@@ -167,17 +167,17 @@ def test_a_graph_of_another_model_of_the_class_is_not_taken(kind: type[nn.Module
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "capture": ({"hook": "forward", "action": "capture"}, "hands values to Python"),
-    "stats": ({"hook": "output_grad", "action": "stats"}, "hands values to Python"),
-    "check": ({"hook": "forward_pre", "action": "check"}, "hands values to Python"),
+    "capture": ({"hook": "forward", "action": "capture"}, "passes values to Python"),
+    "stats": ({"hook": "output_grad", "action": "stats"}, "passes values to Python"),
+    "check": ({"hook": "forward_pre", "action": "check"}, "passes values to Python"),
     "noise": ({"hook": "forward", "action": "noise"}, "draws from a generator of its own"),
     "backward": ({"hook": "backward", "action": "scale", "factor": 2}, "autograd nodes of its own"),
     "backward_pre": ({"hook": "backward_pre", "action": "scale", "factor": 2}, "autograd nodes of its own"),
     "saved_tensors": ({"hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}, "the compiler itself decides"),
-    "call": ({"hook": "forward", "action": "scale", "factor": 2, "when": {"call": 0}}, "decides anew at each call"),
+    "call": ({"hook": "forward", "action": "scale", "factor": 2, "when": {"call": 0}}, "is evaluated at each call"),
     "probability": (
         {"hook": "forward", "action": "scale", "factor": 2, "when": {"probability": 0.5}},
-        "decides anew at each call",
+        "is evaluated at each call",
     ),
 }  # fmt: skip
 

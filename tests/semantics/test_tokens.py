@@ -308,7 +308,7 @@ def test_what_a_sample_or_a_tensor_has_not_is_told() -> None:
         ({"select": "first", "tokens": {"position": 0, "dim": 3}}, "has no dimension 3 of tokens"),
         ({"select": "embed", "tokens": 0, "index": "1:"}, "`index` picks of the samples"),
         ({"select": "embed", "tokens": 0, "index": ":, 3"}, "`index` picks of the samples"),
-        ({"select": "embed", "heads": 0}, "nothing says how many heads embed has"),
+        ({"select": "embed", "heads": 0}, "the number of heads of embed is unknown"),
         ({"select": "first", "heads": 4}, "there is no head 4 among 4"),
         ({"select": "embed", "heads": {"count": 5, "pick": 0}}, "does not hold 5 heads"),
     ):

@@ -99,7 +99,7 @@ def test_wrong_data_leaves_the_selectors_to_be_checked_and_a_wrong_model_does_no
     assert error.notes == ("shapes were not checked: the data is wrong",)
     error = tasks.refusal(config(model={"name": "cnn", "args": {"widht": 3}}, data=data, hooks=hooks))
     assert places(error) == ["model.args.widht", "data.args.file", "hooks.a.mx"]
-    assert error.notes == ("the hooks were not checked against the model: it is wrong itself",)
+    assert error.notes == ("the hooks were not checked, because the model is not valid",)
     assert str(error).startswith("3 configuration errors\n") and error.notes[0] in str(error)
 
 

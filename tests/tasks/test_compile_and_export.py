@@ -31,7 +31,7 @@ def test_a_compiled_run_gives_what_the_run_gives(run, hook) -> None:
 
 def test_what_no_graph_can_hold_is_refused_before_the_run(refused, hook) -> None:
     said = refused("compute.compile=true", hook(select="fc", hook="forward", action="capture"))
-    assert "hooks.h: capture on 'forward' hands values to Python at each firing" in said
+    assert "hooks.h: capture on 'forward' passes values to Python at each firing" in said
 
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # the hook never fires: that is what is wrong
@@ -95,7 +95,7 @@ def inputs(count: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"hook": "forward", "action": "capture"}, "hands values to Python"),
+        ({"hook": "forward", "action": "capture"}, "passes values to Python"),
         ({"hook": "grad", "action": "scale", "factor": 2}, "an exported program computes outputs only"),
         (
             {"hook": "output_grad", "action": "scale", "factor": 2},

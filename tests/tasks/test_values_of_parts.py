@@ -220,7 +220,7 @@ def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, caps
         assert_close(found.captures["after"][module][:], 2 * clean.captures["seen"][module][:])
     said = capsys.readouterr().out
     assert (
-        "patch.value: each of 3 modules its own, 552 B per sample: layers.1 [64] 256 B, layers.3 [64] 256 B"
+        "patch.value: one for each of 3 modules, 552 B per sample: layers.1 [64] 256 B, layers.3 [64] 256 B"
         in said
     )
     mean = run(*BASE, "seed=5", patch(clean, "", select), AFTER)

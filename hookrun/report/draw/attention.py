@@ -16,19 +16,19 @@ from hookrun.report.draw.text import number, one_line
 PLOT = 280
 LARGEST_CELL = 26
 MOST_CELLS = 64
-"""A side of a picture: of more tokens each pixel is the largest of a block."""
+"""Largest width and height in pixels; for more tokens each pixel is the maximum of a block."""
 _LETTER, _LINE = 6.0, 10.5
 _LONGEST_NAME = 10
-"""Characters of a name beside the picture; the whole name stands in the table."""
+"""Characters of a name beside the picture; the table has the whole name."""
 
 
 def head_picture(
     title: str, pattern: Array, *, rows: Sequence[str], columns: Sequence[str], says: str
 ) -> tuple[Figure, Markup]:
-    """One head's pattern [queries, keys], or the heads of one query [heads, keys], and the scale of its colours.
+    """The picture of one head's pattern [queries, keys], or of all heads of one query [heads, keys], and its colours.
 
-    rows, columns: their names
-    says: what the picture shows, in words
+    rows, columns: the names of rows and columns
+    says: text alternative of the picture
     """
     block = math.ceil(max(pattern.shape) / MOST_CELLS)
     rows, columns = rows[::block], columns[::block]
@@ -62,20 +62,20 @@ def head_picture(
 
 
 def is_causal(pattern: Array) -> bool:
-    """Whether no query [queries, keys] looks at a later key, and there are later ones."""
+    """Whether there are later keys and no query of [queries, keys] attends to one."""
     rows, columns = pattern.shape
     return rows == columns > 1 and not np.triu(pattern, 1).any()
 
 
 class Query(NamedTuple):
-    """A row of a pattern: the token that looks, and its position in the sample."""
+    """A row of a pattern: the query's token and its position in the sample."""
 
     name: str
     position: int
 
 
 def strongest(pattern: Array, queries: Sequence[Query], keys: Sequence[str]) -> str:
-    """Where the head attends most, in words; without the first token as a query, which may have no choice."""
+    """Text that says where the head attends most, not counting the first query, which may have one key only."""
     free = [row for row, query in enumerate(queries) if query.position] or list(range(len(queries)))
     seen = np.nan_to_num(pattern[free], nan=-1.0)
     row, key = (int(each) for each in np.unravel_index(int(seen.argmax()), seen.shape))

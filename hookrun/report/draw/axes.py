@@ -1,4 +1,4 @@
-"""A range of numbers onto a line of a picture, with its ticks."""
+"""Axes of charts: map values to positions, and choose ticks."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _LARGEST = 1e280
-"""Values further from zero, and those of a logarithmic axis that are closer to it than 1 / this, are drawn here: what
-an axis computes with them stays finite."""
+"""Larger absolute values are drawn at this bound, on a logarithmic axis also values below 1 / bound, so that positions
+stay finite."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Values from `low` to `high` onto positions from `start` to `end`.
+    """Maps values from `low` to `high` to positions from `start` to `end`.
 
-    log:   on a logarithmic scale; both bounds are positive then
-    whole: there is nothing between whole numbers
+    log:   on a logarithmic scale; both bounds are then positive
+    whole: values are whole numbers
     """
 
     low: float
@@ -50,7 +50,7 @@ class Axis:
 def axis_of(
     values: Iterable[float], start: float, end: float, *, log: bool = False, from_zero: bool = False
 ) -> Axis:
-    """An axis that holds every finite value, with some room; a logarithmic one every positive value."""
+    """An axis that contains every finite value, with a margin; if logarithmic, every positive value."""
     found = [_held(value, log) for value in values if math.isfinite(value) and (value > 0 or not log)]
     if not found:
         return Axis(1.0 if log else 0.0, 10.0 if log else 1.0, start, end, log)
@@ -74,7 +74,7 @@ def axis_of(
 
 
 def _held(value: float, log: bool) -> float:
-    """The value, or the bound that it is beyond."""
+    """The value, clamped to the bounds that can be drawn."""
     return min(max(value, 1 / _LARGEST if log else -_LARGEST), _LARGEST)
 
 

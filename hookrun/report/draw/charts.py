@@ -43,7 +43,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its caption, a legend of its colours, a note below it, facts, a line each, and its numbers."""
+    """A picture with its title, legend, note, facts (one line each) and table of numbers."""
 
     title: str
     picture: Markup
@@ -66,7 +66,7 @@ def lines(
     labels: Sequence[str] | None = None,
     note: str = "",
 ) -> Figure:
-    """Curves over one axis; values that are not finite break a curve and are counted in the note.
+    """A line chart; values that are not finite interrupt a curve and are counted in the note.
 
     log, log_x: a logarithmic axis; values that are not positive are left out
     labels:     names for x = 0, 1, …, where x is not a number
@@ -96,7 +96,7 @@ def _lost(count: int, what: str) -> str:
 def histogram(
     title: str, counts: Sequence[int], edges: Sequence[float], *, x: str = "value", note: str = ""
 ) -> Figure:
-    """Counts [n] between neighbouring edges [n + 1]; on a logarithmic axis where few bins hold nearly all values."""
+    """A histogram of counts [n] between edges [n + 1]; logarithmic if few bins contain nearly all values."""
     across = Axis(edges[0], edges[-1], LEFT, WIDTH - RIGHT)
     is_log = sum(map(bool, counts)) > _FEW_BINS >= sum(count >= max(counts) / 100 for count in counts)
     if is_log:
@@ -132,7 +132,7 @@ def bars(
     note: str = "",
     mark: float | None = None,
 ) -> Figure:
-    """One bar for each value, with whiskers of `spread` to both sides, and a dashed line at `mark`."""
+    """A bar chart of the values, with error bars of ± `spread` and a dashed line at `mark`."""
     reach = [0.0, *values, *([mark] if mark is not None else [])]
     if spread is not None:
         reach += [v + s for v, s in zip(values, spread, strict=True)] + [
@@ -201,7 +201,7 @@ def _fits(value: float, log: bool) -> bool:
 
 
 def _thinned(series: Series) -> Series:
-    """At most `MOST_POINTS`; of neighbours the two extremes stay, so that no spike is lost, and a gap stays a gap."""
+    """The series with at most `MOST_POINTS` points: of neighbours it keeps minimum and maximum, and it keeps gaps."""
     size = len(series.x)
     if size <= MOST_POINTS:
         return series
@@ -247,7 +247,7 @@ def _frame(across: Axis, up: Axis, x: str, y: str, labels: Sequence[str] | None 
 
 
 def _short(text: str, most: int) -> str:
-    """At most `most` characters; of a module path the end, which differs from its neighbours' ends."""
+    """At most `most` characters; of a module path the end, which tells it from its neighbours."""
     text, room = one_line(text), max(most, 3)
     if len(text) <= room:
         return text
@@ -280,7 +280,7 @@ def _hover(
 
 
 def _svg(body: Sequence[str], hover: tuple[Sequence[float], Sequence[str]], says: str) -> Markup:
-    """says: what it shows, in words"""
+    """The SVG element. says: its text alternative."""
     points = escape(json.dumps({"x": list(hover[0]), "t": [visible(t) for t in hover[1]]}))
     return Markup(  # made of numbers and escaped texts alone
         f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{_said(says)}" '

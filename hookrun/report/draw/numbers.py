@@ -1,4 +1,4 @@
-"""What a picture shows, in words and as a table, for who cannot see it."""
+"""The content of a picture as text and as a table, for screen readers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hookrun.report.draw.text import counted, number, one_line
 Array = NDArray[np.floating[Any]]
 
 MOST_ROWS = 24
-"""Of a table; of more, so many are chosen evenly, with the first and the last."""
+"""Rows of a table; of more, evenly spaced ones are shown, with the first and the last."""
 MOST_CELLS = 400
-"""Of a map whose cells are all listed; of a larger one there is a line for each row."""
+"""Cells of a map that are all listed; for a larger map the table has one line for each row."""
 MOST_SERIES = 8
 ALL = "the numbers"
 
 
 @dataclass(frozen=True)
 class Table:
-    """Numbers beside a picture.
+    """The numbers of a picture.
 
-    heads: of the columns
-    rows:  a text for each column
+    heads: titles of the columns
+    rows:  texts, one for each column
     """
 
     title: str
@@ -47,7 +47,7 @@ class Curve:
 def of_curves(
     title: str, curves: Sequence[Curve], x: str, y: str, labels: Sequence[str] | None
 ) -> tuple[str, Table]:
-    """In words, where each curve begins and ends and how far it goes; and values of all curves by x."""
+    """A text with the ends and extremes of each curve, and a table of the values of all curves by x."""
 
     def place(at: float) -> str:
         return labels[int(at)] if labels else number(at)
@@ -70,7 +70,7 @@ def of_curves(
 
 
 def of_bins(title: str, counts: Sequence[int], edges: Sequence[float]) -> tuple[str, Table]:
-    """In words, the range and the fullest bin; and the count of each pair of neighbouring bins."""
+    """A text with the range and the largest bin, and a table of the counts of pairs of neighbouring bins."""
     total, fullest = sum(counts), max(range(len(counts)), key=counts.__getitem__)
     where = f"{number(edges[fullest])} to {number(edges[fullest + 1])}"
     said = (
@@ -93,7 +93,7 @@ def of_bars(
     y: str,
     spread: Sequence[float] | None,
 ) -> tuple[str, Table]:
-    """In words, the least and the largest; and every value."""
+    """A text with the minimum and the maximum, and a table of all values."""
     finite = [n for n, value in enumerate(values) if math.isfinite(value)]
     said = f"{title}: {counted(len(values), 'bar')} of {y} by {x}"
     if finite:
@@ -110,7 +110,7 @@ def of_bars(
 
 
 def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[str]) -> tuple[str, Table]:
-    """Of a map: in words, the least and the largest cell; and all cells, or a line for each row of a large one."""
+    """For a map: a text with the minimum and the maximum, and a table of all cells, or of each row of a large map."""
     said = f"{title}: a map of {counted(len(rows), 'row')} and {counted(len(columns), 'column')}"
     finite = np.isfinite(values)
     if finite.any():
@@ -128,7 +128,7 @@ def of_cells(title: str, values: Array, rows: Sequence[str], columns: Sequence[s
 
 
 def of_tiles(title: str, tiles: Array, rows: Sequence[str], columns: str) -> tuple[str, Table]:
-    """Of tiles [rows, columns, height, width]: in words, what there is; and the extent of each tile."""
+    """For tiles [rows, columns, height, width]: a text that describes them, and a table of the range of each tile."""
     count, across, height, width = tiles.shape
     said = f"{title}: {counted(count * across, 'picture')} of {height} × {width}, {columns}"
     low, _, high = _extent(tiles)
@@ -142,7 +142,7 @@ def of_tiles(title: str, tiles: Array, rows: Sequence[str], columns: str) -> tup
 
 
 def chosen(items: Sequence[Any], most: int = MOST_ROWS) -> list[Any]:
-    """At most so many of the items, evenly."""
+    """At most `most` of the items, evenly spaced."""
     count = min(most, len(items))
     return [items[n * (len(items) - 1) // max(count - 1, 1)] for n in range(count)]
 
@@ -157,7 +157,7 @@ def _cell(value: float) -> str:
 
 
 def _extent(values: Array) -> tuple[str, str, str]:
-    """The least, the mean and the largest of the finite ones."""
+    """Texts of the minimum, mean and maximum of the finite values."""
     finite = values[np.isfinite(values)].astype(np.float64)
     if not finite.size:
         return ("–", "–", "–")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVELS = 255
-"""Colours of a palette; one byte for each pixel leaves one more value, for a pixel without a colour."""
+"""Colours of a palette. A pixel is one byte, so one value is left for a pixel without a colour."""
 
 _VIRIDIS = """
 440154 46085c 471063 481769 481d6f 482475 472a7a 46307e 453781 433d84 414287 3f4889 3d4e8a 3a538b 38598c 355e8d
@@ -24,7 +24,7 @@ _RED_BLUE = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b218
 
 @cache
 def palette(*, diverging: bool) -> NDArray[np.uint8]:
-    """`LEVELS` colours [LEVELS, 3] as red, green and blue from 0 to 255, from the least value to the largest.
+    """`LEVELS` colours [LEVELS, 3] as red, green and blue from 0 to 255, from the smallest value to the largest.
 
     As matplotlib computes `viridis` and `RdBu_r`: a table of 256 colours, interpolated linearly between the given
     ones. `RdBu_r` is the same to the last bit, `viridis` within 1 of 255.

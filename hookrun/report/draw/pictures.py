@@ -25,11 +25,11 @@ Array = NDArray[np.floating[Any]]
 Mask = NDArray[np.bool_]
 
 MOST_PIXELS = 56
-"""A side of a tile; larger ones are averaged down."""
+"""Largest width and height of a tile in pixels; larger ones are averaged down."""
 MOST_PAGED_PIXELS = 28
-"""The same of tiles that are shown on demand."""
+"""The same for tiles that are shown on demand."""
 MOST_PAGED = 3 * 2**20
-"""Bytes of a page that pictures on demand may take."""
+"""Bytes of a page that pictures on demand may use."""
 _BESIDE = {"exactly 0": (0x8A, 0x91, 0x99), "NaN": (0xFF, 0x2F, 0xD0), "infinite": (0xFF, 0x6A, 0x13)}
 """Values beside the scale, and their colours."""
 _CLEAR = LEVELS
@@ -43,7 +43,7 @@ _MANY = 1000
 
 
 class Room:
-    """Bytes that a page still has for pictures that are shown on demand."""
+    """How many bytes a page has left for pictures that are shown on demand."""
 
     def __init__(self, left: int = MOST_PAGED) -> None:
         self.left = left

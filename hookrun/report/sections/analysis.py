@@ -16,7 +16,7 @@ from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
 
 MOST_MODULES = 400
-"""Of a table of probes, and of a side of a matrix of similarities."""
+"""The largest number of rows in the table of probes, and in the matrix of similarities."""
 
 _PROBE = {"module", "features", "samples", "train_accuracy", "accuracy", "chance"}
 _SIMILARITY = {"module", "other", "cka"}
@@ -26,9 +26,9 @@ Line = dict[str, Any]
 
 @dataclass(frozen=True)
 class AnalysisResult:
-    """What the lines of metrics.jsonl hold: one for each probed module, or one for each pair of modules.
+    """The results in metrics.jsonl: one line for each probed module, or for each pair of modules.
 
-    projections: how the features of which modules were projected, where they were
+    projections: texts that say which modules' features were projected, and how
     """
 
     title: str
@@ -56,22 +56,22 @@ def _projections(lines: list[Line]) -> list[str]:
 
 
 def _lines(facts: Facts, keys: set[str], result: str) -> list[Line]:
-    """The lines with all of the keys, of which `result` names the number that was measured at a module."""
+    """The lines that have all of the keys; `result` is the key of the measured number."""
     found = [line for line in facts.metrics.records if line.keys() >= keys]
     return [line for line in found if is_number(line[result]) and isinstance(line["module"], str)]
 
 
 def _bars(probes: list[Line]) -> Figure:
-    """The score of each module's probe, with a line at the score of chance."""
+    """A bar for the score of each module's probe, with a line at chance level."""
     score, chance = str(probes[0].get("score", "accuracy")), probes[0]["chance"]
     is_known = isinstance(chance, float)
     return bars(
-        f"{score} on samples not fitted on",
+        f"{score} on held-out samples",
         [float(line["accuracy"]) for line in probes],
         x="module",
         y=score,
         names=[module_name(str(line["module"])) for line in probes],
-        note=f"dashed: by chance, {chance:.3f}" if is_known else "",
+        note=f"dashed: chance, {chance:.3f}" if is_known else "",
         mark=chance if is_known else None,
     )
 

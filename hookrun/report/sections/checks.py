@@ -1,4 +1,4 @@
-"""The checks that failed: what they required, what they found, and where and when they first did."""
+"""The checks that failed: what they required, what they found, and where and when they first failed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hookrun.report.section import ReportSection
 class CheckFailure:
     """The first failure of a check at one module, and the number of its failures there.
 
-    cls:       the class of the module; "" where the record does not say
-    last_good: the module before it, in the same pass, at which the check passed, with its class; "" where there is none
+    cls:       the class of the module; "" if the record does not say
+    last_good: the last module before it in the same pass at which the check passed, with its class; "" if there is none
     """
 
     hook: str
@@ -33,7 +33,7 @@ class CheckFailure:
 
 
 def _failures(facts: Facts) -> list[CheckFailure] | None:
-    """By the order of the first failures."""
+    """The failures, in the order in which modules first failed."""
     found = dict[tuple[str, str], CheckFailure]()
     for record in facts.stats.records:
         if record.get("ok") is not False:
@@ -51,7 +51,7 @@ def _failures(facts: Facts) -> list[CheckFailure] | None:
 
 
 def _message(record: Mapping[str, Any]) -> str:
-    """What a check required, and what it found where the record says that."""
+    """What a check required, and what it found, if the record says that."""
     found = isinstance(record.get("message"), str) and all(
         map(is_number, map(record.get, ("least", "largest")))
     )

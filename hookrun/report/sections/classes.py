@@ -1,4 +1,4 @@
-"""What a classifier took the samples for: the confusion matrix, and the samples with the highest loss."""
+"""The predictions of a classifier: the confusion matrix, and the samples with the highest loss."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hookrun.report.lines import is_number
 from hookrun.report.section import ReportSection
 
 MOST_CLASSES = 40
-"""Of a matrix; of more classes only the pairs that are confused most often are listed."""
+"""Classes of a matrix; for more classes only the most frequent confusions are listed."""
 MOST_PAIRS = 20
 MOST_WORST = 16
 MOST_TEXT = 300
-"""Characters of a sample that is a text."""
+"""Characters shown of a sample that is a text."""
 _NUMBERED = 12
 
 
@@ -30,8 +30,8 @@ _NUMBERED = 12
 class WorstSample:
     """A sample with a high loss.
 
-    picture: its address; "" where the run kept none
-    text:    of a sequence of tokens, or its file
+    picture: its URL; "" if the run kept none
+    text:    the text of a token sequence, or the sample's file
     """
 
     split: str
@@ -45,11 +45,11 @@ class WorstSample:
 
 @dataclass(frozen=True)
 class Confusions:
-    """Of one split.
+    """The confusions of one split.
 
-    right:  how many of the `total` samples were taken for what they are
-    matrix: None where there are too many classes
-    pairs:  class, what it was taken for, and how often: those that differ, the most frequent first
+    right:  how many of the `total` samples were classified correctly
+    matrix: the confusion matrix; None if there are too many classes
+    pairs:  (class, predicted class, count) of the misclassified samples, the most frequent first
     """
 
     split: str
@@ -61,7 +61,7 @@ class Confusions:
 
 @dataclass(frozen=True)
 class Classification:
-    """What became of the samples; those that were read are only a part where `is_sample`."""
+    """The data of the section. is_sample: only a part of the samples was read."""
 
     splits: list[Confusions]
     worst: list[WorstSample]
@@ -69,7 +69,7 @@ class Classification:
 
 
 def _classes(facts: Facts) -> Classification | None:
-    """None where no sample has both a class and a predicted one."""
+    """None if no sample has both a class and a predicted class."""
     lines = [
         line
         for line in facts.samples.records
@@ -104,7 +104,7 @@ def _matrix(counts: Counter[tuple[str, str]], names: Sequence[str], split: str) 
         columns=shown,
         x="across: predicted; down: class",
         numbers=len(names) <= _NUMBERED,
-        note="samples of each class by what they were taken for",
+        note="how many samples of each class have each predicted class",
     )
 
 
@@ -133,7 +133,7 @@ def _text(facts: Facts, line: dict[str, Any]) -> str:
 
 
 def _by_number(name: str) -> tuple[bool, int, str]:
-    """Names that are numbers by their size, before others."""
+    """A sort key: numbers by size, then other names."""
     is_number = name.isascii() and name.isdecimal() and len(name) < 10
     return not is_number, int(name) if is_number else 0, name
 

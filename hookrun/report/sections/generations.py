@@ -1,4 +1,4 @@
-"""How prompts were continued, with hooks beside without them, and the first new token's probabilities."""
+"""The continuations of prompts with and without hooks, and the probabilities of the first new token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hookrun.store.format import TOKENS
 from hookrun.store.records import TOKENS_LINE
 
 MOST_OPEN = 8
-"""Samples that are shown at once; more are behind a fold."""
+"""Samples that are shown; more can be unfolded."""
 MOST_SAMPLES = 64
 MOST_PROMPT = 600
-"""Characters of a prompt, its last ones."""
+"""How many characters of a prompt are shown, from its end."""
 MOST_PIECES = 400
-"""Tokens of a continuation, its first ones."""
+"""How many tokens of a continuation are shown."""
 MOST_TOKEN = 40
 MOST_NEXT = 8
 
@@ -28,7 +28,7 @@ _WORDS = re.compile(r"\s*\S+\s*")
 
 @dataclass(frozen=True)
 class Piece:
-    """A token of a continuation, or a word where tokens have no texts. `changed`: it is not there on the other side."""
+    """A token of a continuation, or a word if tokens have no texts. changed: it differs from the other side."""
 
     text: str
     changed: bool = False
@@ -36,7 +36,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Continuation:
-    """pieces: what was generated; reason: why it ended."""
+    """A continuation. pieces: what was generated; reason: why it ended; left: how many pieces are not shown."""
 
     pieces: Sequence[Piece]
     reason: str
@@ -45,7 +45,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class NextToken:
-    """A possible first new token: its probability without and with hooks, as text, and how much that is of a bar."""
+    """A possible first new token: its probability without and with hooks, as text and as the width of a bar."""
 
     token: str
     without: str
@@ -68,7 +68,7 @@ class Generated:
 
 @dataclass(frozen=True)
 class Generations:
-    """What the section shows; `compared`: with hooks and without."""
+    """The data of the section. compared: prompts were continued with and without hooks."""
 
     samples: Sequence[Generated]
     rest: Sequence[Generated]
@@ -93,7 +93,7 @@ def _generations(facts: Facts) -> Generations | None:
 
 
 def _order(record: Mapping[str, Any]) -> tuple[float, bool]:
-    """The largest change first; a KL that is not a number counts as none."""
+    """A sort key: the largest change first; a KL that is not a number comes last."""
     kl = record.get("kl_first") or 0.0
     return (-kl if kl == kl else 0.0, not _differs(record))
 
@@ -140,7 +140,7 @@ def _continuation(pieces: Sequence[str], marks: Sequence[bool], reason: str) -> 
 
 
 def _pieces(ids: Sequence[int], text: str | None, texts: Mapping[int, str]) -> list[str]:
-    """The texts of the tokens where they make up the text, alone or with spaces between them; else its words."""
+    """The texts of the tokens if joining them, directly or with spaces, gives `text`; else the words of `text`."""
     if text is None:
         return [f"{token} " for token in ids]
     known = [texts.get(token, "") for token in ids]
@@ -152,9 +152,9 @@ def _pieces(ids: Sequence[int], text: str | None, texts: Mapping[int, str]) -> l
 
 
 def changed_places(one: Sequence[str], other: Sequence[str]) -> tuple[list[bool], list[bool]]:
-    """For each piece of both sides whether it is changed: not among the equal ones at the beginning and at the end.
+    """For each piece of both sides, whether it differs from the other side.
 
-    Between those, pieces at the same place are compared where both sides have as many.
+    Sides of equal length are compared piece by piece; else all between the common start and end counts as changed.
     """
     start = next(
         (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
@@ -173,7 +173,10 @@ def _middle(count: int, start: int, end: int) -> list[bool]:
 
 
 def _next(now: Sequence[Sequence[Any]], without: Sequence[Sequence[Any]]) -> list[NextToken]:
-    """The tokens that are probable on either side, by their larger probability; what a list lacks is below its last."""
+    """The tokens that are probable on either side, by the larger probability.
+
+    A token that one list does not have is less probable than the last token of that list.
+    """
     after, before = ({each[0]: each for each in side} for side in (now, without))
     least_after, least_before = (min((each[2] for each in side), default=0.0) for side in (now, without))
     tokens = sorted(after | before, key=lambda token: -max(_p(after, token), _p(before, token)))
@@ -199,7 +202,7 @@ def _p(side: Mapping[int, Sequence[Any]], token: int) -> float:
 
 
 def _percent(side: Mapping[int, Sequence[Any]], token: int, least: float) -> str:
-    return f"{_p(side, token):.1%}" if token in side else f"< {min(max(least, 0.0), 1.0):.1%}"
+    return f"{_p(side, token):.1%}" if token in side else f"< {min(max(least, 0.001), 1.0):.1%}"
 
 
 def _token(token: int, text: str | None) -> str:

@@ -1,4 +1,4 @@
-"""What each hook recorded and captured, as pictures."""
+"""Pictures of what each hook recorded and captured."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hookrun.report.section import ReportSection
 from hookrun.store.format import CAPTURES, PREDICTIONS
 
 MOST_VIEWS = 40
-"""Captured tensors that are drawn, the predictions not counted; every one is listed."""
+"""Captured tensors that are drawn, not counting predictions; the others are listed."""
 
 
 MOST_SAMPLES = 200
-"""Samples that are listed with what they were taken for."""
+"""Samples that are listed with their predicted class."""
 
 
 @dataclass(frozen=True)
 class SampleRows:
-    """What the samples are called and what the model took them for, of the first of them.
+    """Names and predicted classes of the first samples.
 
     rows:  split, sample, file, class and predicted class
     total: how many samples there are
-    wrong: how many were taken for another class; None where no class was predicted
+    wrong: how many were misclassified; None if no class was predicted
     """
 
     rows: list[tuple[str, int, str, str, str]]
@@ -42,9 +42,9 @@ class SampleRows:
 class HookViews:
     """What one hook recorded.
 
-    order: its place in the plan; -1 where the plan lacks it
+    order: its position in the plan; -1 if the plan does not have it
     left:  captured tensors that are not drawn
-    lines: where and what, of the first records that hold more than numbers
+    lines: (place, text) of the first records that contain more than numbers
     """
 
     name: str
@@ -63,7 +63,7 @@ class HookViews:
 
 
 def _hooks(facts: Facts) -> list[HookViews] | None:
-    """Every hook that recorded something, in firing order; predictions come last."""
+    """The hooks that recorded something, in firing order; predictions come last."""
     records = defaultdict[str, list[dict[str, Any]]](list)
     for record in facts.stats.records:
         records[record["hook"]].append(record)

@@ -1,4 +1,4 @@
-"""The hooks that matched modules and did nothing there."""
+"""The hooks that matched modules but did nothing there."""
 
 from __future__ import annotations
 

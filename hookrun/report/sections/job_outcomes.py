@@ -1,4 +1,4 @@
-"""How the jobs of a sweep stand, where not all of them are done."""
+"""A notice on jobs of a sweep that are not finished or did not end well."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookrun.report.sweep_facts import SweepFacts
 
 @dataclass(frozen=True)
 class JobOutcomes:
-    """Numbers of jobs that are not over, and that did not end well; the job that ended the sweep, or ""."""
+    """How many jobs are not finished and how many did not end well; the job that ended the sweep, or ""."""
 
     unfinished: int
     failed: int

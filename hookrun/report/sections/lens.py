@@ -1,4 +1,4 @@
-"""What task=lens found: the most likely token of each layer at each position, and what each part adds to the answer."""
+"""The results of task=lens: the most likely token by layer and position, and what each part adds to the answer."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MOST_CELLS = 6_000
 _BYTES = 16 * 2**20
 _CHARACTERS = 24
 _LIGHT = 0.55
-"""From this part of the scale on, its colours are light and need dark letters."""
+"""Above this fraction of the scale the colours are light and need dark letters."""
 
 Line = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class LensCell:
-    """The most likely token, its probability as text, the style of the cell, and all that is known of it."""
+    """The most likely token, its probability as text, the style of the cell, and a tooltip with the details."""
 
     token: str
     probability: str
@@ -53,9 +53,9 @@ class LensTable:
 
 @dataclass(frozen=True)
 class LensResult:
-    """The tables of the first samples and pictures of the means.
+    """The tables of the first samples and figures of the means.
 
-    notes: what is left out
+    notes: what is not shown
     """
 
     kind: str
@@ -86,7 +86,7 @@ def _lens(facts: Facts) -> LensResult | None:
 
 
 def _is_mean(line: Line) -> bool:
-    """Whether a line of metrics.jsonl is of a part: its layer and its head are numbers of that, or there are none."""
+    """Whether a line of metrics.jsonl is the mean of a part, with valid numbers of layer and head or without them."""
     return (
         "kind" in line
         and "layer" in line
@@ -99,7 +99,7 @@ def _is_mean(line: Line) -> bool:
 
 
 def _tables(by_sample: Mapping[tuple[str, int], list[Line]]) -> list[LensTable]:
-    """The first samples, as many as fit a page; the first one always, with as many positions as fit."""
+    """Tables of the first samples, as many as fit the page; at least the first, with as many positions as fit."""
     found, left = list[LensTable](), MOST_CELLS
     for (split, sample), lines in list(by_sample.items())[:MOST_SAMPLES]:
         names = list(dict.fromkeys(map(_name, lines)))[:MOST_PARTS]
@@ -125,7 +125,7 @@ def _name(line: Line) -> str:
 
 
 def _text(token: int, text: str | None) -> str:
-    """The text of a token, its spaces visible; its number where it has none."""
+    """The text of a token with visible spaces; its number if it has no text."""
     if not text:
         return str(token)
     return shortened(one_line(text).replace(" ", "␣"), _CHARACTERS)
@@ -145,7 +145,7 @@ _SAID = ("answer_logit", "wrong_logit", "logit_difference", "kl_to_output")
 
 
 def _style(probability: float) -> str:
-    """The colour of a probability, and of letters that can be read on it."""
+    """CSS with the colour of a probability and a text colour that can be read on it."""
     part = min(max(probability, 0.0), 1.0) if math.isfinite(probability) else 0.0
     red, green, blue = palette(diverging=False)[round(part * (LEVELS - 1))]
     return f"background:rgb({red} {green} {blue});color:{'#111' if part > _LIGHT else '#fff'}"
@@ -155,7 +155,7 @@ def _style(probability: float) -> str:
 
 
 def _figures(kind: str, means: list[Line]) -> list[Figure]:
-    """Of the stream the distance to the output and the metrics by layer; of contributions what each part adds."""
+    """For the residual stream the divergence from the output and the metrics by layer; else what each part adds."""
     means = means[: MOST_PARTS * 20]
     measures = (
         ("kl", "accuracy", "logit_difference") if kind == "residual" else ("logit_difference", "answer_logit")

@@ -1,4 +1,4 @@
-"""The curves of metrics.jsonl, and the latest value of each metric, which stands at the top of the page."""
+"""The curves of metrics.jsonl, and the latest value of each metric, which is shown at the top of the page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PLACES = {"loss": 0, "accuracy": 1, "lr": 2}
 
 @dataclass(frozen=True)
 class LatestValue:
-    """The latest and the best value of a metric on a split; of_batch: of a single batch, not a mean."""
+    """The latest and the best value of a metric on a split. of_batch: of a single batch, not a mean."""
 
     split: str
     name: str
@@ -32,9 +32,9 @@ class LatestValue:
 
 
 def _curves(facts: Facts) -> list[Figure] | None:
-    """One chart for each metric with more than one value, a curve for each split; none for a constant lr.
+    """One chart for each metric with more than one value, with a curve for each split; no chart of a constant lr.
 
-    Single batches of training are a thin curve, the means of whole epochs have points.
+    Single training batches are a thin curve, epoch means have points.
     """
     by_name = defaultdict[str, dict[tuple[str, bool], list[tuple[float, float]]]](dict)
     for line, split, step, values in _measured(facts):
@@ -59,9 +59,9 @@ def _curves(facts: Facts) -> list[Figure] | None:
 
 
 def latest(facts: Facts) -> list[LatestValue]:
-    """The latest and the best of each metric on each split; of losses the best is the least.
+    """The latest and the best value of each metric on each split; for losses the best is the smallest.
 
-    Of single batches only where the split has no means: one batch is not a result.
+    Values of single batches are used only if the split has no means.
     """
     found = dict[tuple[str, str], LatestValue]()
     lines = list(_measured(facts))
@@ -82,7 +82,7 @@ def latest(facts: Facts) -> list[LatestValue]:
 
 
 def _measured(facts: Facts) -> Iterator[tuple[Line, str, int, dict[str, float]]]:
-    """Line, split, step and metrics of what was measured at a step; lines of analyses name a module instead."""
+    """(line, split, step, metrics) of lines with a step, which lines of analyses do not have."""
     for line in facts.metrics.records:
         if isinstance(line.get("step"), int) and not is_part(line):
             yield line, str(line.get("split", "")), line["step"], numbers(line, without=ABOUT)

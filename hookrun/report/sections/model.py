@@ -1,4 +1,4 @@
-"""The model as a tree of its modules, marked where hooks are, with how often they fired."""
+"""The model as a tree of its modules; hooked modules are marked with how often the hooks fired."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from hookrun.report.facts import Facts
 from hookrun.report.section import ReportSection
 
 SHORT = 40
-"""Rows of the tree that are shown at first: of a larger model those that have to do with hooks, from the root down."""
+"""Rows of the tree that are shown at first; of a larger model hooked modules and their parents, from the root down."""
 
 MOST = 4000
 DEEPEST = 40
-"""Levels of the tree; modules further down stand on the last one."""
+"""Levels of the tree; modules further down are shown on the last one."""
 
 
 @dataclass(frozen=True)
 class FiredCount:
-    """How often a hook fired at a module, or at a parameter of it; None where the run kept no counts."""
+    """How often a hook fired at a module or one of its parameters; None if the run kept no counts."""
 
     parameter: str
     fired: int | None
@@ -37,12 +37,12 @@ class HookMark:
 
 @dataclass(frozen=True)
 class ModuleNode:
-    """A module, and what it holds.
+    """A module and its children.
 
-    others: further paths of the same module
-    shape:  of its output; None where no hook needed it
-    quiet:  it is folded away until asked for: neither it nor what it holds is hooked
-    opened: what it holds is shown at first
+    others: other paths of the same module
+    shape:  shape of its output; None if no hook needed it
+    quiet:  it is hidden at first, because neither it nor a descendant is hooked
+    opened: its children are shown at first
     """
 
     name: str
@@ -60,9 +60,9 @@ class ModuleNode:
 class ShownModel:
     """The tree, from the root module.
 
-    folds:   some of it is shown only when asked for
-    modules, parameters: in all
-    left_out: modules that are not in the tree, because there are too many
+    folds:   some of it is hidden at first
+    modules, parameters: number in total
+    left_out: number of modules that are not in the tree, because there are too many
     """
 
     root: ModuleNode
@@ -73,7 +73,7 @@ class ShownModel:
 
 
 def _model(facts: Facts) -> ShownModel | None:
-    """None where the run wrote no model."""
+    """The tree; None if the run has no file of the model."""
     modules = {module["path"]: module for module in facts.model.get("modules", [])}
     if "" not in modules:
         return None
@@ -131,7 +131,7 @@ def _opened(paths: list[str]) -> set[str]:
 
 
 def _kept(modules: Mapping[str, Any], loud: Collection[str]) -> list[str]:
-    """At most `MOST` modules in the model's order: those that have to do with hooks, then the first others."""
+    """At most `MOST` modules in the model's order: hooked ones and their parents, then the first others."""
     if len(modules) <= MOST:
         return list(modules)
     by_need = sorted(modules, key=lambda path: (path != "", path not in loud))
@@ -145,7 +145,7 @@ def _with_ancestors(path: str) -> list[str]:
 
 
 def _holder(path: str, nodes: Mapping[str, object]) -> str:
-    """The nearest module of the tree that holds the module, not below the level `DEEPEST`."""
+    """The nearest ancestor of the module in the tree, not below the level `DEEPEST`."""
     parts = path.split(".")[:-1][:DEEPEST]
     while parts and ".".join(parts) not in nodes:
         parts.pop()
@@ -153,7 +153,7 @@ def _holder(path: str, nodes: Mapping[str, object]) -> str:
 
 
 def _marks(facts: Facts, modules: Mapping[str, object]) -> dict[str, list[HookMark]]:
-    """Module -> its hooks; a parameter's stand with the module that owns it."""
+    """Module -> marks of its hooks; hooks on a parameter are shown at the module that owns it."""
     found = defaultdict[str, list[HookMark]](list)
     for name, hook in facts.planned.items():
         counts, silent = defaultdict[str, list[FiredCount]](list), dict[str, str]()

@@ -1,4 +1,4 @@
-"""What a reader of the page must know: files that could not be read, captures that ended early."""
+"""Notes for the reader of the page: files that could not be read, captures that ended early."""
 
 from __future__ import annotations
 

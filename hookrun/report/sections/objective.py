@@ -1,4 +1,4 @@
-"""What the sweep was to find, and which job has it."""
+"""The objective of the sweep, and the best job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hookrun.report.sweep_facts import SweepFacts
 
 @dataclass(frozen=True)
 class Best:
-    """The objective in words, and the best of the jobs that are done.
+    """The objective as text, and the best job that is done.
 
-    without: jobs that are done and have no finite value
+    without: number of jobs that are done but have no finite value
     of_batch: metrics of which at least one job logged single batches only
     """
 

@@ -1,4 +1,4 @@
-"""How the run ended, where that is not simply well: it failed, was stopped, was cut off, or is still running."""
+"""How the run ended, unless it is done: it failed, was stopped, was cut off, or is still running."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ENDS = {"interrupted": "It was interrupted", "stopped": "It was stopped by a ch
 class Outcome:
     """How a run ended.
 
-    reason:  the error or the message that ended it; ``""`` where status.json holds none
-    text:    an explanation in words
-    command: what makes the page again
+    reason:  the error or the message that ended it; ``""`` if status.json has none
+    text:    an explanation
+    command: the command that makes the page again
     """
 
     title: str
@@ -33,9 +33,12 @@ def _outcome(facts: Facts) -> Outcome | None:
     if facts.cut_off:
         return Outcome("It was cut off", text=facts.cut_off)
     if status == "running":
-        text = "This page shows what was there when it was made. Make it again:"
+        text = "This page shows the state when it was made. To update it:"
         return Outcome(
-            "It is not over", is_mild=True, text=text, command=f"python -m hookrun.report {facts.path}"
+            "The run is not finished",
+            is_mild=True,
+            text=text,
+            command=f"python -m hookrun.report {facts.path}",
         )
     return None
 

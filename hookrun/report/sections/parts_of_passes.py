@@ -1,4 +1,4 @@
-"""Metrics by position and by sample, as `task.metrics` asks for: a curve over positions, the worst samples."""
+"""Metrics by position and by sample (`by:` in `task.metrics`): a curve over positions, the worst samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ABOUT = {*ABOUT, "position", "sample", "tokens"}
 
 @dataclass(frozen=True)
 class WorstSamples:
-    """The samples of a split with the worst values of a metric, the worst first: (sample, what it is called, value)."""
+    """Rows (sample, file and class, value) of the samples of a split with the worst values of a metric, worst first."""
 
     title: str
     rows: Sequence[tuple[int, str, str]]
@@ -43,7 +43,7 @@ def _parts(facts: Facts) -> PartsOfPasses | None:
 
 
 def _latest(facts: Facts, of: str) -> dict[str, list[Line]]:
-    """Split -> the lines of its last pass; each says its position or sample as a whole number from 0."""
+    """Split -> the lines of its last pass that have a valid position or sample."""
     found = defaultdict[str, dict[tuple[object, object], list[Line]]](dict)
     for line in facts.metrics.records:
         if line.get("of") == of and is_place(line.get(of)):
@@ -72,7 +72,7 @@ def _by_position(facts: Facts) -> list[Figure]:
 
 
 def _by_sample(facts: Facts) -> list[WorstSamples]:
-    """A table for each metric and split whose direction is known."""
+    """A table for each metric and split, if it is known whether small or large is better."""
     tables = []
     for split, found in _latest(facts, "sample").items():
         names = dict.fromkeys(name for line in found for name in numbers(line, without=_ABOUT))
@@ -94,7 +94,7 @@ def _by_sample(facts: Facts) -> list[WorstSamples]:
 
 
 def _badness(value: float, *, smaller: bool) -> float:
-    """Larger is worse; what is not a number is the worst."""
+    """A sort key: larger is worse; NaN is the worst."""
     return math.inf if math.isnan(value) else value if smaller else -value
 
 

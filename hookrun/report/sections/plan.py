@@ -1,4 +1,4 @@
-"""The plan as a table: each hook with its modules, its settings, and how often it fired and what it changed."""
+"""The plan as a table: the modules and settings of each hook, how often it fired, and how much it changed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SHOWN_MODULES = 4
 class PlanRow:
     """One hook.
 
-    fired:   how often, over all its modules; None where the run kept no counts
-    changed: the fraction of elements that its edits changed; None where none were counted
+    fired:   how often, over all its modules; None if the run kept no counts
+    changed: the fraction of elements that its edits changed; None if that was not counted
     """
 
     order: int
@@ -35,7 +35,7 @@ class PlanRow:
 
 
 def _rows(facts: Facts) -> list[PlanRow] | None:
-    """In firing order."""
+    """One row for each hook, in firing order."""
     hooks = list(facts.planned.values())[:MOST_HOOKS]
     return [_row(order, hook, facts) for order, hook in enumerate(hooks)] or None
 
@@ -46,7 +46,7 @@ def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
     keys = ((hook["name"], each["path"]) for each in matches)
     sites = [facts.sites[key] for key in keys if key in facts.sites]
     total = sum(site["total"] for site in sites)
-    own = {key: hook[key] for key in ("target", "index") if key in hook}
+    own = {key: hook[key] for key in ("target", "index", "tokens", "heads") if key in hook}
     settings = {key: value for key, value in {**own, **(hook["params"] or {})}.items() if value is not None}
     return PlanRow(
         order=order,
@@ -56,7 +56,7 @@ def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
         classes=[each["class"] or "" for each in shown],
         type=hook["hook"] or "",
         action=hook["action"] or "",
-        settings=" ".join(f"{key}={_plain(value)}" for key, value in settings.items()),
+        settings=" ".join(f"{key}={_text(value)}" for key, value in settings.items()),
         when=_when(hook["when"] or {}),
         shapes=[each["shape"] for each in shown],
         fired=sum(site["fired"] for site in sites) if sites else None,
@@ -64,10 +64,34 @@ def _row(order: int, hook: Mapping[str, Any], facts: Facts) -> PlanRow:
     )
 
 
-def _plain(value: Any) -> str:
+_LAST = ("index", "minus", "factor", "at")
+"""Keys of a value that are shown after the run or the file."""
+
+
+def _text(value: Any) -> str:
+    """The value of a parameter as YAML writes it, without the keys of a mapping that have no effect."""
     if isinstance(value, Mapping):
-        return " ".join(f"{key} {_plain(each)}" for key, each in value.items() if each is not None)
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        return _mapping_text(value, {})
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _mapping_text(value: Mapping[str, Any], around: Mapping[str, Any]) -> str:
+    """The text of a mapping, without keys that are null or that it shares with the mapping around it."""
+    names = sorted(value, key=lambda key: key in _LAST)
+    given = {key: value[key] for key in names if value[key] is not None and around.get(key) != value[key]}
+    if given.get("factor") == 1:
+        del given["factor"]
+    if len(given) == 1 and (short := given.get("position", given.get("pick"))) is not None:
+        return _text(short)  # tokens: -1, heads: [3, 5]
+    texts = {
+        key: _mapping_text(each, value) if isinstance(each, Mapping) else _text(each)
+        for key, each in given.items()
+    }
+    return "{" + ", ".join(f"{key}: {text}" for key, text in texts.items()) + "}"
 
 
 _ALWAYS = {"start": 0, "every": 1, "end": None}
@@ -83,7 +107,8 @@ def _when(when: Mapping[str, Any]) -> list[str]:
             given = {name: each for name, each in value.items() if each != _ALWAYS.get(name)}
             value = " ".join(f"{name} {each}" for name, each in given.items())
         if value:
-            parts.append(f"{key} {_plain(value)}")
+            shown = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            parts.append(f"{key} {shown}")
     return parts
 
 

@@ -1,4 +1,4 @@
-"""The command line that makes a run, or a sweep, again."""
+"""The command line that repeats a run or a sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = "model.weights"
 class RunAgain:
     """How to run it again.
 
-    command:  for a shell, in the folder `folder`; ``""`` where the directory does not say
+    command:  for a shell, in the folder `folder`; ``""`` if the directory does not have it
     composed: the whole configuration of a run
     """
 
@@ -35,7 +35,7 @@ class RunAgain:
 
 
 def _of_a_run(facts: Facts) -> RunAgain | None:
-    """Of a run, or of one job of a sweep; None where it was a loop of the user's own."""
+    """The command of a run or a job of a sweep; None if it was a loop of the user's own."""
     if facts.env.get(RECORDED) is True:
         return None
     hydra = _hydra(facts.path / ".hydra/hydra.yaml", facts.path)
@@ -45,7 +45,7 @@ def _of_a_run(facts: Facts) -> RunAgain | None:
 
 
 def _weights(facts: Facts) -> list[Mapping[str, Any]]:
-    """The file that the model's weights came from, in the form of a run that values come from."""
+    """The file of the model's weights, in the form of an entry of `Facts.runs`."""
     found = facts.model.get("weights")
     if any(run.get("where") == f"{WEIGHTS}.run" for run in facts.runs):
         return []  # the run that trained them is named
@@ -60,7 +60,7 @@ def _of_a_sweep(facts: SweepFacts) -> RunAgain:
 
 
 def _hydra(path: Path, root: Path) -> HydraRecord | None:
-    """What Hydra kept there; None where it kept nothing, or nothing of that form."""
+    """The data that Hydra wrote; None if there is none, or it has another form."""
     content = read_yaml(path, root)
     hydra = content.get("hydra", content) if isinstance(content, dict) else None
     try:
@@ -72,10 +72,10 @@ def _hydra(path: Path, root: Path) -> HydraRecord | None:
 def _again(
     hydra: HydraRecord | None, argv: list[Any], *, is_job: bool, runs: Sequence[Mapping[str, Any]] = ()
 ) -> RunAgain:
-    """From what Hydra kept in the directory.
+    """The command, from what Hydra wrote into the directory.
 
-    argv: the command line that the run was started with; of it only `trust=` is not kept by Hydra
-    runs: what it took values from: `outputs/latest` may be another one by now
+    argv: the command line of the run; only its `trust=` is not in Hydra's files
+    runs: the runs that it took values from; `outputs/latest` may now be a different run
     """
     if hydra is None:
         return RunAgain()
@@ -100,7 +100,7 @@ def _again(
 
 
 def _with_places(overrides: list[str], runs: Sequence[Mapping[str, Any]], cwd: str) -> list[str]:
-    """The overrides, with the directory of each run whose name may mean another one by now."""
+    """The overrides, with the directory of each run whose name may now mean a different run."""
     places = {
         run["where"]: run["path"]
         for run in runs

@@ -1,4 +1,4 @@
-"""What a sweeper found: the objective from trial to trial, and which of the keys it chose made the difference."""
+"""The results of an optimizing sweeper: the objective by trial, and the importance of each key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.report.study import Trial
 from hookrun.report.sweep_facts import SweepFacts
 
 FEWEST = 4
-"""Trials with a value, before anything is said about importance."""
+"""Least number of trials with a value for which importance is computed."""
 MOST_FITTED = 2_000
 TREES = 64
 
@@ -23,9 +23,9 @@ TREES = 64
 class History:
     """The trials.
 
-    trials:  their number
-    without: those that failed or have no finite value
-    figures: the history, then the importance where there is one
+    trials:  number of trials
+    without: number of those that failed or have no finite value
+    figures: the history, then the importance if there is one
     """
 
     trials: int
@@ -44,7 +44,7 @@ def _history(facts: SweepFacts) -> History | None:
     if goal is not None:
         better = max if goal.direction == "maximize" else min
         series.append(Series("best so far", xs, list(accumulate(ys, better))))
-    figures = [lines(f"{name} from trial to trial", series, x="trial", y=name)]
+    figures = [lines(f"{name} by trial", series, x="trial", y=name)]
     if shares := importance(found):
         figures.append(
             bars(
@@ -60,10 +60,10 @@ def _history(facts: SweepFacts) -> History | None:
 
 
 def importance(trials: Sequence[Trial]) -> dict[str, float]:
-    """Key -> its share of what the values differ by, the largest first; the shares add up to 1.
+    """Key -> its share of the variance of the values, largest first; the shares add up to 1.
 
     The mean decrease of impurity in a random forest over the keys, as Optuna's evaluator of that name: numbers as they
-    are, other values one by one. Empty for too few trials, one value of every key, or equal objectives.
+    are, other values one-hot. Empty for too few trials, keys with one value each, or equal objectives.
     """
     trials = [trial for trial in trials if trial.value is not None][-MOST_FITTED:]
     values = np.array([trial.value for trial in trials], dtype=float)
@@ -85,7 +85,7 @@ def importance(trials: Sequence[Trial]) -> dict[str, float]:
 
 
 def _columns(texts: list[str]) -> list[np.ndarray]:
-    """[trials] of a key whose values are numbers, or one such column for each of its values; none where all agree."""
+    """Columns [trials] of a key: one if its values are numbers, else one for each value; none if all are equal."""
     different = sorted(set(texts))
     if len(different) < 2:
         return []

@@ -1,4 +1,4 @@
-"""What was run, when, where and with what."""
+"""The main facts of a run: task, model, data, time, device, versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VERSIONS = ("hookrun", "torch", "torchvision", "hydra", "python")
 
 
 def _summary(facts: Facts) -> list[tuple[str, str]]:
-    """Names and values; what is not known is left out."""
+    """(name, value) pairs; unknown values are left out."""
     status, env, config = facts.status, facts.env, facts.config
     seconds = None if facts.cut_off else seconds_between(status.get("started"), status.get("ended"))
     rows = {
@@ -35,7 +35,7 @@ def _summary(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _model(facts: Facts) -> str:
-    """``resnet18 (ResNet)``: its name in the configuration, and its class where that differs by more than case."""
+    """``resnet18 (ResNet)``: its name in the configuration, and its class if that differs by more than case."""
     name = facts.named("model") if not facts.source else ""
     cls = str(facts.model.get("class") or facts.plan.get("model") or "")
     if name.lower() == cls.lower():

@@ -24,11 +24,11 @@ MOST_METRICS = 6
 MOST_FIGURES = 18
 MOST_CELLS = 40
 REPEATS = "seed"
-"""A key whose values repeat the same experiment."""
+"""The key whose values are repetitions of the same experiment."""
 
 
 def _figures(facts: SweepFacts) -> list[Figure] | None:
-    """Jobs that differ in their seed alone are one point with a band."""
+    """One figure for each metric; jobs that differ only in their seed are one point with a band."""
     jobs = facts.compared
     measured = {name for job in jobs for name in job.metrics}
     names = [name for name in facts.metrics if name in measured and not name.endswith("/samples")]
@@ -44,7 +44,7 @@ def _figures(facts: SweepFacts) -> list[Figure] | None:
 
 
 def _with_baselines(figure: Figure, facts: SweepFacts, name: str) -> Figure:
-    """The figure with a note of what the metric is without hooks."""
+    """The figure with a note of the metric's value without hooks."""
     values = [job.metrics[name] for job in facts.baselines if name in job.metrics]
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -60,7 +60,7 @@ def _are_few(jobs: Sequence[JobFacts], keys: Sequence[str]) -> bool:
 
 
 def _curve(jobs: Sequence[JobFacts], key: str, name: str) -> Figure:
-    """The mean over the jobs with each value, and a band from the least to the largest."""
+    """The mean over the jobs with each value, and a band from the minimum to the maximum."""
     by_value = defaultdict[str, list[float]](list)
     for job in jobs:
         by_value[job.overrides.get(key, "–")].append(job.metrics[name])
@@ -77,7 +77,7 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str) -> Figure:
     least, largest = ([reach(finite[value]) for value in order] for reach in (min, max))
     series = [Series(name, xs, means, least, largest, dots=not is_numeric or key == REPEATS)]
     mean = "points" if series[0].dots else "line"
-    notes = [f"{mean}: the mean; band: from the least to the largest"] if _are_several(by_value) else []
+    notes = [f"{mean}: the mean; band: from minimum to maximum"] if _are_several(by_value) else []
     return lines(
         f"{name} against {key}",
         series,
@@ -91,7 +91,7 @@ def _curve(jobs: Sequence[JobFacts], key: str, name: str) -> Figure:
 
 
 def _map(jobs: Sequence[JobFacts], across: str, up: str, name: str) -> Figure:
-    """The mean over the jobs of each cell; a cell whose jobs lack the metric stays empty."""
+    """The mean over the jobs of each cell; a cell is empty if its jobs do not have the metric."""
 
     def values(key: str) -> list[str]:
         return sorted({job.overrides.get(key, "–") for job in jobs}, key=_rank)
@@ -119,7 +119,7 @@ def _map(jobs: Sequence[JobFacts], across: str, up: str, name: str) -> Figure:
 
 
 def _finite(groups: Mapping[K, Sequence[float]]) -> tuple[dict[K, list[float]], list[str]]:
-    """The finite values of each group, one NaN where there are none; a note on the others."""
+    """The finite values of each group, a NaN if there are none, and a note on the values left out."""
     finite = {key: [value for value in values if math.isfinite(value)] for key, values in groups.items()}
     lost = sum(map(len, groups.values())) - sum(map(len, finite.values()))
     note = [f"left out: {counted(lost, 'job')} whose value is not finite"] if lost else []
@@ -139,7 +139,7 @@ def _number(text: str) -> float | None:
 
 
 def _rank(text: str) -> tuple[bool, float, str]:
-    """Numbers by their size, before texts."""
+    """A sort key: numbers by size, then texts."""
     number = _number(text)
     return number is None, number or 0.0, text
 

@@ -1,4 +1,4 @@
-"""The base class of the forms of a selector, and the parser that reads nested selectors within limits."""
+"""The base class of the selector forms, and the parser that reads nested selectors within limits."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hookrun.spec.selector.tree import Names, Tree, ancestors
 MAX_TEXT = 1000
 """Characters of one path, glob, regular expression or class name."""
 MAX_DEPTH = 32
-"""How deep lists and mappings may be nested in each other, and braces in each other."""
+"""The largest nesting depth of lists and mappings, and of braces."""
 MAX_PARTS = 1000
-"""Lists, mappings, their members and the alternatives in braces, together; each counts as one."""
+"""The largest number of lists, mappings, members and alternatives in braces, together."""
 GLOB_PARTS = 4
-"""What a glob counts as beyond its alternatives, and each pattern with ``*`` or ``?`` in it: matching it takes time."""
+"""How many parts a glob, and each pattern with ``*`` or ``?`` in it, counts beside its alternatives."""
 REGEX_PARTS = 20
-"""What a regular expression counts as."""
+"""How many parts a regular expression counts."""
 _MAX_INTEGER = 10**18
 
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A member of a list that matches nothing, and its place: ``member 2 of the list``."""
+    """A member of a list that matches nothing, and its position: ``member 2 of the list``."""
 
     selector: Selector
     place: str
@@ -36,8 +36,8 @@ class Selector(ABC):
     """A parsed selector. A form is a subclass in a module of this package; the module's name does not matter.
 
     text:     how the user wrote it
-    position: the place of the form in the reference table; a form in a later place is asked earlier whether it
-              reads a value, so that the plain path, which reads every text, is asked last
+    position: the position of the form in the reference table; forms are tried from the last position to the first, so
+              that the plain path, which reads every text, is tried last
     rows:     example -> what it matches, for the reference table
     """
 
@@ -48,12 +48,12 @@ class Selector(ABC):
     @classmethod
     @abstractmethod
     def reads(cls, raw: Any) -> bool:
-        """Whether a value from YAML or Python is written in this form. An integer arrives as text."""
+        """Whether a value from YAML or Python has this form. An integer is passed as text."""
 
     @classmethod
     @abstractmethod
     def parse(cls, raw: Any, parser: Parser) -> Selector:
-        """The selector of a value that the form reads; `parser` reads the selectors inside it.
+        """The selector for a value of this form; `parser` reads the selectors inside it.
 
         Raises ValueError, which says what was found and what is expected.
         """
@@ -61,7 +61,7 @@ class Selector(ABC):
     @classmethod
     @abstractmethod
     def schema(cls) -> dict[str, Any]:
-        """The JSON schema of the values that it reads, with a description."""
+        """The JSON schema of the values of this form, with a description."""
 
     @abstractmethod
     def find(self, tree: Tree) -> Collection[str]:
@@ -82,14 +82,14 @@ class Selector(ABC):
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""
     ) -> Iterator[Unmatched]:
-        """The members of its lists that match no module, or no parameter of `parameters` if that is given.
+        """The members of its lists that match no module, or no parameter if `parameters` is given.
 
-        where: what the selector is within a larger one, ``member 2 of the list``; empty for a whole selector
+        where: the position within a larger selector, ``member 2 of the list``; empty for a whole selector
         """
         yield from ()
 
     def nearest(self, names: Names) -> str:
-        """What the user may have meant, where the selector matches nothing."""
+        """A hint on what the user may have meant, for a selector that matches nothing."""
         return nearest(self.text, names.children)
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class Selector(ABC):
 
 
 class Parser:
-    """Reads one selector and those inside it, and counts them: nesting and number are limited."""
+    """Reads a selector and those inside it, and limits their nesting and number."""
 
     def __init__(self, forms: Sequence[type[Selector]]) -> None:
         self._asked = sorted(forms, key=lambda form: form.position, reverse=True)
@@ -116,14 +116,14 @@ class Parser:
             self._depth -= 1
 
     def named(self, key: str, raw: Any, parse: Callable[[Any], Selector] | None = None) -> Selector:
-        """The selector under a key of a mapping, which errors name. `parse`: by default that of any form."""
+        """The selector under a key of a mapping; errors name the key. parse: by default `Parser.parse`."""
         try:
             return (parse or self.parse)(raw)
         except ValueError as error:
             raise ValueError(f"{key}: {error}") from error
 
     def count(self, parts: int) -> None:
-        """Add to the number of parts read so far. Raises ValueError beyond MAX_PARTS."""
+        """Add to the number of parts read so far. Raises ValueError above MAX_PARTS."""
         self._parts += parts
         if self._parts > MAX_PARTS:
             raise ValueError(

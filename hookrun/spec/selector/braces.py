@@ -1,4 +1,4 @@
-"""Alternatives in braces, ``{q,k,v}_proj``, written out within limits."""
+"""Expands alternatives in braces, ``{q,k,v}_proj``, within limits."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from hookrun.spec.selector.base import MAX_DEPTH, MAX_PARTS, shown
 
 
 def alternatives(text: str) -> list[str]:
-    """Every text that ``{a,b}`` stands for, nested braces too, in the order in which they are written.
+    """Every text that braces such as ``{a,b}`` expand to, also nested ones, in the order in which they are written.
 
     Raises ValueError for a brace without its partner, braces nested deeper than MAX_DEPTH, and more than MAX_PARTS
     alternatives.
     """
-    # one pair for each open brace and one for the text outside: the alternatives that are complete, up to the
-    # last comma, and the beginnings of those being read
+    # One pair for each open brace and one for the text outside: the complete alternatives, up to the last comma,
+    # and the beginnings of those that are being read.
     groups: list[tuple[list[str], list[str]]] = [([], [""])]
     for token in re.split(r"([{},])", text):
         complete, begun = groups[-1]

@@ -1,4 +1,4 @@
-"""Globs over dotted paths, matched name by name for all parses at once."""
+"""Globs over dotted paths, matched name by name by one automaton."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class NumberedIndex(NamedTuple):
 
 ANY_DEPTH = "**"
 Segment = str | NumberedIndex
-"""What stands for one name of a path, or ``**`` for any number of names."""
+"""The pattern of one name of a path, or ``**`` for any number of names."""
 
 _SHAPE = re.compile(r"([^\[\]]*)((?:\[[^\[\]]*\])*)")
 
@@ -68,9 +68,9 @@ def _parse_index(index: str, text: str) -> NumberedIndex:
 class GlobSet:
     """Globs compiled into one nondeterministic automaton; a set of its states is an integer, one bit for each state.
 
-    State i of a glob says: the names so far match its first i segments. In every other field a bit says that the
-    segment after that state is of this kind. Each name moves all states at once, so that the work is proportional
-    to the number of names, whatever the globs, and every parse of a path is followed.
+    State i of a glob means that the names so far match its first i segments. In the fields below, the bit of a state
+    says that the next segment is of that kind. Each name updates all states at once, so the work is proportional to the
+    number of names, and all ways to match a path are tried together.
 
     literals:  segments without wildcards
     wildcards: patterns of segments with ``*`` or ``?``
@@ -97,7 +97,7 @@ class GlobSet:
     def find(self, tree: Tree) -> set[str]:
         """The paths that match any of the globs."""
         any_depth, accept, any_index = self.any_depth, self.accept, sum(bits for _, bits in self.indexes)
-        fitting: dict[str, int] = {}  # a name -> the states from which it leads on
+        fitting: dict[str, int] = {}  # name -> the states that have a transition for it
         found = {""} if tree.root.is_node and self.start & accept else set[str]()
         reached = [(tree.root, self.start)]
         while reached:
@@ -123,7 +123,7 @@ class GlobSet:
         return found
 
     def _fitting(self, name: str) -> int:
-        """The states from which a name leads on, indexes aside."""
+        """The states that have a transition for a name, not counting indexes."""
         found = self.any_name | self.literals.get(name, 0)
         for pattern, states in self.wildcards:
             if pattern.match(name):
@@ -131,7 +131,7 @@ class GlobSet:
         return found
 
     def _picked(self, states: int, numbered: Sequence[str]) -> dict[str, int]:
-        """Numbered child -> the states from which an index leads to it."""
+        """Numbered child -> the states whose index selects it."""
         found = defaultdict[str, int](int)
         for index, before in self.indexes:
             if states & before:
@@ -160,7 +160,7 @@ def compile_globs(globs: Iterable[Sequence[Segment]]) -> GlobSet:
     wild = {name for name in names if "*" in name or "?" in name}
     return GlobSet(
         {name: bits for name, bits in names.items() if name not in wild},
-        # what fnmatch translates to never backtracks
+        # the translation of fnmatch never backtracks
         tuple((re.compile(fnmatch.translate(name)), names[name]) for name in names if name in wild),
         any_name,
         any_depth,

@@ -1,4 +1,4 @@
-"""A selector by mapping: several conditions that must hold together."""
+"""A selector by mapping: conditions that must all hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_PARAMETERS = 10**18
 
 @dataclass(frozen=True)
 class MappingSelector(Selector):
-    """A mapping: every given key must hold."""
+    """A mapping: the condition of every given key must hold."""
 
     text: str
     path: Selector | None = None
@@ -94,7 +94,7 @@ class MappingSelector(Selector):
     def unmatched(
         self, modules: Tree, parameters: Tree | None = None, where: str = ""
     ) -> Iterator[Unmatched]:
-        """Lists under `path` and `type` only: a name under `exclude` says what must not be hooked, if it is there."""
+        """Lists under `path` and `type` only; a name under `exclude` need not exist."""
         for key, part in (("path", self.path), ("type", self.type)):
             if part is not None:
                 place = f"`{key}` of {where}" if where else f"`{key}`"

@@ -24,7 +24,7 @@ class PathSelector(Selector):
     rows = {
         "layer4.0.conv1": "exact path; the empty string is the root module",
         "layer*.conv?": "glob: `*` and `?` stay inside one name between dots",
-        "**.attn": "`**` spans any number of names, none included",
+        "**.attn": "`**` spans any number of names, including zero",
         "{q,k,v}_proj": "alternatives, at most 1,000, nested at most 32 deep",
         "h[0:4].mlp": "Python index or slice over the numbered children of a container, in their order; "
         "on parameter hooks over numbered parameters too",
@@ -48,7 +48,7 @@ class PathSelector(Selector):
         return {"type": ["string", "integer"], "description": "path or glob"}
 
     def find(self, tree: Tree) -> set[str]:
-        if self.text in tree.nodes:  # an exact name wins, also one that looks like a glob
+        if self.text in tree.nodes:  # an exact name wins, also if it looks like a glob
             return {self.text}
         return self.globs.find(tree)
 

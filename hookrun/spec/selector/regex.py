@@ -13,9 +13,9 @@ from hookrun.spec.selector.tree import Tree
 
 _PREFIX = "re:"
 _MAX_MEMORY = 4 << 20
-"""Bytes for one expression, compiled, with the states that matching has visited; beyond, RE2 refuses or forgets."""
+"""Bytes for one compiled expression with its cache of states; RE2 refuses larger expressions and clears the cache."""
 _RANGE_BYTES = 100
-"""Bytes of the least and the greatest name that an expression can match; longer ones are cut to this length."""
+"""Bytes to which the bounds of the names that an expression can match are cut."""
 _BEYOND_RE2 = re.compile(r"\(\?(?:<?[=!]|P=|\()|\\[1-9]")
 
 
@@ -28,7 +28,7 @@ class RegexSelector(Selector):
     position = 10
     rows = {
         r"re:layer[1-4]\.\d+": "regular expression in RE2's syntax, always a full match; "
-        r"no lookaround, no backreferences (say it with `exclude`); `\d`, `\w`, `\s` are ASCII"
+        r"no lookaround, no backreferences (use `exclude` instead); `\d`, `\w`, `\s` are ASCII"
     }
 
     @classmethod
@@ -54,7 +54,7 @@ class RegexSelector(Selector):
     def find(self, tree: Tree) -> list[str]:
         pattern = self.text.removeprefix(_PREFIX)
         fullmatch = _compile(pattern).fullmatch
-        try:  # RE2 tells the range in which matches lie for an expression that begins with ^
+        try:  # for an expression that begins with ^ RE2 gives the range of its matches
             least, most = _compile(f"^(?:{pattern})").possiblematchrange(_RANGE_BYTES)
         except re2.error:  # a match may begin with anything
             return [path for path, name in tree.encoded.items() if fullmatch(name)]

@@ -1,4 +1,4 @@
-"""The forms of a selector, found in this package, and what is composed from them: parser, JSON schema, table."""
+"""The selector forms of this package, and the parser, JSON schema and reference table for all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forms() -> tuple[type[Selector], ...]:
 def parse_selector(raw: Any) -> Selector:
     """Parse any form of a selector.
 
-    Raises ValueError, which says what is wrong with it; also where it is too long, too deep or too large.
+    Raises ValueError, which says what is wrong; also if it is too long, too deep or too large.
     """
     return Parser(forms()).parse(raw)
 

@@ -1,4 +1,4 @@
-"""What selectors are matched against: the names of a model's modules, or of its parameters."""
+"""The names of a model's modules or parameters, against which selectors are matched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class Node:
     """A module, or a parameter, as selectors see it.
 
     path:       its name in ``named_modules(remove_duplicate=False)`` (the root's is empty) or ``named_parameters``
-    types:      class name and qualified name of its class and of each base; a parameter has its module's
-    leaf:       it has no children; a parameter: its module has none
+    types:      class name and qualified name of its class and of each base; for a parameter those of its module
+    leaf:       it has no children; for a parameter: its module has none
     parameters: number of elements of its own and its descendants' parameters
     """
 
@@ -25,7 +25,7 @@ class Node:
 
 @dataclass(slots=True)
 class Branch:
-    """A name between two dots, with the names that follow it. `is_node`: its path is one of the tree's."""
+    """A name between two dots, with the names below it. is_node: its path is in the tree."""
 
     path: str
     is_node: bool = False
@@ -37,7 +37,7 @@ class Tree:
     """Every path of a model in ``named_modules`` order, and the numbered children of its containers.
 
     numbered: path of a container -> the names of its numbered children, in the container's order
-    first: path -> the first name of the same object, for an object that has several
+    first: path -> the first name of the same object, for objects with several names
     """
 
     nodes: Mapping[str, Node]
@@ -69,7 +69,7 @@ class Tree:
         return [path for path in self.nodes if path in found] if found else []
 
     def without(self, found: Iterable[str], excluded: Iterable[str]) -> set[str]:
-        """The paths found, less every name of an object of which one name is excluded."""
+        """The found paths, without any name of an object if one of its names is excluded."""
         first = self.first
         objects = {first.get(path, path) for path in excluded}
         return {path for path in found if first.get(path, path) not in objects}
@@ -77,7 +77,7 @@ class Tree:
 
 @dataclass(frozen=True)
 class Names:
-    """The names that a selector could have meant, for the hint when it matches nothing.
+    """The names that a selector could have meant, for the hint if it matches nothing.
 
     parameters: empty unless the hook is for parameters
     """
@@ -93,7 +93,7 @@ class Names:
 
     @property
     def children(self) -> list[str]:
-        """The modules directly below the root, or all paths of a model without any."""
+        """The modules directly below the root, or all paths of a model without submodules."""
         return [path for path in self.modules if path and "." not in path] or self.paths
 
 

@@ -12,14 +12,14 @@ from hookrun.spec.selector.tree import Names, Tree
 
 @dataclass(frozen=True)
 class UnionSelector(Selector):
-    """A list: whatever any of its members matches."""
+    """A list: everything that any of its members matches."""
 
     text: str
     members: tuple[Selector, ...]
 
     position = 30
     rows = {
-        "[conv1, fc]": "a list: union, each module once; each member must match, unless `expect` admits 0 "
+        "[conv1, fc]": "a list: union, each module once; each member must match, unless `expect` allows 0 "
         '(`">=0"`)'
     }
 

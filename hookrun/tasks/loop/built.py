@@ -206,7 +206,7 @@ def refused(
     mistaken = _sections(experiment.mistakes)
     has_hooks = bool(experiment.hooks.hooks or experiment.wrong.selections)
     if has_hooks and (tried.model is None or "model" in mistaken):
-        notes.append("the hooks were not checked against the model: it is wrong itself")
+        notes.append("the hooks were not checked, because the model is not valid")
     elif has_hooks and tried.model is not None:
         info = None if "data" in mistaken else tried.info
         backward: bool | OutputScore = training
