@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,10 @@ def text_of(value: Any) -> str:
     if isinstance(value, dict) and value:
         return _of_mapping(value, 0)
     if isinstance(value, list) and value:
-        return "".join(_remembered([each], 0) for each in value)
+        lines = [_simple(each) for each in value]
+        return "".join(
+            f"- {line}\n" if line else _remembered([each], 0) for line, each in zip(lines, value, strict=True)
+        )
     return _dumped(value)
 
 
@@ -36,17 +40,40 @@ def _of_mapping(value: Mapping[Any, Any], depth: int) -> str:
     """The lines of a mapping inside `depth` others. A line depends on its own key and value and on the depth alone."""
     parts = list[str]()
     for key, each in value.items():
-        if isinstance(each, dict) and each:
-            head = _remembered({key: {"": None}}, depth)
-            stands_in = f"{'  ' * (depth + 1)}'': null\n"
-            if head.endswith(f":\n{stands_in}"):
-                parts.append(head.removesuffix(stands_in))
-                parts.append(_of_mapping(each, depth + 1))
-            else:  # a long key stands alone behind a question mark
-                parts.append(_remembered({key: each}, depth))
-        else:
-            parts.append(_remembered({key: each}, depth))
+        parts.append(_of_member(key, each, depth) or _remembered({key: each}, depth))
     return "".join(parts)
+
+
+def _of_member(key: Any, value: Any, depth: int) -> str:
+    """The lines of a key and its value where they are simple to put together; else ``""``."""
+    if isinstance(value, dict) and value:
+        head = _head(key, depth)
+        return head and f"{head}\n{_of_mapping(value, depth + 1)}"
+    if isinstance(value, list) and value:
+        lines = [_simple(each) for each in value]
+        head = _head(key, depth) if all(lines) else ""
+        return "\n".join([head, *(f"{'  ' * depth}- {line}" for line in lines), ""]) if head else ""
+    text = _simple(value)
+    head = text and _head(key, depth)
+    return head and f"{head} {text}\n"
+
+
+def _head(key: Any, depth: int) -> str:
+    """The key with its colon, as it stands before a value; ``""`` for a long one, behind a question mark."""
+    stands_in = f"\n{'  ' * (depth + 1)}'': null\n"
+    text = _remembered({key: {"": None}}, depth)
+    return text.removesuffix(stands_in) if text.endswith(f":{stands_in}") and text.count("\n") == 2 else ""
+
+
+_PLAIN = re.compile(r"[A-Za-z/](?=[^\n]*[/=])[A-Za-z0-9_/.=,-]*")
+"""Texts such as ``seed=3`` and ``/a/folder``: YAML takes them for nothing but texts, and they have no place to fold."""
+
+
+def _simple(value: Any) -> str:
+    """What stands for a whole number or such a text; ``""`` for other values, which PyYAML writes."""
+    if type(value) is int:
+        return str(value)
+    return value if type(value) is str and _PLAIN.fullmatch(value) else ""
 
 
 def _remembered(value: Any, depth: int) -> str:

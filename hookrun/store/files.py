@@ -132,14 +132,20 @@ class Lines:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line; StoreError if the file system refuses."""
-        line = memoryview(f"{encode(record)}\n".encode("ascii"))
+        self.extend([record])
+
+    def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add a line for each, all of them or none; StoreError if the file system refuses."""
+        if not records:
+            return
+        lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
         self.require_there()
         try:
             file = self._open()
             end = os.fstat(file).st_size
             try:
-                while line:  # the system may take less than it is given
-                    line = line[os.write(file, line) :]
+                while lines:  # the system may take less than it is given
+                    lines = lines[os.write(file, lines) :]
                 if self._durable:
                     os.fsync(file)
             except BaseException:
@@ -149,7 +155,7 @@ class Lines:
         except OSError as error:
             kept = f"its first {self.count} lines are kept" if self.count else "no line of it was written"
             raise StoreError(f"cannot append to {self.path}: {os_reason(error)}; {kept}") from error
-        self.count += 1
+        self.count += len(records)
 
     def reach(self) -> int:
         """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""

@@ -259,7 +259,11 @@ class RunDir:
 
     def log_sample(self, record: Mapping[str, Any]) -> None:
         """Append one line to samples.jsonl: what a sample is called."""
-        self._samples.append(record)
+        self.log_samples([record])
+
+    def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append a line for each sample of a batch, all of them or none."""
+        self._samples.extend(records)
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write pictures.jsonl: small pictures of samples, a line each. StoreError if the disk refuses."""

@@ -34,8 +34,9 @@ LEAVES = st.sampled_from(
         "- a",
     ]
 )
+PLAIN = st.from_regex(r"\A[A-Za-z/][A-Za-z0-9_/.=,-]{0,120}\Z") | st.integers()
 VALUES = st.recursive(
-    LEAVES,
+    LEAVES | PLAIN,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=12,
 )
