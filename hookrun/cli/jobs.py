@@ -129,7 +129,7 @@ class SweepJob:
             release_memory()
         if code != DONE and self.stop is not None:
             self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
-        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)))
+        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)), run_dir)
         if not self.optimizing:
             return code
         if code != DONE:
@@ -249,15 +249,21 @@ def make_page(folder: Path) -> None:
         print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
 
 
-def renew_page(sweep_dir: Path) -> None:
+def renew_page(sweep_dir: Path, run_dir: Path) -> None:
     """Write the page of a sweep that is under way, unless that was done a short while ago. The last one is not quiet.
+
+    run_dir: that of the job that is just over
 
     Reading thousands of jobs takes its time: at most a fiftieth of a sweep's goes into its pages.
     """
+    from hookrun.report import write_report
+    from hookrun.report.jobs import keep_job
+
+    with suppress(Exception):  # as below
+        keep_job(sweep_dir, run_dir)
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return
-    from hookrun.report import write_report
 
     with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
         write_report(sweep_dir)

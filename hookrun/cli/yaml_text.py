@@ -60,8 +60,8 @@ def _of_member(key: Any, value: Any, depth: int) -> str:
 
 def _head(key: Any, depth: int) -> str:
     """The key with its colon, as it stands before a value; ``""`` for a long one, behind a question mark."""
-    stands_in = f"\n{'  ' * (depth + 1)}'': null\n"
-    text = _remembered({key: {"": None}}, depth)
+    stands_in = f"\n{'  ' * (depth + 1)}a: null\n"
+    text = _remembered({key: {"a": None}}, depth)
     return text.removesuffix(stands_in) if text.endswith(f":{stands_in}") and text.count("\n") == 2 else ""
 
 

@@ -70,7 +70,13 @@ class JobFacts:
 
 def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
+    folder = folder.resolve()
     return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: _by_number(job.name))
+
+
+def keep_job(folder: Path, path: Path) -> None:
+    """Read a job that is over while its files are fresh, for the pages of its sweep; see `_job`."""
+    _job(folder.resolve(), path.resolve())
 
 
 def job_folders(folder: Path) -> Iterator[Path]:

@@ -30,7 +30,7 @@ class StoreError(HookrunError):
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which takes the name `path` only once it is complete and on disk.
 
     It is written aside in the same folder, flushed, renamed, and the folder is flushed. Whatever goes wrong
@@ -52,13 +52,14 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             kept = "what it held before is kept" if path.is_file() else "nothing is left under that name"
             raise StoreError(f"cannot write {path}: {os_reason(error)}; {kept}") from error
         raise
-    sync_folder(path.parent)
+    if flushes_folder:
+        sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` atomically as strict JSON, indented for people."""
+def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = True) -> None:
+    """Write `value` atomically as strict JSON, indented for people. See `replacing`."""
     text = encode(value, indent=2)
-    with replacing(path) as file:
+    with replacing(path, flushes_folder=flushes_folder) as file:
         file.write(f"{text}\n".encode("ascii"))
 
 

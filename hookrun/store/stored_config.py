@@ -24,7 +24,7 @@ MOST_YAML = 2**20
 _SMALL = 2**16
 """Characters of one that is remembered."""
 
-_MOST_KNOWN = 32
+_MOST_KNOWN = 64
 _known = dict[str, Any]()
 """Text -> content."""
 
@@ -83,10 +83,10 @@ def remember(text: str, content: Any) -> None:
 def comes_back(content: Any) -> bool:
     """Whether reading the YAML that was written of the content surely gives the same.
 
-    It does for mappings and lists of numbers, None and texts of printable ASCII; of others it may too.
+    It does for mappings and lists of numbers, None and texts of lines of printable ASCII; of others it may too.
     """
     if isinstance(content, str):
-        return content.isascii() and content.isprintable()
+        return content.isascii() and content.replace("\n", "").isprintable()
     if isinstance(content, dict):
         return all(isinstance(key, str) and comes_back(key) and comes_back(content[key]) for key in content)
     if isinstance(content, list):

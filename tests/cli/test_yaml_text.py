@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import yaml
 from hydra.types import RunMode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,7 +52,7 @@ def test_as_omegaconf_writes_it(content: Any) -> None:
         assert text_of(plain_of(config)) == OmegaConf.to_yaml(config)
 
 
-ASCII = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=200)
+ASCII = st.text(st.sampled_from("\n  " + "".join(map(chr, range(32, 127)))), max_size=200)
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
 
 
@@ -60,6 +62,16 @@ def test_what_comes_back_is_what_reading_gives(content: dict[str, Any]) -> None:
     assert comes_back(content)
     assert not comes_back({"a": [*content, "é"]})
     assert _content(text_of(content)) == content
+
+
+def test_a_job_like_another_is_written_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"seed": 3, "in": {"dir": "/a/b", "of": ["seed=3", "x=1"], "tags": [], "text": "one, two"}}
+    text_of(job)
+    monkeypatch.setattr(yaml, "dump", None)
+    other = {"seed": 4, "in": {**job["in"], "dir": "/a/c", "of": ["seed=4", "x=1"]}}  # type: ignore[dict-item]
+    text = text_of(other)
+    monkeypatch.undo()
+    assert text == OmegaConf.to_yaml(OmegaConf.create(other))
 
 
 def test_the_whole_configuration_of_every_experiment() -> None:
