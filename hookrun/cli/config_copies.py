@@ -61,7 +61,8 @@ def _copied_without(node: Node, parent: Any) -> Node:
     metadata.__dict__.update(old.__dict__)
     metadata.flags = None if old.flags is None else dict(old.flags)
     if "resolver_cache" in old.__dict__:
-        metadata.resolver_cache = copy.deepcopy(old.resolver_cache)
+        full = bool(old.resolver_cache)
+        metadata.resolver_cache = copy.deepcopy(old.resolver_cache) if full else copy.copy(old.resolver_cache)
     new.__dict__.update(node.__dict__, _metadata=metadata, _parent=parent, _flags_cache=None)
     return new
 
