@@ -121,15 +121,15 @@ class SweepJob:
             raise signal
         if self.stop is not None and self.stop.exists():
             return NOT_STARTED
-        run_dir, sweep_dir = _run_dir(), Path(os.path.abspath(HydraConfig.get().sweep.dir))
+        run_dir = _run_dir()
         try:
             with read_once(self.trust):
-                code = self._alone(cfg, run_dir, sweep_dir)
+                code = self._alone(cfg, run_dir)
         finally:
             release_memory()
         if code != DONE and self.stop is not None:
             self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
-        renew_page(sweep_dir, run_dir)
+        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)), run_dir)
         if not self.optimizing:
             return code
         if code != DONE:
@@ -138,11 +138,12 @@ class SweepJob:
 
         return tasks.objective(run_dir)
 
-    def _alone(self, cfg: DictConfig, run_dir: Path, sweep_dir: Path) -> int:
+    def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
         """The exit code of the job, which is the only one to write into its directory.
 
         The sweep that started it may have been killed while the job went on in another process.
         """
+        sweep_dir = Path(os.path.abspath(HydraConfig.get().sweep.dir))
         name = os.path.relpath(run_dir, sweep_dir)
         try:
             if self.go_on:
