@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App
@@ -64,7 +65,7 @@ def refuse_baseline(cfg: DictConfig) -> None:
 
 def _is_compared(app: App, cfg: DictConfig, job: Sequence[str]) -> bool:
     """Whether `baseline` is true for a job: of a sweep over experiments, each says that for itself."""
-    typed = set(cfg.hydra.overrides.task)  # what `cfg` says already
+    typed = set(cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task)))  # what `cfg` says already
     if cfg.get(KEY) is True or not any(
         _root(text) in ("experiment", KEY) and text not in typed for text in job
     ):

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.check import Composition, experiment_file, lost_keys
+from hookrun.cli.config_copies import tell, tell_output_dir, users_part
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
@@ -61,18 +60,14 @@ def plain_job(cfg: DictConfig) -> dict[str, Any]:
 def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     with explained():
         # Hydra does this before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
-        HydraConfig.instance().set_config(cfg)
+        tell(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
-        with read_write(cfg.hydra.runtime), open_dict(cfg.hydra.runtime):
-            cfg.hydra.runtime.output_dir = output_dir
-        HydraConfig.instance().set_config(cfg)
+        tell_output_dir(cfg, output_dir)
         for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):  # what else Hydra writes by
             written = OmegaConf.select(cfg.hydra, key)
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
-        users = copy.deepcopy(cfg)
-        with read_write(users), open_dict(users):
-            del users["hydra"]
+        users = users_part(cfg)
     _refuse_lost_keys(cfg, users)
     return plain(users)
 

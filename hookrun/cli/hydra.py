@@ -20,7 +20,7 @@ import hydra
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import IConfigRepository as IConfigRepository
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
+from hydra._internal.core_plugins.basic_launcher import BasicLauncher as BasicLauncher
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
@@ -35,6 +35,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobRuntime, configure_log
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
 from hydra.types import RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -115,7 +116,7 @@ class App(Hydra):
 
         over: the launcher that `cfg` names -> the one that the sweeper gets
         """
-        with self._checking(cfg), _launchers(over):
+        with self._checking(cfg), _launchers(over), _composed_before():
             return self.multirun(cfg.hydra.job.config_name, task, [])
 
     @contextmanager
@@ -239,6 +240,25 @@ def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
         yield
     finally:
         Plugins.instantiate_launcher = made  # type: ignore[method-assign]
+
+
+@contextmanager
+def _composed_before() -> Iterator[None]:
+    """Hydra's basic sweeper composes every job to see whether it does: hookrun has done so with all jobs by then.
+
+    The method is that of all sweepers; those that choose their jobs as they go use it as it is.
+    """
+    theirs = Sweeper.validate_batch_is_legal
+
+    def validate_batch_is_legal(self: Sweeper, batch: Sequence[Sequence[str]]) -> None:
+        if f"{type(self).__module__}.{type(self).__name__}" != BASIC_SWEEPER:
+            theirs(self, batch)
+
+    Sweeper.validate_batch_is_legal = validate_batch_is_legal  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Sweeper.validate_batch_is_legal = theirs  # type: ignore[method-assign]
 
 
 @contextmanager

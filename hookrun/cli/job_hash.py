@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.compose import plain
+from hookrun.cli.config_copies import users_part
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import App
 from hookrun.store.files import write_json
@@ -26,30 +28,55 @@ _CHANGES_NOTHING = ("hooks", "vars", "tags", "baseline")
 def job_record(users: DictConfig, hydra: Any) -> dict[str, Any]:
     """What job.json says of a job, see `JobRecord`: SHA-256 hashes of its resolved configuration.
 
-    A value that holds the job's number or directory counts as the same whatever these are: they do not say which job
-    it is.
-
     users: the user's part of the configuration
     hydra: Hydra's section
     """
-    neutral: Any = OmegaConf.create(
-        OmegaConf.to_container(hydra, resolve=False), flags={"allow_objects": True}
-    )
-    neutral.job.num, neutral.job.id = 0, "0"
-    neutral.sweep.dir, neutral.sweep.subdir, neutral.runtime.output_dir = ".", ".", "."
-    holder: Any = HydraConfig.instance()
-    outer = holder.cfg
-    holder.cfg = OmegaConf.create({"hydra": neutral}, flags={"allow_objects": True})
-    try:
-        config = plain(users)
-    finally:
-        holder.cfg = outer
+    return record_of(without_place(users, hydra)[0])
+
+
+def record_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a configuration that `without_place` gave."""
     others = {key: value for key, value in config.items() if key not in _CHANGES_NOTHING}
     return {
         "config": _hash(config),
         "has_hooks": bool(config.get("hooks")),
         "without_hooks": _hash(others),
     }
+
+
+def without_place(users: DictConfig, hydra: Any) -> tuple[dict[str, Any], bool]:
+    """The configuration, resolved as if the job had the number 0 and no directory, and whether it is the job's own.
+
+    A value that holds the job's number or directory counts as the same whatever these are: they do not say which job
+    it is. Where no value asks for Hydra's section, the job itself has the same values.
+
+    users: the user's part of the configuration
+    hydra: Hydra's section
+    """
+    holder: Any = HydraConfig.instance()
+    outer, nowhere = holder.cfg, _Nowhere(hydra)
+    holder.cfg = nowhere
+    try:
+        return plain(users), "hydra" not in vars(nowhere)
+    finally:
+        holder.cfg = outer
+
+
+class _Nowhere:
+    """What `HydraConfig` holds meanwhile; the section is made when a value asks for it."""
+
+    def __init__(self, section: Any) -> None:
+        self._section = section
+
+    @cached_property
+    def hydra(self) -> Any:
+        """Hydra's section of a job with the number 0."""
+        found: Any = OmegaConf.create(
+            OmegaConf.to_container(self._section, resolve=False), flags={"allow_objects": True}
+        )
+        found.job.num, found.job.id = 0, "0"
+        found.sweep.dir, found.sweep.subdir, found.runtime.output_dir = ".", ".", "."
+        return OmegaConf.create({"hydra": found}, flags={"allow_objects": True}).hydra
 
 
 def _hash(config: Mapping[str, Any]) -> str:
@@ -74,8 +101,7 @@ class JobHashes:
             with explained():
                 job = self._app.job_config(self._cfg, overrides, 0)
                 hydra: Any = job.hydra
-                users = OmegaConf.masked_copy(job, [str(each) for each in job if each != "hydra"])
-                self._known[key] = job_record(users, hydra)
+                self._known[key] = job_record(users_part(job), hydra)
         return self._known[key]
 
 

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
 from hookrun.cli.job_directories import refuse_links
-from hookrun.cli.job_hash import job_record, write_job
+from hookrun.cli.job_hash import record_of, without_place, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
 from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
@@ -129,7 +129,7 @@ class SweepJob:
             release_memory()
         if code != DONE and self.stop is not None:
             self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
-        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)))
+        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)), run_dir)
         if not self.optimizing:
             return code
         if code != DONE:
@@ -158,15 +158,18 @@ class SweepJob:
     def _run(self, cfg: DictConfig, run_dir: Path, go_on: bool) -> int:
         from hookrun import tasks
 
+        found, is_own = None, False
         if not go_on:
             if self.go_on and (run_dir / STATUS).exists():
                 what = f"{run_dir} holds a run that was not there when the sweep began"
                 raise SpecError(
                     [Problem("hydra.sweep.subdir", what, "wait until it has ended, and try again")]
                 )
-            write_job(run_dir, job_record(cfg, HydraConfig.get()))
+            found, is_own = without_place(cfg, HydraConfig.get())
+            write_job(run_dir, record_of(found))
         try:
-            experiment = self.runs.of(tasks.parse_experiment(plain(cfg))).of_a_sweep()
+            config = found if found is not None and is_own else plain(cfg)
+            experiment = self.runs.of(tasks.parse_experiment(config)).of_a_sweep()
             if self.goal is not None:
                 require_goal(experiment, self.goal)
             prepared = tasks.prepare(experiment, trust=self.trust)
@@ -246,15 +249,21 @@ def make_page(folder: Path) -> None:
         print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
 
 
-def renew_page(sweep_dir: Path) -> None:
+def renew_page(sweep_dir: Path, run_dir: Path) -> None:
     """Write the page of a sweep that is under way, unless that was done a short while ago. The last one is not quiet.
+
+    run_dir: that of the job that is just over
 
     Reading thousands of jobs takes its time: at most a fiftieth of a sweep's goes into its pages.
     """
+    from hookrun.report import write_report
+    from hookrun.report.jobs import keep_job
+
+    with suppress(Exception):  # as below
+        keep_job(sweep_dir, run_dir)
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return
-    from hookrun.report import write_report
 
     with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
         write_report(sweep_dir)
@@ -300,6 +309,15 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
     print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
 
 
+class _Settled:
+    """Whether a sweep is under way whose first job is not over."""
+
+    awaits_first = False
+
+
+_settled = _Settled()
+
+
 @contextmanager
 def settled_memory() -> Iterator[None]:
     """Python's collector leaves alone what is there before: all modules, which it would look through again."""
@@ -308,15 +326,24 @@ def settled_memory() -> Iterator[None]:
         return
     gc.collect()
     gc.freeze()
+    _settled.awaits_first = True
     try:
         yield
     finally:
+        _settled.awaits_first = False
         gc.unfreeze()
 
 
 def release_memory() -> None:
-    """Free what the last job of this process held in memory, before the next one starts."""
+    """Free what the last job of this process held in memory, before the next one starts.
+
+    What is left after the first job of a sweep are modules that it was the first to need, and what they remember:
+    within `settled_memory` the collector leaves that alone, too.
+    """
     gc.collect()
+    if _settled.awaits_first:
+        _settled.awaits_first = False
+        gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()

@@ -14,6 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.hydra import BASIC_LAUNCHER, App, numbered
+from hookrun.cli.in_turn import in_turn
 from hookrun.cli.job_directories import JobDirectories, refuse_links
 from hookrun.cli.job_hash import JobHashes
 from hookrun.cli.jobs import DONE, NOT_STARTED, JobFailed, exit_code
@@ -89,7 +90,7 @@ class Launching:
 
     def over(self, launcher: Launcher) -> Launcher:
         """The launcher, which runs what is not over yet."""
-        return _Over(launcher, self)
+        return _Over(in_turn(launcher), self)
 
     def launched(
         self, launcher: Launcher, job_overrides: Sequence[Overrides], first: int

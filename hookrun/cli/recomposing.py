@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig
 
+from hookrun.cli.config_copies import copied
+
 _MOST = 16
 """Compositions that are kept, in a sweep over groups one for each of their choices."""
+
+_MOST_PARSED = 512
+"""Overrides that are kept."""
 
 
 class Recomposing:
@@ -32,6 +36,7 @@ class Recomposing:
         self._compose, self._is_group, self._apply, self._name = compose, is_group, apply, name
         self._common = dict[tuple[str, ...], DictConfig]()
         self._parser = OverridesParser.create()
+        self._parsed = dict[str, Override]()
 
     def config(self, hydras: Sequence[str], own: Sequence[str]) -> DictConfig | None:
         """What composing all of them gives; None where only that tells.
@@ -39,7 +44,7 @@ class Recomposing:
         hydras: the overrides of Hydra's section
         own:    those of the job
         """
-        parsed = self._parser.parse_overrides(list(own))
+        parsed = self._parse(own)
         values = [each for each in parsed if self._sets_a_value(each)]
         rest = [each for each in parsed if each not in values]
         changes = [each for each in rest if not self._chooses(each)]
@@ -50,7 +55,7 @@ class Recomposing:
             if len(self._common) >= _MOST:
                 self._common.clear()
             self._common[key] = self._compose(list(key))
-        cfg = copy.deepcopy(self._common[key])
+        cfg = copied(self._common[key])
         self._apply(values, cfg)
         tasks = [each for each in parsed if not each.is_hydra_override()]
         cfg.hydra.overrides.task = [each.input_line for each in tasks]
@@ -62,6 +67,15 @@ class Recomposing:
             kv_sep=of_name.kv_sep,
         )
         return cfg
+
+    def _parse(self, overrides: Sequence[str]) -> list[Override]:
+        """The overrides; those that jobs have in common are parsed once."""
+        if new := [each for each in overrides if each not in self._parsed]:
+            if len(self._parsed) >= _MOST_PARSED:
+                self._parsed.clear()
+                new = list(overrides)
+            self._parsed |= zip(new, self._parser.parse_overrides(new), strict=True)
+        return [self._parsed[each] for each in overrides]
 
     def _chooses(self, override: Override) -> bool:
         """Whether it chooses a config: to Hydra a mapping given to a group is a value, set in the order as typed."""

@@ -42,8 +42,7 @@ class Digits(Source[DigitsArgs]):
 
     def open(self, root: Path | None, args: DigitsArgs, split: Split, seed: int) -> Samples:
         images, labels = _read()
-        train, val = stratified_indices(labels.tolist(), VAL_FRACTION)
-        rows = train if split == "train" else val
+        rows = _rows()[split]
         grey = torch.from_numpy(images[rows]).to(torch.float32).div_(16)  # 16 grey levels
         return TensorSamples(grey.view(-1, 1, 8, 8), torch.from_numpy(labels[rows]))
 
@@ -64,6 +63,13 @@ def _read() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dty
         digits = load_digits()
         table = np.column_stack([digits.data, digits.target])
     return table[:, :-1].astype(np.uint8), table[:, -1].astype(np.int64)
+
+
+@cache
+def _rows() -> dict[Split, list[int]]:
+    """Which images each split has."""
+    train, val = stratified_indices(_read()[1].tolist(), VAL_FRACTION)
+    return {"train": train, "val": val}
 
 
 DIGITS = Digits("digits")

@@ -70,7 +70,13 @@ class JobFacts:
 
 def find_jobs(folder: Path) -> list[JobFacts]:
     """Every job below `folder`, by number."""
+    folder = folder.resolve()
     return sorted((_job(folder, path) for path in job_folders(folder)), key=lambda job: _by_number(job.name))
+
+
+def keep_job(folder: Path, path: Path) -> None:
+    """Read a job that is over while its files are fresh, for the pages of its sweep; see `_job`."""
+    _job(folder.resolve(), path.resolve())
 
 
 def job_folders(folder: Path) -> Iterator[Path]:
@@ -84,6 +90,41 @@ def job_folders(folder: Path) -> Iterator[Path]:
 
 
 def _job(folder: Path, path: Path) -> JobFacts:
+    """One job. Of one that is over, what was read before, where none of its files has been changed since."""
+    found = _state_of(path)
+    before = _over.get((folder, path))
+    if before is not None and before[0] == found:
+        return before[1]
+    job = _read(folder, path)
+    if job.status in _OVER:
+        if len(_over) >= _MOST_OVER:
+            _over.clear()
+        _over[folder, path] = found, job
+    return job
+
+
+_OVER = ("done", "failed", "stopped", "interrupted")
+_MOST_OVER = 20_000
+_over = dict[tuple[Path, Path], tuple[list[Any], JobFacts]]()
+"""(sweep, job) -> the state of its files, and what they say: a sweep under way reads its jobs again and again."""
+
+
+def _state_of(path: Path) -> list[Any]:
+    """Which files `_read` would find; one that is written anew has another number or time."""
+    found = list[Any]()
+    for name in (STATUS, JOB, METRICS, HYDRA, OVERRIDES, CONFIG, ENV, REPORT):
+        try:
+            file = os.lstat(path / name)
+        except OSError:
+            found.append(None)
+        else:
+            found.append(
+                (file.st_mode, file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns, file.st_ctime_ns)
+            )
+    return [*found, (path / REPORT).is_file()]
+
+
+def _read(folder: Path, path: Path) -> JobFacts:
     status = _record(path / STATUS, Status)
     reason = cut_off(status)
     if reason:

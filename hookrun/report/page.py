@@ -40,7 +40,7 @@ def write_page(
         },
     )
     path = folder / REPORT
-    with replacing(path) as file:
+    with replacing(path, flushes_folder=False) as file:  # it can be made again
         file.write(page.encode("utf-8"))
     return path
 
@@ -89,9 +89,11 @@ def _shown(value: Any) -> Any:
     return text.visible(value) if isinstance(value, str) else value
 
 
+@cache
 def _static(name: str) -> Markup:
     return Markup((_TEMPLATES / name).read_text(encoding="utf-8").strip())
 
 
+@cache
 def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -6,6 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -37,6 +38,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     """The installed version; None where it is not installed, as hookrun itself run from a checkout."""
     try:

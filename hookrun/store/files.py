@@ -30,7 +30,7 @@ class StoreError(HookrunError):
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which takes the name `path` only once it is complete and on disk.
 
     It is written aside in the same folder, flushed, renamed, and the folder is flushed. Whatever goes wrong
@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     aside = Aside(path)
     with aside.writing() as file:
         yield file
-    aside.complete()
+    aside.complete(flushes_folder=flushes_folder)
 
 
 class Aside:
@@ -62,7 +62,7 @@ class Aside:
             self._file = open(self._name, "xb")  # noqa: SIM115 - `complete` closes it
             yield self._file
 
-    def complete(self) -> None:
+    def complete(self, *, flushes_folder: bool = True) -> None:
         """Flush it, rename it and flush the folder."""
         with self._removed_on_error():
             if self._file is not None:
@@ -70,7 +70,8 @@ class Aside:
                     file.flush()
                     os.fsync(file.fileno())
             os.replace(self._name, self._path)
-        sync_folder(self._path.parent)
+        if flushes_folder:
+            sync_folder(self._path.parent)
 
     def remove(self) -> None:
         """It is not to become `path`: no reader looks at such a file where it cannot be removed."""
@@ -93,10 +94,10 @@ class Aside:
             raise
 
 
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` atomically as strict JSON, indented for people."""
+def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = True) -> None:
+    """Write `value` atomically as strict JSON, indented for people. See `replacing`."""
     text = encode(value, indent=2)
-    with replacing(path) as file:
+    with replacing(path, flushes_folder=flushes_folder) as file:
         file.write(f"{text}\n".encode("ascii"))
 
 
@@ -170,14 +171,20 @@ class Lines:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add one line; StoreError if the file system refuses."""
-        line = memoryview(f"{encode(record)}\n".encode("ascii"))
+        self.extend([record])
+
+    def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Add a line for each, all of them or none; StoreError if the file system refuses."""
+        if not records:
+            return
+        lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
         self.require_there()
         try:
             file = self._open()
             end = os.fstat(file).st_size
             try:
-                while line:  # the system may take less than it is given
-                    line = line[os.write(file, line) :]
+                while lines:  # the system may take less than it is given
+                    lines = lines[os.write(file, lines) :]
                 if self._durable:
                     os.fsync(file)
             except BaseException:
@@ -187,7 +194,7 @@ class Lines:
         except OSError as error:
             kept = f"its first {self.count} lines are kept" if self.count else "no line of it was written"
             raise StoreError(f"cannot append to {self.path}: {os_reason(error)}; {kept}") from error
-        self.count += 1
+        self.count += len(records)
 
     def reach(self) -> int:
         """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""

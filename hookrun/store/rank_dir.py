@@ -64,9 +64,9 @@ class RankDir(RunDir):
         """Keep it for rank 0, as a file would hold it: an action may record numbers of NumPy and torch."""
         self.kept.append(("stats", decode(encode(record).encode())))
 
-    def log_sample(self, record: Mapping[str, Any]) -> None:
-        """Keep it for rank 0."""
-        self.kept.append(("sample", dict(record)))
+    def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Keep them for rank 0."""
+        self.kept += [("sample", dict(each)) for each in records]
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Rank 0 writes them, of the samples of all ranks."""

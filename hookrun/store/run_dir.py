@@ -259,11 +259,15 @@ class RunDir:
 
     def log_sample(self, record: Mapping[str, Any]) -> None:
         """Append one line to samples.jsonl: what a sample is called."""
-        self._samples.append(record)
+        self.log_samples([record])
+
+    def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append a line for each sample of a batch, all of them or none."""
+        self._samples.extend(records)
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write pictures.jsonl: small pictures of samples, a line each. StoreError if the disk refuses."""
-        with replacing(self.path / PICTURES) as file:
+        with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
     def log_token(self, token: int, text: str) -> None:
@@ -311,7 +315,7 @@ class RunDir:
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self._require_same_place()
-        write_json(self.path / name, value)
+        write_json(self.path / name, value, flushes_folder=False)  # the status that follows does
 
     def _require_same_place(self) -> None:
         """StoreError where the directory is not the one that the run began in: another run may have its name."""

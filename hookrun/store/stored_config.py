@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,10 @@ MOST_YAML = 2**20
 _SMALL = 2**16
 """Characters of one that is remembered."""
 
+_MOST_KNOWN = 64
+_known = dict[str, Any]()
+"""Text -> content."""
+
 
 def read_yaml(path: Path, root: Path) -> Any:
     """The content, interpolations left as they are; None where there is no such file.
@@ -37,7 +41,11 @@ def read_yaml(path: Path, root: Path) -> Any:
 
     try:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
-        return copy.deepcopy(_remembered(text)) if len(text) <= _SMALL else _content(text)
+        if len(text) > _SMALL:
+            return _content(text)
+        if text not in _known:
+            remember(text, _content(text))
+        return copy.deepcopy(_known[text])
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -60,7 +68,34 @@ def _content(text: str) -> Any:
     return OmegaConf.to_container(OmegaConf.create(found), resolve=False) if found is not None else {}
 
 
-_remembered = lru_cache(maxsize=32)(_content)  # one page asks for the same few files again and again
+def remember(text: str, content: Any) -> None:
+    """Let `read_yaml` give a copy of the content for a file of this text.
+
+    One page asks for the same few files again and again, most often of a run that was written just now.
+    """
+    if len(text) > _SMALL:
+        return
+    if len(_known) >= _MOST_KNOWN:
+        _known.pop(next(iter(_known)), None)
+    _known[text] = content
+
+
+def comes_back(content: Any) -> bool:
+    """Whether reading the YAML that was written of the content surely gives the same.
+
+    It does for mappings and lists of numbers, None and texts of lines of printable ASCII; of others it may too.
+    """
+    if isinstance(content, str):
+        return content.isascii() and content.replace("\n", "").isprintable()
+    if isinstance(content, dict):
+        return all(isinstance(key, str) and comes_back(key) and comes_back(content[key]) for key in content)
+    if isinstance(content, list):
+        return all(map(comes_back, content))
+    return (
+        content is None
+        or isinstance(content, bool | int)
+        or (isinstance(content, float) and isfinite(content))
+    )
 
 
 @dataclass(frozen=True)

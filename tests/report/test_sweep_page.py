@@ -157,6 +157,21 @@ def test_directories_of_other_machines_and_depths_are_found(copied: Path) -> Non
     assert set(names) == {"0", "1", "2", "3", "4", "lr=0.1/seed=1"}
 
 
+def test_a_job_that_goes_on_or_is_edited_after_a_page_is_read_again(copied: Path) -> None:
+    before = find_jobs(copied)
+    assert all(job.status == "done" for job in before)
+    path = copied / before[0].name / "status.json"
+    path.write_text(path.read_text().replace('"done"', '"failed"'))
+    metrics = copied / before[1].name / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"loss": ', '"loss": 1'))  # another number
+    shutil.rmtree(copied / before[2].name)
+    after = find_jobs(copied)
+    assert [job.name for job in after] == [job.name for job in before if job.name != before[2].name]
+    assert after[0].status == "failed"
+    assert after[1].metrics["val/loss"] != before[1].metrics["val/loss"]
+    assert after[2:] == before[3:]
+
+
 def test_numbers_are_in_order(copied: Path) -> None:
     (copied / "5").rename(copied / "10")
     assert [job.name for job in find_jobs(copied)] == ["0", "1", "2", "3", "4", "10"]

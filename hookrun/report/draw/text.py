@@ -9,11 +9,15 @@ from typing import Any
 
 def visible(text: str) -> str:
     """The text with its control, bidirectional and other unprintable characters as escapes; line breaks stay."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
 
 
 def one_line(text: str) -> str:
     """`visible`, line breaks as escapes too: a name."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 

@@ -59,6 +59,7 @@ class SampleNames:
         losses = _losses(output, batch.target) if predicted is not None else None
         self._seen[batch.split] += batch.whole
         tokens = self._tokens(batch)
+        lines = list[dict[str, Any]]()
         for row, number in enumerate(batch.ids.tolist()):
             line: dict[str, Any] = {"split": batch.split, "sample": number, "file": samples.file(number)}
             if labels is not None:
@@ -68,7 +69,8 @@ class SampleNames:
             if losses is not None and math.isfinite(losses[row]):
                 line["loss"] = losses[row]
                 self._keep_worst((losses[row], batch.split, number))
-            self._run_dir.log_sample({**line, **tokens.get(row, {})})
+            lines.append({**line, **tokens.get(row, {})})
+        self._run_dir.log_samples(lines)
 
     def _keep_worst(self, sample: tuple[float, str, int]) -> None:
         heapq.heappush(self._worst, sample)

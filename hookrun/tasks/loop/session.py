@@ -31,13 +31,21 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
         stack.callback(setattr, torch.backends.cudnn, "benchmark", benchmark)
         random.seed(seed)
         np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
         _set_deterministic(compute.deterministic, warns=True, compiles=compute.compile)
         stack.callback(_set_deterministic, deterministic, warns=warns)
         torch.backends.cudnn.benchmark = not compute.deterministic
         yield
+
+
+def _seed_torch(seed: int) -> None:
+    """As `torch.manual_seed`, which also keeps a traceback for each kind of accelerator that the machine lacks."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
 
 
 def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> None:

@@ -1,0 +1,131 @@
+"""Jobs one after the other in this process, as Hydra's basic launcher runs them.
+
+That launcher copies Hydra's section six times for each job and keeps all copies to the end of the sweep. Here a job is
+composed once, its section is used as it is, and of a job that is over its directory and what it returned are kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import (
+    JobReturn,
+    JobRuntime,
+    JobStatus,
+    _flush_loggers,
+    configure_log,
+    filter_overrides,
+    run_job,
+    setup_globals,
+)
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import Container, DictConfig, OmegaConf
+
+from hookrun.cli.config_copies import tell, tell_output_dir, users_part
+from hookrun.cli.hydra import BASIC_LAUNCHER, BasicLauncher, numbered
+from hookrun.cli.yaml_text import plain_of, text_of
+from hookrun.store.stored_config import comes_back, remember
+
+_DIR, _SUBDIR = "hydra.sweep.dir", "hydra.sweep.subdir"
+
+log = logging.getLogger(BasicLauncher.__module__)
+"""Its lines are those of Hydra's launcher."""
+
+
+def in_turn(launcher: Launcher) -> Launcher:
+    """What runs the jobs of the launcher: `InTurn` for Hydra's basic one, and any other itself."""
+    is_basic = f"{type(launcher).__module__}.{type(launcher).__name__}" == BASIC_LAUNCHER
+    return InTurn(cast(BasicLauncher, launcher)) if is_basic else launcher
+
+
+class InTurn(Launcher):
+    """In place of a basic launcher that Hydra has set up."""
+
+    def __init__(self, launcher: BasicLauncher) -> None:
+        self._launcher = launcher
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """The launcher was set up when it was made."""
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """What each job returned."""
+        config, context, task = (
+            self._launcher.config,
+            self._launcher.hydra_context,
+            self._launcher.task_function,
+        )
+        assert config is not None and context is not None and task is not None  # Hydra has set it up
+        setup_globals()
+        configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+        Path(str(config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        log.info(f"Launching {len(job_overrides)} jobs locally")
+        returned = list[JobReturn]()
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            log.info(f"\t#{number} : {' '.join(filter_overrides(overrides))}")
+            cfg = numbered(context.config_loader.load_sweep_config(config, list(overrides)), number)
+            asks_more = _asks_for_more(cfg.hydra)
+            job = run_job(task, cfg, _DIR, _SUBDIR, context) if asks_more else _run(task, cfg)
+            returned.append(_kept(job))
+            configure_log(config.hydra.hydra_logging, config.hydra.verbose)
+        return returned
+
+
+def _asks_for_more(hydra: Any) -> bool:
+    """Whether the section asks for what `_run` does not do: callbacks, another working directory or environment."""
+    return bool(hydra.get("callbacks") or hydra.job.get("env_set") or hydra.job.get("chdir"))
+
+
+def _run(task: TaskFunction, cfg: DictConfig) -> JobReturn:
+    """What `run_job` of Hydra does with the configuration of a job."""
+    holder = HydraConfig.instance()
+    outer = holder.cfg
+    tell(cfg)
+    folder = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in (_DIR, _SUBDIR))))
+    tell_output_dir(cfg, folder)
+    try:
+        job = JobReturn(hydra_cfg=cfg, working_dir=os.getcwd(), task_name=JobRuntime.instance().get("name"))
+        job.overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))
+        users = users_part(cfg)
+        os.makedirs(folder, exist_ok=True)
+        configure_log(cfg.hydra.job_logging, cfg.hydra.verbose)
+        if (subdir := cfg.hydra.output_subdir) is not None:
+            _save(Path(folder, str(subdir)), users, cfg.hydra)
+        try:
+            job.return_value = task(users)
+            job.status = JobStatus.COMPLETED
+        except Exception as error:  # Hydra's launcher hands it to the sweeper too
+            job.return_value = error
+            job.status = JobStatus.FAILED
+        _flush_loggers()
+        return job
+    finally:
+        holder.cfg = outer
+
+
+def _save(folder: Path, users: DictConfig, hydra: Container) -> None:
+    """The files that Hydra leaves in the directory of a job."""
+    folder.mkdir(parents=True, exist_ok=True)
+    contents: dict[str, Any] = {
+        "config.yaml": plain_of(users),
+        "hydra.yaml": {"hydra": plain_of(hydra)},
+        "overrides.yaml": plain_of(cast(Any, hydra).overrides.task),
+    }
+    for name, content in contents.items():
+        text = text_of(content)
+        (folder / name).write_text(text, encoding="utf-8")
+        if comes_back(content):
+            remember(text, content)  # for the page of the job
+
+
+def _kept(job: JobReturn) -> JobReturn:
+    """The job without its configuration, of which the directory is left: a sweep may have thousands."""
+    folder = str(cast(Any, job.hydra_cfg).hydra.runtime.output_dir)
+    job.cfg = None
+    job.hydra_cfg = OmegaConf.create({"hydra": {"runtime": {"output_dir": folder}}})
+    return job

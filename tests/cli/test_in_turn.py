@@ -1,0 +1,72 @@
+"""Jobs that share a process leave what each would leave alone, and what Hydra's own launcher leaves."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hookrun.cli import launching, main
+
+SWEEP = [
+    "experiment=clip_fc",
+    "train.epochs=1",
+    "train.limit_batches=1",
+    "compute.device=cpu",
+    "+vars.limit=0.5",
+    "+vars.number=${hydra:job.num}",
+    "+hooks.seen={select: fc, hook: forward, action: capture}",
+    "seed=3,4",
+    "hooks.clip_fc.max=0.01,${vars.limit}",
+]
+OF_TIME = {"started", "ended", "manifest"}
+
+
+def test_the_files_are_those_of_hydras_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, folder = _swept(tmp_path), tmp_path / "sweep"
+    folder.rename(tmp_path / "ours")
+    monkeypatch.setattr(launching, "in_turn", lambda launcher: launcher)
+    theirs = _swept(tmp_path)
+    assert [path for path in ours.keys() | theirs.keys() if ours.get(path) != theirs.get(path)] == []
+    assert len(ours) > 60
+    assert {"0/.hydra/config.yaml", "3/.hydra/hydra.yaml", "3/job.json", "2/metrics.jsonl"} <= ours.keys()
+
+
+def test_each_job_is_what_it_is_alone(tmp_path: Path) -> None:
+    swept = _swept(tmp_path)
+    for number in ("0", "3"):
+        lines = yaml.safe_load((tmp_path / "sweep" / number / ".hydra/overrides.yaml").read_text())
+        overrides = [text for text in lines if "hydra:" not in text]
+        assert main([*overrides, f"hydra.run.dir={tmp_path / number}"]) == 0
+        alone = _files(tmp_path / number)
+        there = {path.removeprefix(f"{number}/") for path in swept if path.startswith(f"{number}/")}
+        of_both = {path for path in there & alone.keys() if path[0] != "." and path not in OF_SWEEPS}
+        assert {"plan.json", "metrics.jsonl", "checkpoints/best.safetensors", "samples.jsonl"} < of_both
+        assert [path for path in of_both if swept[f"{number}/{path}"] != alone[path]] == []
+
+
+OF_SWEEPS = {"env.json", "status.json", "report.html", "manifest.json"}
+"""What holds the command line, or the hash of what does."""
+
+
+def _swept(tmp_path: Path) -> dict[str, object]:
+    assert main(["-m", *SWEEP, f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 0
+    return _files(tmp_path / "sweep")
+
+
+def _files(folder: Path) -> dict[str, object]:
+    """Path -> content, without the times in it; the page of a sweep holds little else."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    of_sweep = {"report.html", "sweep.csv"} if (folder / "multirun.yaml").exists() else set[str]()
+    return {name: _content(path) for name, path in found.items() if name not in of_sweep}
+
+
+def _content(path: Path) -> object:
+    if path.name == "status.json":
+        return {key: value for key, value in json.loads(path.read_text()).items() if key not in OF_TIME}
+    if path.name == "report.html":
+        return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d(:\d\d)? UTC|<dd>[\d.]+ m?s</dd>", "TIME", path.read_text())
+    return path.read_bytes()
