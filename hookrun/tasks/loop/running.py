@@ -41,6 +41,7 @@ from hookrun.tasks.loop.sharding import divide_again
 from hookrun.tasks.loop.sink import RunSink
 
 PASS = "pass"
+_AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -108,7 +109,7 @@ class Running:
         clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self.ranks.several:
-            mine, clock = share(batch.whole, self.ranks.rank, self.ranks.size), self.hooks.clock
+            mine = share(batch.whole, self.ranks.rank, self.ranks.size)
             clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
@@ -197,8 +198,12 @@ class Running:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Automatic mixed precision, where that was asked for."""
-        dtype = _AUTOCAST.get(self.settings.compute.precision)
-        return torch.autocast(self.prepared.device.type, dtype) if dtype is not None else nullcontext()
+        dtype = self._autocast_dtype
+        return _AS_IT_IS if dtype is None else torch.autocast(self.prepared.device.type, dtype)
+
+    @cached_property
+    def _autocast_dtype(self) -> torch.dtype | None:
+        return _AUTOCAST.get(self.settings.compute.precision)
 
     def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
         """One line of metrics.jsonl.
@@ -283,7 +288,8 @@ class Running:
         holding: what the caller adds up from batch to batch: a run that was cut off goes on in the middle of the pass.
                  None: it says nothing of that, and no state is saved during the pass
         """
-        self.ranks.from_main(list(self.model.buffers()))  # in training each rank has moved its own
+        if self.ranks.several:  # in training each rank has moved its own
+            self.ranks.from_main(list(self.model.buffers()))
         clock, training = self.hooks.clock, self.model.training
         at = PartialPass(clock.step, holding or {})
         if holding is None or not self.resuming.take(PASS, at.load_state_dict):
