@@ -13,22 +13,19 @@ if TYPE_CHECKING:
 class Ranks:
     """The processes of a run. This base is the run of one process, which needs to tell nobody anything.
 
-    rank: of this process, from 0
-    size: how many there are
+    rank:    of this process, from 0
+    size:    how many there are
+    several: whether gradients and sums are those of several processes
     """
 
     rank = 0
     size = 1
+    several = False
 
     @property
     def is_main(self) -> bool:
         """Whether this process owns the screen and the run directory."""
         return self.rank == 0
-
-    @property
-    def several(self) -> bool:
-        """Whether gradients and sums are those of several processes."""
-        return False
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, in float64."""

@@ -109,8 +109,8 @@ class FiniteSteps:
         overflow = getattr(optimizer, "found_inf", None)  # set where the optimizer itself leaves the step out
         if overflow is not None and overflow.item():
             return
-        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        groups = [group["params"] for group in optimizer.param_groups]
+        gradients = [each.grad for group in groups for each in group if each.grad is not None]
         finite = all_finite([*self.losses, *gradients])
         if self._running.sharded:  # each rank has parts of the gradients
             finite = not self._running.ranks.largest([not finite])[0]

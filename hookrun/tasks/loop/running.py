@@ -19,7 +19,7 @@ from hookrun.interruptions import pending
 from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
-from hookrun.runtime.clock import RowsOfRank
+from hookrun.runtime.clock import Clock, RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.spec import Settings
 from hookrun.store.records import Of
@@ -65,17 +65,17 @@ class Running:
     reduced: ReducedGradients = field(default_factory=ReducedGradients)
     _others: Any = None
 
-    @property
+    @cached_property
     def ranks(self) -> Ranks:
         """The processes of the run."""
         return self.run_dir.ranks
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """The settings of the experiment."""
         return self.prepared.settings
 
-    @property
+    @cached_property
     def model(self) -> nn.Module:
         """The hooked model."""
         return self.prepared.model
@@ -91,7 +91,7 @@ class Running:
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for; None where there is no row."""
-        if not len(batch.ids):
+        if not batch.ids.numel():  # `len` of a tensor is a function of Python
             if self.sharded and batch.pattern is not None:
                 with self.standing_in():
                     self.forward(batch.pattern)
@@ -114,7 +114,7 @@ class Running:
         if self._names_spans:
             self.hooks.spans = batch.spans
 
-    @property
+    @cached_property
     def sharded(self) -> bool:
         """Whether parameters are divided over the ranks, so that every rank takes part in every pass."""
         return self.ranks.several and self.settings.compute.strategy == "fsdp"
@@ -186,10 +186,11 @@ class Running:
 
     def after(self, batch: Batch) -> None:
         """A batch is over on every rank. One that had no row for a rank left that rank's hooks a draw behind."""
-        self.sink.batch_is_over()
         self.run_dir.batches += 1
-        if self.ranks.several and batch.whole < self.ranks.size:
-            draws_of_main(self.hooks, self.ranks)
+        if self.ranks.several:
+            self.sink.batch_is_over()
+            if batch.whole < self.ranks.size:
+                draws_of_main(self.hooks, self.ranks)
 
     def agree(self) -> None:
         """Where a check on one rank asks for the end of the run, every rank ends; every rank calls it."""
@@ -230,15 +231,9 @@ class Running:
         self.log(split, values, of)
         self.screen.say(f"{split:8} {numbers(values)}")
 
-    @contextmanager
-    def logged(self, number: int) -> Iterator[bool]:
+    def logged(self, number: int) -> Logged:
         """A step or batch; True, and edits count what they change, on every `train.log_every`-th of them."""
-        logs = number % self.settings.train.log_every == 0
-        self.hooks.clock.counting = logs
-        try:
-            yield logs
-        finally:
-            self.hooks.clock.counting = False
+        return Logged(self.hooks.clock, number % self.settings.train.log_every == 0)
 
     def evaluate(
         self,
@@ -262,7 +257,7 @@ class Running:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    if len(batch.ids):  # else all its rows are other ranks'
+                    if batch.ids.numel():  # else all its rows are other ranks'
                         loss = self.loss(output, batch)
                         self.measure(average, loss, output, batch)
                 if names is not None and len(batch.ids):
@@ -339,6 +334,22 @@ class Running:
                     self.resuming.point()
                 elif saves:
                     rows.point()
+
+
+class Logged:
+    """A block in which a step is logged, or not."""
+
+    __slots__ = ("_clock", "_logs")
+
+    def __init__(self, clock: Clock, logs: bool) -> None:
+        self._clock, self._logs = clock, logs
+
+    def __enter__(self) -> bool:
+        self._clock.counting = self._logs
+        return self._logs
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.counting = False
 
 
 def _copied(leaf: Any) -> Any:
