@@ -78,7 +78,7 @@ class TensorSamples(Samples):
     def batch(self, indices: Sequence[int] | Tensor) -> Sample:
         """In one go; indices: also as int64 [B]."""
         rows = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.int64)
-        return self._inputs[rows], self._targets[rows]
+        return self._inputs[rows], self._targets.index_select(0, rows)
 
 
 class Transformed(Samples):

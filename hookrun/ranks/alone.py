@@ -13,22 +13,19 @@ if TYPE_CHECKING:
 class Ranks:
     """The processes of a run. This base class is for one process and communicates nothing.
 
-    rank: rank of this process, from 0
-    size: number of processes
+    rank:    rank of this process, from 0
+    size:    number of processes
+    several: whether there are several processes, so that gradients and sums have to be reduced
     """
 
     rank = 0
     size = 1
+    several = False
 
     @property
     def is_main(self) -> bool:
         """Whether this process prints and writes the run directory."""
         return self.rank == 0
-
-    @property
-    def several(self) -> bool:
-        """Whether there are several processes, so that gradients and sums have to be reduced."""
-        return False
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, in float64."""

@@ -43,16 +43,13 @@ class RankGroup(Ranks):
     failed: this rank has failed or has lost contact
     """
 
+    several = True
+
     def __init__(self, rank: int, size: int, store: Store) -> None:
         self.rank = rank
         self.size = size
         self.failed = False
         self._store = store
-
-    @property
-    def several(self) -> bool:
-        """True: gradients and sums have to be reduced."""
-        return True
 
     def total(self, values: Sequence[float]) -> list[float]:
         """The sum of each value over all ranks, in float64."""

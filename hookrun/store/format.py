@@ -112,13 +112,23 @@ VERSION = 1
 # null would hide that a loss diverged: so the words of protobuf's JSON mapping, which the reader turns into
 # floats again. A text that reads like one of them is told apart by a backslash before it.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_ENDS = ("NaN", "Infinity")
 
 
 def encode(value: Any, *, indent: int | None = None) -> str:
     """Strict ASCII JSON, on one line without `indent`. Takes paths, and numbers of torch and NumPy too."""
-    if indent is None and type(value) is dict and (line := _line(value)) is not None:
-        return line
+    if indent is None and type(value) is dict and _is_flat(value):  # as most lines are
+        return encode_plain(value)
     return json.dumps(_plain(value), allow_nan=False, indent=indent)
+
+
+def encode_plain(value: Any) -> str:
+    """As `encode`, in a fifth of the time: of texts, numbers, lists, and dicts with texts as keys, and nothing else."""
+    try:
+        line = _encoded(value)
+    except ValueError:  # NaN or an infinity
+        return json.dumps(_plain(value), allow_nan=False)
+    return json.dumps(_plain(value), allow_nan=False) if 'NaN"' in line or 'Infinity"' in line else line
 
 
 _FLAT = frozenset({str, int, float, bool, type(None)})
@@ -126,15 +136,9 @@ _STR = frozenset({str})
 _encoded = json.JSONEncoder(allow_nan=False).encode
 
 
-def _line(value: dict[Any, Any]) -> str | None:
-    """A mapping from names to plain values, as most lines are, in a fifth of the time; None: it is another one."""
-    if not (_FLAT.issuperset(map(type, value.values())) and _STR.issuperset(map(type, value))):
-        return None
-    try:
-        line = _encoded(value)
-    except ValueError:  # NaN or an infinity
-        return None
-    return None if 'NaN"' in line or 'Infinity"' in line else line
+def _is_flat(value: dict[Any, Any]) -> bool:
+    """Whether it maps names to plain values."""
+    return _FLAT.issuperset(map(type, value.values())) and _STR.issuperset(map(type, value))
 
 
 def decode(text: bytes) -> Any:
@@ -193,9 +197,11 @@ def _require_shallow(value: Any) -> None:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return f"\\{value}" if value.lstrip("\\") in _WORDS else value
+        return f"\\{value}" if value.endswith(_ENDS) and value.lstrip("\\") in _WORDS else value
     if value is None or isinstance(value, bool | int):
         return value
+    if type(value) is dict:  # nearly always
+        return {key if type(key) is str else _key(key): _plain(item) for key, item in value.items()}
     if isinstance(value, float):
         if math.isfinite(value):
             return value

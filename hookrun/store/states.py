@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hookrun.store.files import StoreError, os_reason, read_json, sync_folder
-from hookrun.store.format import CHECKPOINTS, encode
+from hookrun.store.format import CHECKPOINTS, encode, encode_plain
 from hookrun.store.manifest import hashed
 from hookrun.store.tensor_file import Crc32, open_tensors, read_tensor, write_tensors
 from hookrun.store.tree import Flat, flatten, unflatten
@@ -53,11 +53,14 @@ class SavedState:
         return self.tree[name]
 
 
-def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = LEAST_KEPT) -> Path:
+def write_state(
+    run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = LEAST_KEPT, encoded: str | None = None
+) -> Path:
     """Write one more state of the run in `run`, and remove all but the newest `keep`.
 
-    about: what a reader has to know before it restores anything; plain values
-    tree:  also as `flatten` gave it
+    about:   what a reader has to know before it restores anything; plain values
+    tree:    also as `flatten` gave it
+    encoded: `about` as JSON, from `encode`, where that is known already
 
     Returns its folder. Raises NotPlain for what a state cannot hold, StoreError if the disk refuses; the states that
     were there are then as they were.
@@ -76,8 +79,10 @@ def write_state(run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = L
             crc, size = write_tensors(file, each, digest=Crc32())
             file.flush()
             os.fsync(file.fileno())
-        content = {"version": VERSION, "about": dict(about), "tree": values, "crc32": crc, "bytes": size}
-        text = encode(content)
+        head = (
+            f'"version": {VERSION}, "about": {encoded or encode(dict(about))}, "tree": {encode_plain(values)}'
+        )
+        text = f'{{{head}, "crc32": "{crc}", "bytes": {size}}}'
         text = f'{{"digest": "{_digest(text)}", {text[1:]}'
         with open(aside / STATE, "xb") as file:
             file.write(text.encode("ascii"))

@@ -7,7 +7,7 @@ back as it was, types of keys included, without running anything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -60,6 +60,7 @@ def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 _PLAIN = frozenset({type(None), bool, str, int, float})
+_TEXT = frozenset({str})
 
 
 class _Flattening:
@@ -68,25 +69,42 @@ class _Flattening:
         self._names = dict[object, str]()
 
     def value(self, value: Any, where: tuple[Any, ...]) -> Any:
-        if type(value) in _PLAIN:
+        kind = type(value)
+        if kind in _PLAIN:
             return value
+        if kind is dict:  # asked first, as most are
+            return self._mapping(value, where)
         if isinstance(value, Tensor):
             return {_TENSOR: self._named(value, where)}
-        if value is None or isinstance(value, bool | str):
+        if isinstance(value, bool | str):
             return value
         if isinstance(value, int | float):  # of NumPy's numbers, float64 is a float
             return int(value) if isinstance(value, int) else float(value)
         if isinstance(value, Counter):
             return {_COUNTER: self._items(value, where)}
-        if isinstance(value, Mapping) and type(value).__module__ in ("builtins", "collections"):
-            if all(type(key) is str for key in value):
-                return {_KEYS: {key: self.value(item, (*where, key)) for key, item in value.items()}}
+        if isinstance(value, Mapping) and kind.__module__ in ("builtins", "collections"):
+            return self._mapping(value, where)
+        if kind is list:
+            return self._list(value, where)
+        if kind is tuple:
+            return {_TUPLE: self._list(value, where)}
+        raise NotPlain(f"{_place(where)} is a {kind.__module__}.{kind.__qualname__}")
+
+    def _list(self, value: Sequence[Any], where: tuple[Any, ...]) -> list[Any]:
+        return [
+            item if type(item) in _PLAIN else self.value(item, (*where, number))
+            for number, item in enumerate(value)
+        ]
+
+    def _mapping(self, value: Mapping[Any, Any], where: tuple[Any, ...]) -> dict[str, Any]:
+        if not _TEXT.issuperset(map(type, value)):
             return {_ITEMS: self._items(value, where)}
-        if type(value) is list:
-            return [self.value(item, (*where, number)) for number, item in enumerate(value)]
-        if type(value) is tuple:
-            return {_TUPLE: [self.value(item, (*where, number)) for number, item in enumerate(value)]}
-        raise NotPlain(f"{_place(where)} is a {type(value).__module__}.{type(value).__qualname__}")
+        return {
+            _KEYS: {
+                key: item if type(item) in _PLAIN else self.value(item, (*where, key))
+                for key, item in value.items()
+            }
+        }
 
     def _items(self, value: Mapping[Any, Any], where: tuple[Any, ...]) -> list[Any]:
         return [[self.value(key, where), self.value(item, (*where, key))] for key, item in value.items()]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.store.format import VERSION, decode, encode
+from hookrun.store.format import VERSION, decode, encode, encode_plain
 from hookrun.store.shard import Entry, Shard
 
 numbers = st.floats() | st.integers()
@@ -35,6 +35,11 @@ def refuse(word: str) -> float:
 @given(values)
 def test_whatever_is_written_reads_back_equal(value: object) -> None:
     assert repr(decode(encode(value).encode())) == repr(value)  # by repr: NaN is not equal to itself
+
+
+@given(values)
+def test_plain_values_have_the_same_text_in_the_fast_way(value: object) -> None:
+    assert encode_plain({"a": [value, {"b": value}]}) == encode({"a": [value, {"b": value}]})
 
 
 @given(values)

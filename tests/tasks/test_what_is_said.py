@@ -39,6 +39,24 @@ def test_columns_that_are_not_a_width_do_not_silence_a_run(capsys: Any, monkeypa
     assert Screen().width == 30
 
 
+def test_a_line_that_is_not_drawn_by_rich_has_the_characters_that_rich_writes(capsys: Any) -> None:
+    screen = Screen()
+    for line in (
+        "epoch 1/8  train loss 0.1",
+        "",
+        " " * 9 + "[bold]x[/bold] :tada:",
+        "a\tb\x07",
+        "déjà\nvu",
+        "x" * 300,
+    ):
+        screen.say(line)
+        said = capsys.readouterr().out
+        screen.console.print(line)
+        assert said == capsys.readouterr().out
+    Screen(quiet=True).say("nothing")
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.usefixtures("pages")
 def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, capsys: Any) -> None:
     trained = run(*SMALL[2:], "model=mlp")

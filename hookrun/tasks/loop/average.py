@@ -68,11 +68,10 @@ class Average:
         if loss is not None and weight:
             # Of a tensor on the CPU the same number in float64 is a tenth of the work.
             self._add(LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
-        with torch.no_grad():
-            if not tokens or scored is not None:
-                self._compute(output, target, scored if scored is not None and len(scored) else None, tokens)
-                if self._plan.parted and ids is not None:
-                    self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
+        if not tokens or scored is not None:
+            self._compute(output, target, scored if scored is not None and len(scored) else None, tokens)
+            if self._plan.parted and ids is not None:
+                self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
 
     def _compute(self, output: Any, target: Tensor, scored: Scored | None, tokens: bool) -> None:
         """The means over all."""
@@ -80,7 +79,7 @@ class Average:
         for name, metric in self._plan.computed.items():
             if metric.of_rows is not None and (metric.of_batch is None or tokens):
                 row_by_row[name] = metric
-            elif metric.of_batch is not None:
+            else:
                 own, its_target = (output, target) if not tokens else _whole(scored, target)
                 if size := size_of(its_target):
                     self._add(name, _computed(metric, own, its_target, self._metrics), size)
@@ -91,6 +90,7 @@ class Average:
         for name, (source, values) in values_of(list(row_by_row.values()), scored).items():
             self._add(name, values.sum(), len(source))
 
+    @torch.no_grad()
     def _part(
         self,
         output: Any,
@@ -272,6 +272,7 @@ def _whole(scored: Scored | None, target: Tensor) -> tuple[Any, Tensor]:
     return scored.with_targets.whole(), scored.with_targets.targets
 
 
+@torch.no_grad()
 def values_of(metrics: Sequence[Metric], scored: Scored) -> dict[str, tuple[Scored, Tensor]]:
     """Name -> the rows that the metric is computed of, and its value [N] float64 at each of them."""
     targeted = scored.with_targets

@@ -193,6 +193,7 @@ class Batches:
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
         order = RandomSampler(samples, generator=self._generator) if shuffle else SequentialSampler(samples)
         self._order = _From(order)
+        self._shuffle = shuffle
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
             **_rows_of(ranks, self._order, settings.data.batch_size),
@@ -220,25 +221,39 @@ class Batches:
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one pass, without its first `start`."""
         self._generator.manual_seed(derived_seed(self._seed, number))
+        if self._in_memory is not None:
+            yield from self._rows(self._in_memory, start)
+            return
         self._numbered.epoch = number
         self._order.skipped = start * self._batch_size
-        samples, size, rest = self.data, self._batch_size, self._length - start
-        loaded = islice(self._loader, rest) if self._in_memory is None else self._rows(self._in_memory, rest)
-        for at, (ids, inputs, target) in enumerate(loaded, start):
-            whole = min(size, self.samples - at * size)
-            placed = self._placed(inputs), self._placed(target)
-            batch = Batch(ids, *placed, self._population, self._split, samples, whole)
+        for at, (ids, inputs, target) in enumerate(islice(self._loader, self._length - start), start):
+            batch = self._batch(at, ids, inputs, target)
             yield batch if int(ids[0]) >= 0 else _without_rows(batch)
 
-    def _rows(self, samples: TensorSamples, batches: int) -> Iterator[_Whole]:
+    def _rows(self, samples: TensorSamples, start: int) -> Iterator[Batch]:
         """What the loader would give, in the same order: it draws one number before the order is drawn."""
-        torch.empty((), dtype=torch.int64).random_(generator=self._generator)
-        order = torch.tensor(list(islice(self._order, batches * self._batch_size)), dtype=torch.int64)
-        for ids in order.split(self._batch_size) if len(order) else ():
-            yield _Whole(ids, *samples.batch(ids))
+        torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self._generator)
+        order = _order(self.samples, self._generator if self._shuffle else None)
+        rest = order[start * self._batch_size : self._length * self._batch_size]
+        for at, ids in enumerate(rest.split(self._batch_size) if len(rest) else (), start):
+            yield self._batch(at, ids, *samples.batch(ids))
+
+    def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
+        """Number `at` of the pass."""
+        whole = min(self._batch_size, self.samples - at * self._batch_size)
+        if self._device.type != "cpu":
+            inputs, target = self._placed(inputs), self._placed(target)
+        return Batch(ids, inputs, target, self._population, self._split, self.data, whole)
 
     def _placed(self, value: Any) -> Any:
         return _on(self._device, value, {"non_blocking": True})
+
+
+def _order(samples: int, generator: torch.Generator | None) -> Tensor:
+    """[samples]: the numbers as RandomSampler draws them, or as they are."""
+    if generator is None:
+        return torch.arange(samples, device="cpu")
+    return torch.randperm(samples, generator=generator, device="cpu")
 
 
 def _without_rows(batch: Batch) -> Batch:

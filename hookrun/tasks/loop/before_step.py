@@ -81,7 +81,10 @@ class BeforeStep:
 
     def _read(self) -> tuple[Any, ...]:
         """The states of all generators that the step may draw from."""
-        states = torch.get_rng_state(), self._device.get_rng_state() if self._device is not None else None
+        states = (
+            torch.default_generator.get_state(),
+            self._device.get_rng_state() if self._device is not None else None,
+        )
         return (*states, random.getstate(), np.random.get_state()) if self._own_code else states
 
     def _write(self, states: tuple[Any, ...]) -> None:

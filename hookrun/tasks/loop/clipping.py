@@ -17,12 +17,16 @@ def clip(train: Train, optimizer: Optimizer) -> Tensor | None:
 
     Returns the norm of all of them together before clipping, of no dimensions; None where nothing is clipped.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if train.clip_grad_norm is not None:
-        norm: Tensor = clip_grad_norm_(parameters, train.clip_grad_norm)
+        norm: Tensor = clip_grad_norm_(_parameters(optimizer), train.clip_grad_norm)
         return whole(norm)
     if train.clip_grad_value is not None:
+        parameters = _parameters(optimizer)
         norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
         clip_grad_value_(parameters, train.clip_grad_value)
         return whole(norm)
     return None
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]

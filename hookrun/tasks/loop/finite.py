@@ -19,8 +19,17 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     One fused pass over the tensors of each device, and one read from it. It is the test that GradScaler makes, with a
     factor of 1, which leaves every bit as it is.
     """
-    every = [value if value.layout is torch.strided else _plain(value) for value in values]
-    if all(_is_usual(value) for value in every):  # in most runs on a CPU, where a step may take a millisecond
+    every = list(values)
+    usual = [
+        value
+        for value in every
+        if type(value) is Tensor
+        and value.dtype is torch.float32
+        and value.layout is torch.strided
+        and value.is_cpu
+        and not value.requires_grad
+    ]
+    if len(usual) == len(every):  # in most runs on a CPU, where a step may take a millisecond
         wrong = torch.zeros((), dtype=torch.float32, device="cpu")
         torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
         return not wrong.item()
@@ -44,10 +53,6 @@ def all_finite(values: Iterable[Tensor]) -> bool:
 
 
 _ONE = torch.ones((), dtype=torch.float32, device="cpu")  # whatever the defaults are
-
-
-def _is_usual(value: Tensor) -> bool:
-    return type(value) is Tensor and value.dtype is torch.float32 and value.is_cpu and not value.requires_grad
 
 
 @cache

@@ -220,7 +220,7 @@ def correct_among(most: int) -> Callable[[Any, Tensor], Tensor | None]:
 
 def _samples(right: Tensor) -> Tensor:
     """How many samples are right, from the truth of each label [batch, ...]."""
-    return right.sum() if right.dim() == 1 else right.float().flatten(1).mean(1).sum()
+    return right.count_nonzero() if right.dim() == 1 else right.float().flatten(1).mean(1).sum()
 
 
 def differences(measure: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor | None]:

@@ -176,7 +176,8 @@ class _Own:
         """What it returns is the mean over the batch."""
         size = size_of(target)
         try:
-            found = self._call(output, target)
+            with torch.no_grad():
+                found = self._call(output, target)
         except HookrunError:
             raise
         except Exception as error:

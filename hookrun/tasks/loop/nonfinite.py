@@ -85,16 +85,19 @@ class FiniteSteps:
         Raises HookrunError where something is not finite, under `error`.
         """
         scaler = self._running.scaler
+        if not scaler.is_enabled():
+            try:
+                self._optimizer.step()
+            except _NotFinite:
+                return self._left_out()
+            return STEPPED
         scale = scaler.get_scale()
         try:
-            if scaler.is_enabled() and not all_finite(
-                self.losses
-            ):  # a scaler that overflows does not step at all
+            if not all_finite(self.losses):  # a scaler that overflows does not step at all
                 raise _NotFinite
             scaler.step(self._optimizer)
         except _NotFinite:
-            if scaler.is_enabled():
-                scaler.update(scale)  # begins its next step, with the same scale
+            scaler.update(scale)  # begins its next step, with the same scale
             return self._left_out()
         scaler.update()
         if scaler.get_scale() >= scale:
@@ -106,12 +109,8 @@ class FiniteSteps:
         overflow = getattr(optimizer, "found_inf", None)  # set where the optimizer itself leaves the step out
         if overflow is not None and overflow.item():
             return
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        groups = [group["params"] for group in optimizer.param_groups]
+        gradients = [each.grad for group in groups for each in group if each.grad is not None]
         finite = all_finite([*self.losses, *gradients])
         if self._running.sharded:  # each rank has parts of the gradients
             finite = not self._running.ranks.largest([not finite])[0]

@@ -56,7 +56,14 @@ class Screen:
 
     def say(self, text: str) -> None:
         """One line, above the bar if there is one."""
-        self.console.print(text)
+        if self.console.is_terminal or not (text.isascii() and text.isprintable()):
+            self.console.print(text)
+        elif not self.console.quiet:  # the same characters, in a tenth of the time
+            try:
+                self.console.file.write(f"{text}\n")
+                self.console.file.flush()
+            except BrokenPipeError:
+                self.console.on_broken_pipe()
 
     def note(self, notes: Iterable[str]) -> None:
         """What to know beside what is shown, a line for each note."""

@@ -174,9 +174,9 @@ class Resuming:
                 if self._run_dir.ranks.several:
                     tree[RANKS] = self._of_ranks(tree, sums)
                 clock = self._hooks.clock
-                about = {**self._about, "at": {"epoch": clock.epoch, "step": clock.step}}
+                write = partial(self._write, {"epoch": clock.epoch, "step": clock.step}, *self._about)
                 if self._run_dir.ranks.is_main:
-                    self.behind.write(flatten(tree), partial(self._write, about), soon=behind)
+                    self.behind.write(flatten(tree), write, soon=behind)
         except NotPlain as error:
             raise HookrunError(
                 f"the run cannot be saved so that it could go on: {error}; train.checkpoint.every=null does without"
@@ -185,9 +185,14 @@ class Resuming:
         self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
         self._spent += self._cost
 
-    def _write(self, about: Mapping[str, Any], tree: Flat) -> None:
+    def _write(self, at: Mapping[str, int], about: Mapping[str, Any], encoded: str, tree: Flat) -> None:
         self._run_dir.sync()
-        write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
+        path, keep, encoded = (
+            self._run_dir.path,
+            self._checkpoint.keep,
+            f'{encoded[:-1]}, "at": {encode(at)}}}',
+        )
+        write_state(path, {**about, "at": at}, tree, keep=keep, encoded=encoded)
 
     def _of_ranks(self, tree: Mapping[str, Any], sums: Mapping[str, Average]) -> list[RankState]:
         """What every rank holds that may differ from the others."""
@@ -200,8 +205,10 @@ class Resuming:
         return gathered_trees(self._run_dir.ranks, mine)
 
     @cached_property
-    def _about(self) -> dict[str, Any]:
-        return about(self._ready, self._run_dir.path)
+    def _about(self) -> tuple[dict[str, Any], str]:
+        """What each state is of, and the same as JSON."""
+        found = about(self._ready, self._run_dir.path)
+        return found, encode(found)
 
 
 def results_of(ready: Ready, run_dir: RunDir) -> Results:

@@ -19,7 +19,7 @@ from hookrun.interruptions import pending
 from hookrun.plan.texts import decoder_of, tokenizer_of
 from hookrun.ranks.alone import Ranks
 from hookrun.runtime import Installation
-from hookrun.runtime.clock import RowsOfRank
+from hookrun.runtime.clock import Clock, RowsOfRank
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.spec import Settings
 from hookrun.store.records import Of
@@ -41,6 +41,7 @@ from hookrun.tasks.loop.sharding import divide_again
 from hookrun.tasks.loop.sink import RunSink
 
 PASS = "pass"
+_AS_IT_IS = nullcontext()
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -64,17 +65,17 @@ class Running:
     reduced: ReducedGradients = field(default_factory=ReducedGradients)
     _others: Any = None
 
-    @property
+    @cached_property
     def ranks(self) -> Ranks:
         """The processes of the run."""
         return self.run_dir.ranks
 
-    @property
+    @cached_property
     def settings(self) -> Settings:
         """The settings of the experiment."""
         return self.prepared.settings
 
-    @property
+    @cached_property
     def model(self) -> nn.Module:
         """The hooked model."""
         return self.prepared.model
@@ -90,7 +91,7 @@ class Running:
 
     def forward(self, batch: Batch) -> Any:
         """The model's output, under automatic mixed precision where that was asked for; None where there is no row."""
-        if not len(batch.ids):
+        if not batch.ids.numel():  # `len` of a tensor is a function of Python
             if self.sharded and batch.pattern is not None:
                 with self.standing_in():
                     self.forward(batch.pattern)
@@ -108,12 +109,12 @@ class Running:
         clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split
         if self.ranks.several:
-            mine, clock = share(batch.whole, self.ranks.rank, self.ranks.size), self.hooks.clock
+            mine = share(batch.whole, self.ranks.rank, self.ranks.size)
             clock.rows = None if clock.stands_in else RowsOfRank(mine, batch.whole)
         if self._names_spans:
             self.hooks.spans = batch.spans
 
-    @property
+    @cached_property
     def sharded(self) -> bool:
         """Whether parameters are divided over the ranks, so that every rank takes part in every pass."""
         return self.ranks.several and self.settings.compute.strategy == "fsdp"
@@ -185,10 +186,11 @@ class Running:
 
     def after(self, batch: Batch) -> None:
         """A batch is over on every rank. One that had no row for a rank left that rank's hooks a draw behind."""
-        self.sink.batch_is_over()
         self.run_dir.batches += 1
-        if self.ranks.several and batch.whole < self.ranks.size:
-            draws_of_main(self.hooks, self.ranks)
+        if self.ranks.several:
+            self.sink.batch_is_over()
+            if batch.whole < self.ranks.size:
+                draws_of_main(self.hooks, self.ranks)
 
     def agree(self) -> None:
         """Where a check on one rank asks for the end of the run, every rank ends; every rank calls it."""
@@ -197,8 +199,12 @@ class Running:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Automatic mixed precision, where that was asked for."""
-        dtype = _AUTOCAST.get(self.settings.compute.precision)
-        return torch.autocast(self.prepared.device.type, dtype) if dtype is not None else nullcontext()
+        dtype = self._autocast_dtype
+        return _AS_IT_IS if dtype is None else torch.autocast(self.prepared.device.type, dtype)
+
+    @cached_property
+    def _autocast_dtype(self) -> torch.dtype | None:
+        return _AUTOCAST.get(self.settings.compute.precision)
 
     def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
         """One line of metrics.jsonl.
@@ -225,15 +231,9 @@ class Running:
         self.log(split, values, of)
         self.screen.say(f"{split:8} {numbers(values)}")
 
-    @contextmanager
-    def logged(self, number: int) -> Iterator[bool]:
+    def logged(self, number: int) -> Logged:
         """A step or batch; True, and edits count what they change, on every `train.log_every`-th of them."""
-        logs = number % self.settings.train.log_every == 0
-        self.hooks.clock.counting = logs
-        try:
-            yield logs
-        finally:
-            self.hooks.clock.counting = False
+        return Logged(self.hooks.clock, number % self.settings.train.log_every == 0)
 
     def evaluate(
         self,
@@ -257,7 +257,7 @@ class Running:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    if len(batch.ids):  # else all its rows are other ranks'
+                    if batch.ids.numel():  # else all its rows are other ranks'
                         loss = self.loss(output, batch)
                         self.measure(average, loss, output, batch)
                 if names is not None and len(batch.ids):
@@ -283,7 +283,8 @@ class Running:
         holding: what the caller adds up from batch to batch: a run that was cut off goes on in the middle of the pass.
                  None: it says nothing of that, and no state is saved during the pass
         """
-        self.ranks.from_main(list(self.model.buffers()))  # in training each rank has moved its own
+        if self.ranks.several:  # in training each rank has moved its own
+            self.ranks.from_main(list(self.model.buffers()))
         clock, training = self.hooks.clock, self.model.training
         at = PartialPass(clock.step, holding or {})
         if holding is None or not self.resuming.take(PASS, at.load_state_dict):
@@ -333,6 +334,22 @@ class Running:
                     self.resuming.point()
                 elif saves:
                     rows.point()
+
+
+class Logged:
+    """A block in which a step is logged, or not."""
+
+    __slots__ = ("_clock", "_logs")
+
+    def __init__(self, clock: Clock, logs: bool) -> None:
+        self._clock, self._logs = clock, logs
+
+    def __enter__(self) -> bool:
+        self._clock.counting = self._logs
+        return self._logs
+
+    def __exit__(self, *_: object) -> None:
+        self._clock.counting = False
 
 
 def _copied(leaf: Any) -> Any:

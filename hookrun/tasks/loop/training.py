@@ -218,6 +218,7 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
 def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
     """One optimizer step over the micro-batches of `group`."""
     running, hooks, scaler = loop.running, loop.running.hooks, loop.running.scaler
+    settings = running.settings.train
     shares, losses, of_step = loop.gradients.shares(group), list[Tensor | None](), loop.of_step
     of_step.clear()
     with running.logged(hooks.clock.step) as logs:
@@ -232,7 +233,7 @@ def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
                 running.measure(of_step, seen, output, batch)
         loop.steps.losses += loop.gradients.losses(losses, shares)
         scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
-        norm = clip(running.settings.train, loop.optimizer)
+        norm = clip(settings, loop.optimizer)
         outcome = loop.steps.step()
         if loop.average is not None and outcome is STEPPED:
             loop.average.update()
@@ -245,7 +246,7 @@ def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
             running.log("train", values, "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
         if logs:
             running.sink.settle()
-    schedule = running.settings.train.scheduler
+    schedule = settings.scheduler
     if (
         loop.scheduler is not None
         and schedule is not None
