@@ -146,7 +146,8 @@ def build(
     The model carries no hooks: `load_spec` with the same arguments gives them. Raises SpecError, also where its weights
     are those of a run that it needs and that has not been made.
     """
-    from hookrun.cli.compose import compose_dict, existing_folder
+    from hookrun.cli.compose import compose_dict
+    from hookrun.cli.flags import existing_folder
     from hookrun.cli.needs import with_made_needs
     from hookrun.cli.overrides import take_trust
     from hookrun.tasks.loop.parts import parts
