@@ -25,7 +25,7 @@ def test_what_only_shows_builds_none_of_the_classes_that_validate(tmp_path: Path
     program = (
         "import sys\n"
         "from hookrun.cli import main\n"
-        "shows = [['--cfg', 'job'], ['--cfg', 'hydra'], ['--info', 'config'], ['--hydra-help'], ['--version']]\n"
+        "shows = [['--help'], ['--cfg', 'job'], ['--info', 'config'], ['--hydra-help'], ['--version']]\n"
         "wrong = [['--cfg', 'job', 'sed=1'], ['--cfg', 'job', 'model=cn'], ['--cfg', 'job', '-p', 'sed']]\n"
         "codes = [main(line) for line in [*shows, *wrong]]\n"
         "heavy = ('pydantic', 'hookrun.spec', 'hookrun.store', 'hookrun.tasks', 'hookrun.report', 'torch')\n"
