@@ -146,7 +146,8 @@ def build(
     The model has no hooks; `load_spec` with the same arguments returns them. Raises SpecError, also if its weights come
     from a run of `needs` that does not exist.
     """
-    from hookrun.cli.compose import compose_dict, existing_folder
+    from hookrun.cli.compose import compose_dict
+    from hookrun.cli.flags import existing_folder
     from hookrun.cli.needs import with_made_needs
     from hookrun.cli.overrides import take_trust
     from hookrun.tasks.loop.parts import parts

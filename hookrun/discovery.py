@@ -1,9 +1,11 @@
-"""Finds the classes of a closed registry, by importing each module of a package."""
+"""Finds the classes of a closed registry by importing each module of a package, or their names alone."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
+import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, ModuleType
 from typing import TypeVar
@@ -27,3 +29,20 @@ def discovered(package: ModuleType, base: type[T], name: str) -> Mapping[str, ty
     """
     found = {getattr(item, name): item for item in own_subclasses(package, base) if name in vars(item)}
     return MappingProxyType(dict(sorted(found.items())))
+
+
+def names_in(package: str, name: str) -> list[str]:
+    """The names that `discovered` finds, read off the source text of the modules: none of them is imported.
+
+    package: its qualified name
+    name:    the attribute with the name, which a class sets to a text
+
+    Empty where the modules have been installed without their source.
+    """
+    spec = importlib.util.find_spec(package)
+    found = set[str]()
+    for info in pkgutil.iter_modules(None if spec is None else spec.submodule_search_locations):
+        module = info.module_finder.find_spec(info.name, None)
+        source = getattr(None if module is None else module.loader, "get_source", lambda _: None)(info.name)
+        found.update(re.findall(rf'^ +{name} = "(\w+)"$', source or "", re.MULTILINE))
+    return sorted(found)

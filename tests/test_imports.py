@@ -22,7 +22,17 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # not import each other, but for the last line, the surface.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("interruptions",),
-    ("errors", "version", "hook_types", "discovery", "yaml_limits", "expansion", "trust", "callables"),
+    (
+        "errors",
+        "version",
+        "root_keys",
+        "hook_types",
+        "discovery",
+        "yaml_limits",
+        "expansion",
+        "trust",
+        "callables",
+    ),
     ("arguments", "lookup", "yaml_files", "interpolations", "index"),
     ("trusted",),
     ("actions",),

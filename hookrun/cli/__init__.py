@@ -45,7 +45,7 @@ def _main(arguments: list[str]) -> int:
     except KeyboardInterrupt as interruption:
         return code_of(interruption)
     except Exception as error:
-        from hookrun.cli.jobs import exit_code, report
+        from hookrun.cli.exit_codes import exit_code, report
         from hookrun.errors import Refusal
         from hookrun.ranks.started import is_main
 

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from hookrun.cli.check import Composition, experiment_file, lost_keys
 from hookrun.cli.config_copies import tell, tell_output_dir, users_part
 from hookrun.cli.errors import explained
+from hookrun.cli.flags import existing_folder
 from hookrun.cli.hydra import conf_dir, opened
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import resolved
@@ -36,15 +37,6 @@ def compose_dict(
         with explained(Composition(app, config_name, list(overrides))):
             cfg = app.compose_config(config_name, list(overrides), RunMode.RUN)
         return plain_run(cfg)
-
-
-def existing_folder(where: str, folder: str | Path) -> Path:
-    """The absolute path of a folder; raises SpecError where there is none."""
-    path = Path(folder).absolute()
-    if not path.is_dir():
-        hint = "give the folder that holds experiment/ or hooks/"
-        raise SpecError([Problem(where, f"there is no folder {path}", hint)])
-    return path
 
 
 def plain_run(cfg: DictConfig) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from hydra.types import RunMode
 
@@ -12,7 +13,7 @@ from hookrun.cli.check import nearest_key
 from hookrun.cli.hydra import App, argument_parser, conf_dir, opened
 from hookrun.cli.overrides import GROUPS, meant
 from hookrun.errors import Problem, SpecError, nearest
-from hookrun.spec import ROOT_KEYS
+from hookrun.root_keys import ROOT_KEYS
 
 _WRITTEN = "settings are written key=value, without dashes"
 
@@ -105,3 +106,12 @@ def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], ap
     if close := get_close_matches(f"--{name.lstrip('-').replace('_', '-')}", known, n=1, cutoff=0.75):
         return f"did you mean {close[0]}?"
     return f"{_WRITTEN}; --help shows some uses"
+
+
+def existing_folder(where: str, folder: str | Path) -> Path:
+    """The absolute path of a folder; raises SpecError where there is none."""
+    path = Path(folder).absolute()
+    if not path.is_dir():
+        hint = "give the folder that holds experiment/ or hooks/"
+        raise SpecError([Problem(where, f"there is no folder {path}", hint)])
+    return path

@@ -12,6 +12,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from hookrun.cli.hydra import App, argument_parser
+from hookrun.discovery import names_in
 
 LINE = 110
 """The longest line."""
@@ -48,7 +49,9 @@ def _is_hydras(group: str) -> bool:
 
 
 def _actions() -> list[str]:
-    from hookrun.actions import actions
+    if names := names_in("hookrun.actions", "action_name"):
+        return names
+    from hookrun.actions import actions  # installed without its source
 
     return list(actions())
 

@@ -14,7 +14,7 @@ from typing import Any
 from hydra.conf import HydraConf
 
 from hookrun.errors import Problem, listed
-from hookrun.spec import ROOT_KEYS
+from hookrun.root_keys import ROOT_KEYS
 
 CHOSEN_BY_FILES = ("hydra/launcher", "hydra/sweeper")
 """The groups of Hydra from which a file may choose an installed member."""

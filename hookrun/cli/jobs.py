@@ -7,8 +7,7 @@ import os
 import shlex
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,12 +17,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
+from hookrun.cli.exit_codes import DONE, REFUSED, exit_code, report
 from hookrun.cli.job_directories import refuse_links
 from hookrun.cli.job_hash import record_of, without_place, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
-from hookrun.errors import CheckFailed, CompileError, HookrunError, Problem, SpecError
+from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.interpolations import unguarded
-from hookrun.interruptions import code_of, handled, pending, shielded
+from hookrun.interruptions import handled, pending, shielded
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.report.yaml_files import MULTIRUN
 from hookrun.spec import Experiment
@@ -33,10 +33,9 @@ from hookrun.store.lock import LockedError, sole_writer
 from hookrun.trust import read_once
 
 if TYPE_CHECKING:
-    from hookrun.cli.resume import Resume
+    from hookrun.cli.typed import Resume
     from hookrun.tasks import Ready
 
-DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
 NOT_STARTED = -1
 """What a job returns that does not run because another one failed; no process ends with it."""
 
@@ -268,45 +267,6 @@ def renew_page(sweep_dir: Path, run_dir: Path) -> None:
     with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
         write_report(sweep_dir)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
-
-
-def exit_code(error: BaseException) -> int:
-    """What the process returns for an exception."""
-    if isinstance(error, HookrunError):
-        return error.exit_code
-    return code_of(error) if isinstance(error, KeyboardInterrupt) else FAILED
-
-
-def most_serious(codes: Iterable[int]) -> int:
-    """The exit code of a sweep; that of a job that a signal ended comes before all others."""
-    order = [DONE, CHECK, FAILED, REFUSED]
-    return max(codes, key=lambda code: order.index(code) if code in order else len(order), default=DONE)
-
-
-def report(error: BaseException, run_dir: Path | None = None) -> None:
-    """Say on stderr what went wrong, in plain text.
-
-    HYDRA_FULL_ERROR=1 shows every traceback. That of an unexpected exception is saved in the run directory, or
-    shown if there is none.
-    """
-    on_purpose = isinstance(error, HookrunError)
-    lines = [str(error) if on_purpose else f"{type(error).__name__}: {error}"]
-    trace = "".join(traceback.format_exception(error))
-    shown = os.environ.get("HYDRA_FULL_ERROR") == "1" or (run_dir is None and not on_purpose)
-    if run_dir is not None:
-        lines.append(f"run directory: {run_dir}")
-        if not isinstance(error, SpecError | CompileError | CheckFailed):
-            file = run_dir / "error.txt"
-            try:
-                file.unlink(missing_ok=True)  # a link of that name is not written through
-                file.write_text(trace, encoding="utf-8")
-                lines.append(f"traceback: {file}")
-            except OSError as unwritable:
-                lines.append(f"traceback: not saved ({unwritable})")
-                shown = shown or not on_purpose
-                with suppress(OSError):
-                    file.unlink(missing_ok=True)  # it was cut off when the disk was full
-    print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)
 
 
 class _Settled:

@@ -13,11 +13,12 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from hookrun.cli.exit_codes import DONE, exit_code
 from hookrun.cli.hydra import BASIC_LAUNCHER, App, numbered
 from hookrun.cli.in_turn import in_turn
 from hookrun.cli.job_directories import JobDirectories, refuse_links
 from hookrun.cli.job_hash import JobHashes
-from hookrun.cli.jobs import DONE, NOT_STARTED, JobFailed, exit_code
+from hookrun.cli.jobs import NOT_STARTED, JobFailed
 from hookrun.cli.study import Study
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.spec.objective import Goal

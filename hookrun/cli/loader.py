@@ -31,6 +31,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from hookrun.cli import hydra_section
 from hookrun.cli.parsed import content_of
 from hookrun.cli.recomposing import Recomposing
+from hookrun.cli.repository import Repository
 from hookrun.errors import Problem, SpecError
 from hookrun.interpolations import guarded
 from hookrun.yaml_files import reading
@@ -163,6 +164,7 @@ class Loader(ConfigLoaderImpl):
 
     def __init__(self, config_search_path: ConfigSearchPath, output: str | None = None) -> None:
         super().__init__(config_search_path)
+        self.repository = Repository(config_search_path)
         self._output = output
         self._recomposing = dict[tuple[str | None, ...], Recomposing]()
 

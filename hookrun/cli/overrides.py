@@ -11,7 +11,7 @@ from hydra.errors import HydraException, OverrideParseException
 
 from hookrun.cli.hydra import App, parse_override
 from hookrun.errors import Problem, SpecError
-from hookrun.spec import ROOT_KEYS
+from hookrun.root_keys import ROOT_KEYS
 
 INTERPOLATION = r"`${` begins an interpolation; for the characters themselves write \${"
 _TRUST = re.compile(r"\+{0,2}trust=")

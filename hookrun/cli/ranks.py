@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hookrun.cli.jobs import exit_code
+from hookrun.cli.exit_codes import exit_code
 from hookrun.errors import HookrunError, Problem, SpecError
 from hookrun.ranks.alone import ALONE, Ranks
 from hookrun.ranks.started import started

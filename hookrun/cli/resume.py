@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, plain_run
 from hookrun.cli.errors import explained
 from hookrun.cli.hydra import conf_dir, opened
-from hookrun.cli.typed import take, take_flag
+from hookrun.cli.typed import LATEST, RESUME
 from hookrun.errors import Problem, SpecError, nearest
 from hookrun.store.format import CHECKPOINTS, CONFIG, STATUS
 from hookrun.store.outputs import outputs_folder
@@ -24,36 +24,10 @@ from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
 from hookrun.store.stored_config import read_yaml
 
-RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
 """Keys that may change between a run and its resumption."""
 _MOST_SHOWN = 20
-
-
-@dataclass(frozen=True)
-class Resume:
-    """What was typed.
-
-    name:   of a directory, or `latest`
-    anyway: go on also where something has changed
-    """
-
-    name: str
-    anyway: bool = False
-
-
-def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
-    """What is to be resumed, if that was typed, and the other overrides. Raises SpecError."""
-    name, others = take(RESUME, overrides)
-    anyway, others = take_flag(ANYWAY, others)
-    if name is None:
-        if anyway:
-            raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
-        return None, others
-    if isinstance(name, bool) or name == "":
-        raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
-    return Resume(str(name), anyway), others
 
 
 def run_folder(name: str) -> Path:

@@ -23,11 +23,12 @@ from hookrun.cli.baseline import of_baseline, refuse_baseline, with_baselines
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
+from hookrun.cli.exit_codes import DONE, FAILED, most_serious
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.interrupted import interrupted
 from hookrun.cli.job_directories import JobDirectories
 from hookrun.cli.job_hash import JobHashes
-from hookrun.cli.jobs import DONE, FAILED, SweepJob, make_page, most_serious, release_memory, settled_memory
+from hookrun.cli.jobs import SweepJob, make_page, release_memory, settled_memory
 from hookrun.cli.launching import Launching, SweepStopped
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper

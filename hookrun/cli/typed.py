@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.errors import HydraException
 
 from hookrun.cli.hydra import parse_override
 from hookrun.errors import Problem, SpecError
+
+RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 
 
 def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
@@ -41,3 +44,28 @@ def take_flag(key: str, overrides: Sequence[str]) -> tuple[bool, list[str]]:
     if value is not None and not isinstance(value, bool):
         raise SpecError([Problem(key, f"found {value!r}, expected true or false", f"write {key}=true")])
     return bool(value), others
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What was typed.
+
+    name:   of a directory, or `latest`
+    anyway: go on also where something has changed
+    """
+
+    name: str
+    anyway: bool = False
+
+
+def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
+    """What is to be resumed, if that was typed, and the other overrides. Raises SpecError."""
+    name, others = take(RESUME, overrides)
+    anyway, others = take_flag(ANYWAY, others)
+    if name is None:
+        if anyway:
+            raise SpecError([Problem(ANYWAY, "goes with resume=DIR", "name the directory of the run")])
+        return None, others
+    if isinstance(name, bool) or name == "":
+        raise SpecError([Problem(RESUME, f"found {name!r}, expected a directory", "for one: resume=latest")])
+    return Resume(str(name), anyway), others

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hookrun.errors import Problem, SpecError, nearest
+from hookrun.root_keys import ROOT_KEYS
 from hookrun.spec.boolean_keys import without_boolean_keys
 from hookrun.spec.experiment import Data, Model, Settings, TaskKeys
 from hookrun.spec.hook import HookSpec, Spec, WrongHooks, parse_hooks, wrong_hooks
@@ -148,8 +149,6 @@ def _is_hook(body: Any) -> bool:
     """Whether `body` is the body of one hook, which may be called "hooks", and not the mapping of all hooks."""
     return isinstance(body, Mapping) and (isinstance(body.get("action"), str) or callable(body.get("action")))
 
-
-ROOT_KEYS = (*Settings.model_fields, "hooks")
 
 TYPED_ONLY = {
     "trust": "type it: +trust=[mypkg], or set HOOKRUN_TRUST=mypkg in the environment",

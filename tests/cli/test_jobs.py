@@ -11,7 +11,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.jobs import SweepJob, exit_code, most_serious, report
+from hookrun.cli.exit_codes import exit_code, most_serious, report
+from hookrun.cli.jobs import SweepJob
 from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
 from hookrun.interruptions import Interrupted
 

@@ -18,9 +18,10 @@ from hookrun.models.token_fit import unfit_tokens
 from hookrun.models.weights import is_path
 from hookrun.proving import Example, Plan, compile_plan, misfits
 from hookrun.proving import Score as OutputScore
+from hookrun.root_keys import ROOT_KEYS
 from hookrun.run_values import FoundRuns, UsedBy
 from hookrun.runtime.tokens.calls import DECODER_IDS, DECODER_MASK, parameters_of
-from hookrun.spec import ROOT_KEYS, Experiment, Settings, Spec
+from hookrun.spec import Experiment, Settings, Spec
 from hookrun.spec.remains import beyond
 from hookrun.tasks.base import metrics_of
 from hookrun.tasks.loop.metrics import Metric, load_metrics

@@ -1,0 +1,10 @@
+"""The keys at the root of an experiment are listed apart from the classes that they are validated with."""
+
+from __future__ import annotations
+
+from hookrun.root_keys import ROOT_KEYS
+from hookrun.spec import Settings
+
+
+def test_every_section_is_listed_and_nothing_else() -> None:
+    assert (*Settings.model_fields, "hooks") == ROOT_KEYS
