@@ -183,7 +183,7 @@ class Action(BaseModel):
               it works on tensors without data
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     action_name: ClassVar[str]
     hook_types: ClassVar[frozenset[HookType]] = ON_VALUES

@@ -129,7 +129,7 @@ class Data(Section):
 class Named(Section):
     """A class or function by name; the other keys are its own arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
     name: str
 
     @property
@@ -141,7 +141,7 @@ class Named(Section):
 class Group(Section):
     """Parameters with arguments of their own in the optimizer; the other keys are these arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
     select: AnyChoice
 
     @property

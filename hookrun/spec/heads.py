@@ -32,7 +32,7 @@ class Heads(BaseModel):
     dim:   the dimension of the heads, where the value has one of that size more than once
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     pick: Annotated[
         tuple[Head, ...],
         BeforeValidator(_listed, json_schema_input_type=Head | list[Head]),
