@@ -19,7 +19,7 @@ M = TypeVar("M", bound=BaseModel)
 class Args(BaseModel):
     """Frozen arguments; an unknown key is an error, and so is a value of another type."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
 def parse(model: type[M], given: Mapping[str, Any], where: str) -> tuple[M | None, list[Problem]]:

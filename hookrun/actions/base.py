@@ -185,7 +185,7 @@ class Action(BaseModel):
     own_code: it runs the user's own Python, which may not work inside a compiled graph or on tensors without data
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     action_name: ClassVar[str]
     hook_types: ClassVar[frozenset[HookType]] = ON_VALUES

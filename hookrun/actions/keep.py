@@ -12,7 +12,7 @@ Count = Annotated[int, Field(strict=True, ge=1, le=10**9)]
 class OneOf(BaseModel):
     """Exactly one of the fields is given."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @model_validator(mode="after")
     def _is_one(self) -> Self:

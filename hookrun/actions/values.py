@@ -34,7 +34,7 @@ class OutsideValue(BaseModel, ABC):
     at:     ``same``: broadcast the value to the whole tensor and take the part that the hook acts on
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     factor: Annotated[float, Field(strict=True, allow_inf_nan=False)] = 1.0
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     at: Literal["same"] | None = None

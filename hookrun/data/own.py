@@ -26,7 +26,7 @@ _FORM = "(input, target): a tensor or a dict of tensors, and a tensor or a numbe
 class OwnArgs(Args):
     """The factory's own arguments, checked against its signature."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
 
     @property
     def given(self) -> dict[str, Any]:

@@ -129,7 +129,7 @@ class Data(Section):
 class Named(Section):
     """A class or function by name; the other keys are its arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
     name: str
 
     @property
@@ -141,7 +141,7 @@ class Named(Section):
 class Group(Section):
     """A parameter group of the optimizer; the keys beside `select` are arguments that differ for it."""
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+    model_config = ConfigDict(frozen=True, extra="allow", defer_build=True)
     select: AnyChoice
 
     @property

@@ -32,7 +32,7 @@ class Heads(BaseModel):
     dim:   the dimension of the heads, needed if several dimensions of the value have that size
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     pick: Annotated[
         tuple[Head, ...],
         BeforeValidator(_listed, json_schema_input_type=Head | list[Head]),

@@ -36,7 +36,7 @@ class HookKeys(BaseModel):
     parameters: `saved_tensors` hooks see parameters as well
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     select: AnySelector
     hook: Annotated[str, WithJsonSchema({"enum": list(HOOK_TYPES)})]
     target: Annotated[Target | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None

@@ -149,7 +149,7 @@ Short = int | str | list[int | str]
 class TokenSet(BaseModel):
     """Tokens for which all given conditions hold."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     position: Annotated[Positions, WithJsonSchema(_POSITIONS)] | None = None
     id: (
         Annotated[

@@ -26,7 +26,7 @@ MOST = 10**15
 class Range(BaseModel):
     """`start` included, `end` excluded, `every` counted from `start`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     start: int = Field(default=0, ge=0, le=MOST)
     end: int | None = Field(default=None, ge=0, le=MOST)
     every: int = Field(default=1, ge=1, le=MOST)
@@ -98,7 +98,7 @@ class When(BaseModel):
     probability: of each firing, drawn from a generator of its own (`seed`)
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     mode: Literal["train", "eval", "any"] = "any"
     step: Counts | None = None
     epoch: Counts | None = None

@@ -46,7 +46,9 @@ Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 class Record(BaseModel):
     """A mapping whose known keys are checked, without conversions."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(
+        strict=True, extra="allow", frozen=True, protected_namespaces=(), defer_build=True
+    )
 
 
 class ObjectiveRecord(Record):
