@@ -103,7 +103,7 @@ def read_experiment(
     return read, problems
 
 
-_STAND_INS = {"model": Model(name=""), "data": Data(name="")}
+_STAND_INS = {"model": Model.model_construct(name=""), "data": Data.model_construct(name="")}
 """Replaces invalid sections that the other checks need; not the name of any model or data set."""
 
 

@@ -216,7 +216,7 @@ class Checkpoint(Section):
     """
 
     save: Literal["both", "best", "last", "none"] | None = None
-    every: Annotated[Every, BeforeValidator(_never)] = Every(epochs=1)
+    every: Annotated[Every, BeforeValidator(_never)] = Every.model_construct(epochs=1)
     keep: int = Field(default=2, ge=2, le=MOST_STATES)
     keep_done: bool = False
 
@@ -239,14 +239,14 @@ class Train(Section):
     epochs: int = Field(default=10, ge=0, le=MOST)
     steps: int | None = Count
     limit_batches: int | None = Count
-    loss: Loss = Named(name="cross_entropy")
+    loss: Loss = Named.model_construct(name="cross_entropy")
     optimizer: Optimizer = Optimizer.model_validate({"name": "AdamW", "lr": 0.001})
     scheduler: Scheduler | None = None
     parameters: AnyChoice | None = None
     clip_grad_norm: float | None = Bound
     clip_grad_value: float | None = Bound
     ema: Ema | None = None
-    checkpoint: Checkpoint = Checkpoint()
+    checkpoint: Checkpoint = Checkpoint.model_construct()
     accumulate: int = Field(default=1, ge=1, le=MOST)
     log_every: int = Field(default=10, ge=1, le=MOST)
     shuffle: bool = True
@@ -292,7 +292,7 @@ class Compute(Section):
     compile: bool = False
     capture_buffer: int = Field(default=192, strict=True, ge=1, le=MOST_BUFFER)
     strategy: Literal["none", "ddp", "fsdp"] = "none"
-    fsdp: Fsdp = Fsdp()
+    fsdp: Fsdp = Fsdp.model_construct()
     timeout: float = Field(default=600, ge=1, le=MOST_SECONDS, allow_inf_nan=False)
 
 
@@ -313,11 +313,11 @@ class Settings(Section):
     task: TaskKeys
     model: Model
     data: Data
-    train: Train = Train()
-    compute: Compute = Compute()
+    train: Train = Train.model_construct()
+    compute: Compute = Compute.model_construct()
     seed: int = Field(default=0, ge=0, lt=2**63)
     strict: bool = False
-    objective: Objective = Objective()
+    objective: Objective = Objective.model_construct()
     baseline: bool = Field(default=False, strict=True)
     vars: dict[str, Any] = {}
     needs: Needs = {}

@@ -43,7 +43,7 @@ class HookKeys(BaseModel):
     index: Annotated[Index | None, WithJsonSchema({"type": ["string", "integer", "null"]})] = None
     tokens: TokensClause | None = None
     heads: HeadsClause | None = None
-    when: When = When()
+    when: When = When.model_construct()
     expect: Annotated[Expect, WithJsonSchema({"type": ["integer", "string"]})] = parse_expect(">=1")
     enabled: bool = True
     priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0

@@ -88,8 +88,8 @@ class PositionRecord(Record):
     generations: Count = 0
     lens: Count = 0
     batches: Count = 0
-    captures: FolderPosition = FolderPosition()
-    predictions: FolderPosition = FolderPosition()
+    captures: FolderPosition = FolderPosition.model_construct()
+    predictions: FolderPosition = FolderPosition.model_construct()
 
 
 def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:

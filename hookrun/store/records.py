@@ -313,9 +313,9 @@ class HydraRecord(Record):
     """What Hydra kept of itself, in .hydra/hydra.yaml or multirun.yaml."""
 
     mode: Name | None = None
-    overrides: HydraOverrides = HydraOverrides()
-    runtime: HydraRuntime = HydraRuntime()
-    job: HydraJob = HydraJob()
+    overrides: HydraOverrides = HydraOverrides.model_construct()
+    runtime: HydraRuntime = HydraRuntime.model_construct()
+    job: HydraJob = HydraJob.model_construct()
 
 
 METRICS_LINE: TypeAdapter[Any] = TypeAdapter(MetricsLine)
