@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class AddBias(Action):
-    """Add a bias: x + value; with `trainable: true` the bias is a parameter that is trained with the model.
+    """Add a bias: x + value; with `trainable: true` it is a parameter that is trained with the model.
 
     value:     a number, or values that broadcast to the tensor's shape; the initial value of a trainable bias
     trainable: add a parameter `<hook name>_bias` to the module, on `forward` and `forward_pre` only

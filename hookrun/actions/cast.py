@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Cast(Action):
-    """Store saved tensors in a smaller dtype until the backward pass needs them, which then gets rounded values.
+    """Store saved tensors in a smaller dtype; the backward pass gets the rounded values.
 
     dtype: dtype of the stored tensors; a tensor whose dtype is not wider is stored unchanged
     """

@@ -19,6 +19,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
 from hookrun.cli.overrides import quoted, several_values, torn, unreadable
 from hookrun.errors import Problem, listed, nearest
+from hookrun.root_keys import ROOT_KEYS
 
 # Where a person may add keys of their own.
 _OPEN = (
@@ -299,6 +300,8 @@ def _nearest_keys(key: str, cfg: DictConfig) -> tuple[list[str], str, Collection
     siblings = dict.fromkeys(
         path.removeprefix(above).partition(".")[0] for path in paths if path.startswith(above)
     )
+    if not above:
+        siblings |= dict.fromkeys(ROOT_KEYS)
     close = [f"{above}{name}" for name in get_close_matches(part, siblings)]
     whole = [f"{path}.{rest}" if rest else path for path in close]
     return [path for path in whole if path in paths] or whole, above, siblings

@@ -100,6 +100,10 @@ def _refuse_flags(args: argparse.Namespace) -> None:
         raise SpecError([Problem(" ".join(given), "are different commands", "give one of them")])
     if args.resolve and args.cfg is None and not args.help:
         raise SpecError([Problem("--resolve", "goes with --cfg or --help", "for one: --cfg job --resolve")])
+    if args.package is not None and args.cfg is None:
+        raise SpecError(
+            [Problem("--package", "goes with --cfg", f"for one: --cfg job --package {args.package}")]
+        )
     if args.experimental_rerun is not None:
         hint = "every run keeps its configuration as text: --config-dir RUN/.hydra --config-name config runs it again"
         raise SpecError([Problem("--experimental-rerun", "reads a pickle, which could run any code", hint)])

@@ -128,7 +128,7 @@ class SweepJob:
             release_memory()
         if code != DONE and self.stop is not None:
             self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
-        renew_page(Path(os.path.abspath(HydraConfig.get().sweep.dir)), run_dir)
+        renew_page(_sweep_dir(), run_dir)
         if not self.optimizing:
             return code
         if code != DONE:
@@ -142,7 +142,7 @@ class SweepJob:
 
         The sweep that started it may have been killed while the job went on in another process.
         """
-        sweep_dir = Path(os.path.abspath(HydraConfig.get().sweep.dir))
+        sweep_dir = _sweep_dir()
         name = os.path.relpath(run_dir, sweep_dir)
         try:
             if self.go_on:
@@ -195,6 +195,12 @@ def require_goal(experiment: Experiment, goal: Goal) -> None:
 
 def _run_dir() -> Path:
     return Path(HydraConfig.get().runtime.output_dir)
+
+
+def _sweep_dir() -> Path:
+    """Absolute; with `hydra.job.chdir` the job is in another directory by now."""
+    hydra = HydraConfig.get()
+    return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
 
 
 def _attempt(run_dir: Path, run: Callable[[], int]) -> int:

@@ -173,7 +173,7 @@ class Loader(ConfigLoaderImpl):
         return {**self.__dict__, "_recomposing": {}}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The configuration of a job, as files and overrides compose it; files that change meanwhile do not count."""
+        """The configuration of a job. Files that change meanwhile count only after 128 other choices of groups."""
         with guarded():  # a launcher calls it in another process
             try:
                 cfg = self._recomposed(master_config, sweep_overrides)

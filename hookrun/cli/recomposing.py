@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from hookrun.cli.config_copies import copied
 
-_MOST = 16
+_MOST = 128
 """Compositions that are kept, in a sweep over groups one for each of their choices."""
 
 _MOST_PARSED = 512
@@ -48,7 +48,7 @@ class Recomposing:
         values = [each for each in parsed if self._sets_a_value(each)]
         rest = [each for each in parsed if each not in values]
         changes = [each for each in rest if not self._chooses(each)]
-        if not values or any(_overlap(value, each) for value in values for each in changes):
+        if any(_overlap(value, each) for value in values for each in changes):
             return None
         key = (*hydras, *(str(each.input_line) for each in rest))
         if key not in self._common:

@@ -289,10 +289,12 @@ def _launch(
         app, cfg, sweep_dir, known, hashes, goal=job.goal, fail_fast=job.stop is not None, added=added
     )
     forget_stop(sweep_dir)
+    count = None
     if (named := app.jobs(cfg)) is not None:
-        keep_count(sweep_dir, len(added) + len(named))
+        count = len(added) + len(named)
+        keep_count(sweep_dir, count)
     try:
-        return _run_jobs(app, cfg, launching, job)
+        return _run_jobs(app, cfg, launching, job, count)
     except KeyboardInterrupt as interruption:
         names = None if known is None else launching.names
         every = None if named is None else [*added, *named]
@@ -303,7 +305,8 @@ def _launch(
             make_page(sweep_dir)
 
 
-def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob) -> int:
+def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, count: int | None) -> int:
+    """count: how many jobs the sweep has; None where the sweeper chooses them as it goes"""
     sweep_dir, codes = launching.sweep_dir, launching.codes
     try:
         with settled_memory():
@@ -326,7 +329,9 @@ def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob) ->
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
     before = f", {launching.again} of them before" if launching.again else ""
-    print(f"sweep: {len(codes) - len(failed)} of {len(codes)} jobs done{before}, in {sweep_dir}")
+    count = max(count or 0, len(codes))
+    rest = f", {count - len(codes)} not started" if count > len(codes) else ""
+    print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
     if launching.left:
         print(f"  {launching.left} more in it, of other configurations than this sweep's")
     for run_dir, code in failed.items():

@@ -47,16 +47,16 @@ class Traced:
         self.site = site
         self.fired = torch.zeros((), dtype=torch.int64, device=_device(site))
         self.open: Tensor | None = None
-        self._function = function_of(site)
-        self._together = site.spec.action.scope == "together"
-        self._holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
-        self._path = keys.target.keys if keys.target is not None and targeted else None
+        holds_in = {training: keys.when.holds_in(training) for training in (True, False)}
+        path = keys.target.keys if keys.target is not None and targeted else None
         if keys.when.step is not None or keys.when.epoch is not None:
             self.open = torch.tensor(False, device=_device(site))
             self.reschedule()
-        plain = self._path is None and not self._together and self.open is None
-        always = plain and all(self._holds_in.values())
-        self.fire: Callable[[Any], Any] = self._fire_always() if always else self._fire_as_scheduled
+        self._counts = _Counting(site, holds_in, self.fired, self.open)
+        self._edited = _Edit(site, path, self.open)
+        always = self._edited.is_plain and all(holds_in.values())
+        # Neither refers to this object: a cycle would keep the model until Python's collector comes.
+        self.fire = (_fire_always if always else _fire_as_scheduled)(self._counts, self._edited)
 
     def reschedule(self) -> None:
         """The step or the epoch is another one now."""
@@ -64,50 +64,77 @@ class Traced:
             clock = self.site.clock
             self.open.fill_(self.site.spec.keys.when.holds_at(clock.step, clock.epoch))
 
-    def _fire_as_scheduled(self, value: Any) -> Any:
-        return self._edited(value) if self._counts() else value
-
-    def _fire_always(self) -> Callable[[Any], Any]:
-        """The same in few names: at each call of a graph torch looks again at every one that was read for it."""
-        function, fired, edited = self._function, self.fired, self._edited
-
-        def fire(value: Any) -> Any:
-            fired.add_(1)
-            if not (isinstance(value, Tensor) and value.is_floating_point()):
-                return edited(value)
-            new = function(value)
-            return value if new is None else new
-
-        return fire
-
     def watch(self, tensor: Tensor) -> None:
         """Act on the gradient of the tensor."""
         if self._counts():
             tensor.register_hook(self._edited)
 
-    def _counts(self) -> bool:
-        """Whether it fires in the model's mode, for each of which there is a graph; counted if so."""
-        if not self._holds_in[self.site.clock.model.training]:
+
+class _Counting:
+    """Whether a site fires in the model's mode, for each of which there is a graph; counted if so."""
+
+    def __init__(
+        self, site: PlacedHook, holds_in: dict[bool, bool], fired: Tensor, is_open: Tensor | None
+    ) -> None:
+        self.fired = fired
+        self._site = site
+        self._holds_in = holds_in
+        self._open = is_open
+
+    def __call__(self) -> bool:
+        if not self._holds_in[self._site.clock.model.training]:
             return False
-        self.fired.add_(1 if self.open is None else self.open)
+        self.fired.add_(1 if self._open is None else self._open)
         return True
 
-    def _edited(self, value: Any) -> Any:
+
+class _Edit:
+    """The value after a site's action, which comes into force where `is_open` is true or None.
+
+    is_plain: the action is a function of one tensor, on the whole value, that is always in force
+    """
+
+    def __init__(self, site: PlacedHook, path: tuple[str | int, ...] | None, is_open: Tensor | None) -> None:
+        self.function = function_of(site)
+        self._path = path
+        self._together = site.spec.action.scope == "together"
+        self._open = is_open
+        self.is_plain = path is None and not self._together and is_open is None
+
+    def __call__(self, value: Any) -> Any:
         member = value if self._path is None else containers.get(value, self._path)
         if self._together:
             olds = [leaf for leaf in containers.tensors(member) if acts_on(leaf)]
-            news = dict(zip(map(id, olds), self._function(olds), strict=True)) if olds else {}
+            news = dict(zip(map(id, olds), self.function(olds), strict=True)) if olds else {}
             changed = _rebuilt(member, lambda leaf: self._chosen(leaf, news.get(id(leaf))))
         else:
             changed = _rebuilt(
-                member, lambda leaf: self._chosen(leaf, self._function(leaf)) if acts_on(leaf) else leaf
+                member, lambda leaf: self._chosen(leaf, self.function(leaf)) if acts_on(leaf) else leaf
             )
         return changed if self._path is None else containers.put(value, self._path, changed)
 
     def _chosen(self, old: Any, new: Tensor | None) -> Any:
         if new is None:
             return old
-        return new if self.open is None else torch.where(self.open, new, old)
+        return new if self._open is None else torch.where(self._open, new, old)
+
+
+def _fire_as_scheduled(counts: _Counting, edited: _Edit) -> Callable[[Any], Any]:
+    return lambda value: edited(value) if counts() else value
+
+
+def _fire_always(counts: _Counting, edited: _Edit) -> Callable[[Any], Any]:
+    """The same in few names: at each call of a graph torch looks again at every one that was read for it."""
+    function, fired = edited.function, counts.fired
+
+    def fire(value: Any) -> Any:
+        fired.add_(1)
+        if not (isinstance(value, Tensor) and value.is_floating_point()):
+            return edited(value)
+        new = function(value)
+        return value if new is None else new
+
+    return fire
 
 
 class Refused:

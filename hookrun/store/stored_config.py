@@ -28,6 +28,8 @@ _MOST_KNOWN = 64
 _known = dict[str, Any]()
 """Text -> content."""
 
+_NOT_KNOWN = object()
+
 
 def read_yaml(path: Path, root: Path) -> Any:
     """The content, interpolations left as they are; None where there is no such file.
@@ -43,9 +45,9 @@ def read_yaml(path: Path, root: Path) -> Any:
         text = read_inside(path, root, limit=MOST_YAML).decode("utf-8")
         if len(text) > _SMALL:
             return _content(text)
-        if text not in _known:
-            remember(text, _content(text))
-        return copy.deepcopy(_known[text])
+        if (content := _known.get(text, _NOT_KNOWN)) is _NOT_KNOWN:
+            remember(text, content := _content(text))
+        return copy.deepcopy(content)
     except FileNotFoundError:
         return None
     except OSError as error:

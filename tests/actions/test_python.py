@@ -248,7 +248,7 @@ def test_on_apply_it_gets_the_module() -> None:
 def test_no_graph_holds_it() -> None:
     model = net()
     with hookrun.hooked(model, spec(halve)) as hooks:
-        with pytest.raises(hookrun.CompileError, match="Python of your own"):
+        with pytest.raises(hookrun.CompileError, match="your own Python"):
             hooks.compile()
         model(X)
 

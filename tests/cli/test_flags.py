@@ -40,6 +40,14 @@ def test_the_override_or_flag_that_was_meant_is_shown(capsys: pytest.CaptureFixt
         assert printed.err.startswith("1 configuration error\n") and printed.out == "", typed
 
 
+def test_a_flag_that_goes_with_another_one_is_refused_alone(
+    capsys: pytest.CaptureFixture[str], notes
+) -> None:
+    for typed, goes_with in {"--resolve": "--cfg or --help", "--package hooks": "--cfg"}.items():
+        assert main(typed.split()) == 2, typed
+        assert f"goes with {goes_with}" in capsys.readouterr().err, typed
+
+
 def test_names_that_are_numbers_to_hydra_are_refused_as_names(
     capsys: pytest.CaptureFixture[str], notes
 ) -> None:

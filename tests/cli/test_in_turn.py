@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hookrun.cli import launching, main
+from hookrun.cli import jobs, launching, main
 
 SWEEP = [
     "experiment=clip_fc",
@@ -46,6 +46,34 @@ def test_each_job_is_what_it_is_alone(tmp_path: Path) -> None:
         of_both = {path for path in there & alone.keys() if path[0] != "." and path not in OF_SWEEPS}
         assert {"plan.json", "metrics.jsonl", "checkpoints/best.safetensors", "samples.jsonl"} < of_both
         assert [path for path in of_both if swept[f"{number}/{path}"] != alone[path]] == []
+
+
+def test_a_job_that_only_chooses_groups_is_the_one_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that changes between two jobs does not count, wherever the jobs run."""
+    monkeypatch.chdir(tmp_path)
+    files = [tmp_path / "own/experiment" / f"{name}.yaml" for name in "ab"]
+    files[0].parent.mkdir(parents=True)
+    text = "# @package _global_\ndefaults: [clip_fc, _self_]\nvars: {limit: 0.5}\ntrain: {steps: 1}\n"
+    for file in files:
+        file.write_text(text)
+    renew = jobs.renew_page
+
+    def edited(sweep_dir: Path, run_dir: Path) -> None:
+        renew(sweep_dir, run_dir)
+        for file in files:
+            file.write_text(text.replace("0.5", "0.25"))
+
+    monkeypatch.setattr(jobs, "renew_page", edited)
+    own = ["--config-dir=own", "experiment=a,b", "hydra.job.chdir=true", "hydra.sweep.dir=sweep"]
+    assert main(["-m", *own]) == 0
+    limits = [
+        yaml.safe_load((tmp_path / "sweep" / number / ".hydra/config.yaml").read_text())["vars"]["limit"]
+        for number in "01"
+    ]
+    assert limits == [0.5, 0.5]
+    assert Path.cwd() == tmp_path
 
 
 OF_SWEEPS = {"env.json", "status.json", "report.html", "manifest.json"}

@@ -163,7 +163,9 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
 ) -> None:
     assert swept("seed=5,1,6,7", "fail_fast=true") == 1
     assert [seed for seed, _ in notes.ran] == [5, 1]
-    assert "stopped at the first failed job (fail_fast): job 1" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "stopped at the first failed job (fail_fast): job 1" in out
+    assert "sweep: 1 of 4 jobs done, 2 not started, in" in out
     stopped = {"jobs": 4, "fail_fast": True, "stopped_by": "1"}
     assert json.loads((earlier / "sweep.json").read_text()) == stopped
     page = (earlier / "report.html").read_text()

@@ -373,6 +373,6 @@ def test_a_strangers_lines_are_read_within_bounds(run: Runs) -> None:
     ]
     path.write_text("\n".join(json.dumps(each) for each in (good, *bad)) + "\n")
     text = write_report(found.path).read_text()
-    assert "<script>alert(1)" not in text and "5 lines hold no such record" in text
+    assert "<script>alert(1)" not in text and "5 lines are not valid records" in text
     with pytest.raises(HookrunError, match=r"lens\.jsonl, line 3"):
         hookrun.open_run(found.path).lens  # noqa: B018

@@ -266,6 +266,7 @@ def test_whether_all_is_finite_does_not_depend_on_torch_s_defaults(dtype: torch.
     torch.set_default_dtype(dtype)
     try:
         with torch.device("meta"):
-            assert all_finite([value]) and not all_finite([value, value / 0])
+            for each in (value, value[:1].expand(3)):
+                assert all_finite([each]) and not all_finite([each, value, each / 0])
     finally:
         torch.set_default_dtype(torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -31,8 +32,11 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     ]
     if len(usual) == len(every):  # in most runs on a CPU, where a step may take a millisecond
         wrong = torch.zeros((), dtype=torch.float32, device="cpu")
-        torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
-        return not wrong.item()
+        with suppress(
+            RuntimeError
+        ):  # memory that the fused test does not take, as that of an expanded tensor
+            torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
+            return not wrong.item()
     alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
     for value in map(_plain, every):
         key = value.device, value.dtype
@@ -43,7 +47,7 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     found = dict[torch.device, Tensor]()
     for (device, _), group in alike.items():
         if device not in found:
-            found[device] = torch.zeros((), device=device)
+            found[device] = torch.zeros((), dtype=torch.float32, device=device)
         try:
             torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], _one(device))
         except (RuntimeError, NotImplementedError):  # a dtype or memory that the fused test does not take
@@ -57,7 +61,7 @@ _ONE = torch.ones((), dtype=torch.float32, device="cpu")  # whatever the default
 
 @cache
 def _one(device: torch.device) -> Tensor:
-    return torch.ones((), device=device)
+    return torch.ones((), dtype=torch.float32, device=device)
 
 
 def _plain(value: Tensor) -> Tensor:
