@@ -23,8 +23,8 @@ MOST_LINE = 2**20
 """Bytes of a line; longer lines are left out."""
 
 
-_TOGETHER = 500
-"""Lines that are parsed at a time."""
+_TOGETHER = 2**17
+"""Bytes of lines, about, that are parsed at a time."""
 
 
 @dataclass
@@ -59,14 +59,15 @@ def sampled(
         with open_inside(path) as file:
             share = limit / max(os.fstat(file.fileno()).st_size, 1)
             draw = random.Random(0)
-            together = list[bytes]()
+            together, size = list[bytes](), 0
             for line in _lines(file, counts):
                 if share < 1 and draw.random() > share and not always(line):
                     continue
                 together.append(line)
-                if len(together) == _TOGETHER:
+                size += len(line)
+                if size >= _TOGETHER:
                     _take_all(found, counts, together, keys, line_of)
-                    together.clear()
+                    together, size = [], 0
             _take_all(found, counts, together, keys, line_of)
     except FileNotFoundError:
         return found

@@ -53,14 +53,11 @@ class SavedState:
         return self.tree[name]
 
 
-def write_state(
-    run: Path, about: Mapping[str, Any], tree: Any, *, keep: int = LEAST_KEPT, encoded: str | None = None
-) -> Path:
+def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: int = LEAST_KEPT) -> Path:
     """Write one more state of the run in `run`, and remove all but the newest `keep`.
 
-    about:   what a reader has to know before it restores anything; plain values
-    tree:    also as `flatten` gave it
-    encoded: `about` as JSON, from `encode`, where that is known already
+    about: what a reader has to know before it restores anything; plain values, also as `encode` gave them
+    tree:  also as `flatten` gave it
 
     Returns its folder. Raises NotPlain for what a state cannot hold, StoreError if the disk refuses; the states that
     were there are then as they were.
@@ -79,9 +76,8 @@ def write_state(
             crc, size = write_tensors(file, each, digest=Crc32())
             file.flush()
             os.fsync(file.fileno())
-        head = (
-            f'"version": {VERSION}, "about": {encoded or encode(dict(about))}, "tree": {encode_plain(values)}'
-        )
+        facts = about if isinstance(about, str) else encode(dict(about))
+        head = f'"version": {VERSION}, "about": {facts}, "tree": {encode_plain(values)}'
         text = f'{{{head}, "crc32": "{crc}", "bytes": {size}}}'
         text = f'{{"digest": "{_digest(text)}", {text[1:]}'
         with open(aside / STATE, "xb") as file:

@@ -59,10 +59,10 @@ def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
     spec, action = hook.spec, hook.spec.action
     alone = "use compute.strategy=none"
     if action.draws and not action.draws_by_row:
-        what = f"{action.action_name} draws numbers for the rows of a batch, and each rank would draw others"
+        what = f"{action.action_name} may draw random numbers for the rows of a batch, and each rank would draw others"
         yield "action", what, alone
     if action.draws and spec.keys.tokens is not None:
-        what = f"{action.action_name} draws numbers for positions, and other ranks have other positions"
+        what = f"{action.action_name} may draw random numbers for positions, and other ranks have other positions"
         yield "tokens", what, alone
     if action.scope == "together":
         what = f"{action.action_name} takes all rows of the batch together, and each rank has its own"

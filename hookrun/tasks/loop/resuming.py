@@ -174,7 +174,8 @@ class Resuming:
                 if self._run_dir.ranks.several:
                     tree[RANKS] = self._of_ranks(tree, sums)
                 clock = self._hooks.clock
-                write = partial(self._write, {"epoch": clock.epoch, "step": clock.step}, *self._about)
+                at = encode({"epoch": clock.epoch, "step": clock.step})
+                write = partial(self._write, f'{self._about[:-1]}, "at": {at}}}')
                 if self._run_dir.ranks.is_main:
                     self.behind.write(flatten(tree), write, soon=behind)
         except NotPlain as error:
@@ -185,14 +186,9 @@ class Resuming:
         self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
         self._spent += self._cost
 
-    def _write(self, at: Mapping[str, int], about: Mapping[str, Any], encoded: str, tree: Flat) -> None:
+    def _write(self, about: str, tree: Flat) -> None:
         self._run_dir.sync()
-        path, keep, encoded = (
-            self._run_dir.path,
-            self._checkpoint.keep,
-            f'{encoded[:-1]}, "at": {encode(at)}}}',
-        )
-        write_state(path, {**about, "at": at}, tree, keep=keep, encoded=encoded)
+        write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
 
     def _of_ranks(self, tree: Mapping[str, Any], sums: Mapping[str, Average]) -> list[RankState]:
         """What every rank holds that may differ from the others."""
@@ -205,10 +201,9 @@ class Resuming:
         return gathered_trees(self._run_dir.ranks, mine)
 
     @cached_property
-    def _about(self) -> tuple[dict[str, Any], str]:
-        """What each state is of, and the same as JSON."""
-        found = about(self._ready, self._run_dir.path)
-        return found, encode(found)
+    def _about(self) -> str:
+        """What each state is of, as JSON."""
+        return encode(about(self._ready, self._run_dir.path))
 
 
 def results_of(ready: Ready, run_dir: RunDir) -> Results:
