@@ -43,6 +43,9 @@ enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
 EDIT_RANGE(edit_floats, float)
 EDIT_RANGE(edit_doubles, double)
 
+/* OpenMP's function that runs a task in all threads of the caller's pool and waits for them, as GCC names it. */
+typedef void (*Parallel)(void (*task)(void *), void *data, unsigned threads, unsigned flags);
+
 typedef struct {
     const Edit *edits;
     int count, wide;
@@ -64,12 +67,41 @@ static void *edit_share(void *given)
     return 0;
 }
 
-/* Write the edits of x, n elements of float64 (`wide`) or float32, into out, which is x or other memory. */
-void edit(const Edit *edits, int count, int wide, const char *x, char *out, int64_t n, int threads)
+/* Each thread takes the next share until none is left, however many threads there are. */
+typedef struct {
+    const Share *shares;
+    int count, next;
+} Work;
+
+static void edit_shares(void *given)
 {
-    Share shares[MOST_THREADS];
+    Work *work = given;
+    int each;
+    while ((each = __atomic_fetch_add(&work->next, 1, __ATOMIC_RELAXED)) < work->count)
+        edit_share((void *)(work->shares + each));
+}
+
+static void edit_in_new_threads(Share *shares, int count)
+{
     pthread_t started[MOST_THREADS];
     int running[MOST_THREADS] = {0};
+    for (int each = 1; each < count; each++)
+        running[each] = !pthread_create(started + each, 0, edit_share, shares + each);
+    for (int each = 0; each < count; each++)
+        if (!running[each])
+            edit_share(shares + each);
+    for (int each = 1; each < count; each++)
+        if (running[each])
+            pthread_join(started[each], 0);
+}
+
+/* Write the edits of x, n elements of float64 (`wide`) or float32, into out, which is x or other memory.
+
+   threads:  so many at most
+   parallel: gives a task to the threads that torch computes with; 0: threads are started */
+void edit(const Edit *edits, int count, int wide, const char *x, char *out, int64_t n, int threads, Parallel parallel)
+{
+    Share shares[MOST_THREADS];
     int64_t blocks = (n + BLOCK - 1) / BLOCK;
     if (threads > blocks / BLOCKS_OF_A_THREAD)
         threads = (int)(blocks / BLOCKS_OF_A_THREAD);
@@ -81,12 +113,10 @@ void edit(const Edit *edits, int count, int wide, const char *x, char *out, int6
         int64_t first = blocks * each / threads * BLOCK, last = blocks * (each + 1) / threads * BLOCK;
         Share share = {edits, count, wide, x, out, first, last < n ? last : n};
         shares[each] = share;
-        running[each] = each && !pthread_create(started + each, 0, edit_share, shares + each);
     }
-    for (int each = 0; each < threads; each++)
-        if (!running[each])
-            edit_share(shares + each);
-    for (int each = 0; each < threads; each++)
-        if (running[each])
-            pthread_join(started[each], 0);
+    if (threads > 1 && parallel) {
+        Work work = {shares, threads, 0};
+        parallel(edit_shares, &work, 0, 0); /* a smaller number would end threads of the pool */
+    } else
+        edit_in_new_threads(shares, threads);
 }

@@ -17,8 +17,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hookrun.actions.arithmetic import AddNumber, Arithmetic, ClampBetween, MultiplyBy
 from hookrun.kernels import SWITCH, NoLibrary
+from hookrun.kernels.torch_threads import parallel
 
 _DTYPES = (torch.float32, torch.float64)
+_PROCESS, _pool = os.getpid(), parallel()
+"""A process that is forked from this one does not have its threads."""
 _is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 
 
@@ -53,8 +56,8 @@ def _edits(functions: Sequence[Arithmetic], dtype: torch.dtype) -> Any:
 
 def _run(library: ctypes.CDLL, edits: Any, x: Tensor, out: Tensor) -> None:
     wide = x.dtype is torch.float64
-    threads = torch.get_num_threads()
-    library.edit(edits, len(edits), wide, x.data_ptr(), out.data_ptr(), x.numel(), threads)
+    threads, pool = torch.get_num_threads(), _pool if os.getpid() == _PROCESS else None
+    library.edit(edits, len(edits), wide, x.data_ptr(), out.data_ptr(), x.numel(), threads, pool)
 
 
 @cache
@@ -67,7 +70,7 @@ def _library() -> ctypes.CDLL | None:
 
         loaded = ctypes.CDLL(str(library(Path(__file__).with_name("edits.c"))))
         pointer, number = ctypes.c_void_p, ctypes.c_int
-        loaded.edit.argtypes = (pointer, number, number, pointer, pointer, ctypes.c_int64, number)
+        loaded.edit.argtypes = (pointer, number, number, pointer, pointer, ctypes.c_int64, number, pointer)
         loaded.edit.restype = None
         _require_same_bits(loaded)
     except (NoLibrary, OSError, AttributeError) as error:  # the last: what it does not hold

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from hookrun.actions.stats import Statistic
 from hookrun.kernels import SWITCH, NoLibrary
+from hookrun.kernels.torch_threads import parallel
 
 NAMES: tuple[str, ...] = get_args(Statistic)
 """Every statistic, in the order of `Statistic` in statistics.c."""
@@ -57,7 +58,7 @@ class _Kernel:
 
     def __init__(self, path: Path) -> None:
         self._exchange = _exchange()
-        self._parallel = _parallel()
+        self._parallel = parallel()
         self._library = ctypes.PyDLL(str(path))
         make = self._library.measuring
         make.restype = ctypes.py_object
@@ -137,20 +138,6 @@ def _exchange() -> int:
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     address: int = pointer(wrapper.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
     return address
-
-
-def _parallel() -> int | None:
-    """The address of the function that gives a task to the threads that torch computes with; None: it is not known.
-
-    These wait busily for a while after each of torch's operations, so that threads beside them would find no free core.
-    """
-    if not torch.backends.openmp.is_available():
-        return None
-    try:
-        function = ctypes.PyDLL(torch._C.__file__).GOMP_parallel  # of the libraries that torch is linked with
-    except (OSError, AttributeError):
-        return None
-    return ctypes.cast(function, ctypes.c_void_p).value
 
 
 def _require_right(kernel: _Kernel) -> None:

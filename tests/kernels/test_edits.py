@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import hookrun
 from hookrun.actions.arithmetic import AddNumber, Arithmetic, ClampBetween, MultiplyBy
 from hookrun.kernels import edits
 from hookrun.kernels.edits import edited
+from hookrun.kernels.torch_threads import parallel
 from hookrun.runtime import in_parts
 
 needs_compiler = pytest.mark.skipif(edits._library() is None, reason="nothing could be compiled here")
@@ -53,8 +56,9 @@ def test_each_element_is_that_of_one_edit_after_the_other(
             torch.randn(size, dtype=dtype),
         ):  # NaN of every kind, then usual numbers
             x[: len(SPECIAL)] = torch.tensor(SPECIAL, dtype=dtype)[:size]
-            for threads in (1, 3):
+            for threads, pool in ((1, None), (3, None), (3, parallel())):
                 monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+                monkeypatch.setattr(edits, "_pool", pool)
                 for functions in (*((each,) for each in EACH), CHAIN):
                     wanted, out = one_after_the_other(functions, x), torch.empty_like(x)
                     assert edited(functions, x, out) and same_bits(out, wanted), (size, functions)
@@ -62,6 +66,27 @@ def test_each_element_is_that_of_one_edit_after_the_other(
                     version = mine._version
                     assert edited(functions, mine, mine) and same_bits(mine, wanted)
                     assert mine._version > version
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_edits_without_the_threads_that_it_does_not_have() -> None:
+    x, before = torch.randn(3_000_001), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        here, there = torch.empty_like(x), torch.empty_like(x)
+        assert edited(CHAIN, x, here)  # torch's threads are there from now on
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                signal.alarm(60)  # OpenMP would wait forever for threads of the parent
+                code = int(not edited(CHAIN, x, there) or there.numpy().tobytes() != here.numpy().tobytes())
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
 
 
 @needs_compiler
