@@ -39,42 +39,43 @@ class Arithmetic(ABC):
         """Its operands for a tensor of float32 or float64: a factor or a summand and 0, or two bounds."""
 
 
-class MultiplyBy(Arithmetic):
-    """x * factor."""
+class _ByNumber(Arithmetic):
+    """By one number, which is rounded to the dtype of the tensor."""
+
+    def __init__(self, number: float) -> None:
+        self._number, self._tensors = number, scalars(number)
+
+    def operand(self, kind: dtype) -> Tensor | float:
+        """The number as torch is given it for a tensor of this dtype."""
+        return self._tensors.get(kind, self._number)
+
+    def numbers(self, kind: dtype) -> tuple[float, float]:
+        """The number."""
+        return self._tensors[kind].item(), 0.0
+
+
+class MultiplyBy(_ByNumber):
+    """x * number."""
 
     operation = Operation.MULTIPLY
 
-    def __init__(self, factor: float) -> None:
-        self._factor, self._tensors = factor, scalars(factor)
-
     def __call__(self, x: Tensor, out: Tensor) -> object:
         """Write it."""
         import torch
 
-        return torch.mul(x, self._tensors.get(x.dtype, self._factor), out=out)
-
-    def numbers(self, kind: dtype) -> tuple[float, float]:
-        """The factor."""
-        return self._tensors[kind].item(), 0.0
+        return torch.mul(x, self.operand(x.dtype), out=out)
 
 
-class AddNumber(Arithmetic):
-    """x + value."""
+class AddNumber(_ByNumber):
+    """x + number."""
 
     operation = Operation.ADD
 
-    def __init__(self, value: float) -> None:
-        self._value, self._tensors = value, scalars(value)
-
     def __call__(self, x: Tensor, out: Tensor) -> object:
         """Write it."""
         import torch
 
-        return torch.add(x, self._tensors.get(x.dtype, self._value), out=out)
-
-    def numbers(self, kind: dtype) -> tuple[float, float]:
-        """The summand."""
-        return self._tensors[kind].item(), 0.0
+        return torch.add(x, self.operand(x.dtype), out=out)
 
 
 class ClampBetween(Arithmetic):

@@ -53,7 +53,7 @@ class Traced:
             self.open = torch.tensor(False, device=_device(site))
             self.reschedule()
         self._counts = _Counting(site, holds_in, self.fired, self.open)
-        self._edited = _Edit(site, path, self.open)
+        self._edited = _TracedEdit(site, path, self.open)
         always = self._edited.is_plain and all(holds_in.values())
         # Neither refers to this object: a cycle would keep the model until Python's collector comes.
         self.fire = (_fire_always if always else _fire_as_scheduled)(self._counts, self._edited)
@@ -88,7 +88,7 @@ class _Counting:
         return True
 
 
-class _Edit:
+class _TracedEdit:
     """The value after a site's action, which comes into force where `is_open` is true or None.
 
     is_plain: the action is a function of one tensor, on the whole value, that is always in force
@@ -119,11 +119,11 @@ class _Edit:
         return new if self._open is None else torch.where(self._open, new, old)
 
 
-def _fire_as_scheduled(counts: _Counting, edited: _Edit) -> Callable[[Any], Any]:
+def _fire_as_scheduled(counts: _Counting, edited: _TracedEdit) -> Callable[[Any], Any]:
     return lambda value: edited(value) if counts() else value
 
 
-def _fire_always(counts: _Counting, edited: _Edit) -> Callable[[Any], Any]:
+def _fire_always(counts: _Counting, edited: _TracedEdit) -> Callable[[Any], Any]:
     """The same in few names: at each call of a graph torch looks again at every one that was read for it."""
     function, fired = edited.function, counts.fired
 
