@@ -32,9 +32,8 @@ def all_finite(values: Iterable[Tensor]) -> bool:
     ]
     if len(usual) == len(every):  # in most runs on a CPU, where a step may take a millisecond
         wrong = torch.zeros((), dtype=torch.float32, device="cpu")
-        with suppress(
-            RuntimeError
-        ):  # memory that the fused test does not take, as that of an expanded tensor
+        # An error comes of memory that the fused test does not take, as that of an expanded tensor.
+        with suppress(RuntimeError):
             torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
             return not wrong.item()
     alike = dict[tuple[torch.device, torch.dtype], list[Tensor]]()
