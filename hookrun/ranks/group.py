@@ -132,7 +132,7 @@ class RankGroup(Ranks):
         try:
             return self._found_cause(error)
         except Exception:
-            first = str(error).strip().splitlines()[0]
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
             return RankFailed(f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact: {first}")
 
     def _found_cause(self, error: BaseException) -> RankFailed:
