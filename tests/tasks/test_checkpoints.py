@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -104,9 +105,9 @@ def test_the_states_of_short_epochs_are_put_off_but_for_the_first_two(
         monkeypatch.setattr(resuming, "_FREELY", 0)
 
         def counted(
-            run: Any, about: Any, *args: Any, saved: Any = saved, write: Any = write, **options: Any
+            run: Any, about: str, *args: Any, saved: Any = saved, write: Any = write, **options: Any
         ) -> Any:
-            saved.append(about["at"]["step"])
+            saved.append(json.loads(about)["at"]["step"])
             return write(run, about, *args, **options)
 
         with monkeypatch.context() as patch:
