@@ -156,6 +156,9 @@ def _not_a_name(override: Override, names: list[str]) -> Problem:
 
 def no_such_config(path: str, asked: Composition) -> Problem:
     """The problem of a config that is not in the config folders, such as ``model/resnet19``."""
+    if "/" in path and is_config_name(path, asked):
+        hint = "give the name of a file in a config folder; --config-dir adds a folder"
+        return Problem("--config-name", f"found the path {asked.config_name!r}, expected a name", hint)
     group, _, name = path.rpartition("/")
     top = path.partition("/")[0]
     if top not in ("hydra", path):  # what is wrong may be a folder inside the group
@@ -177,6 +180,11 @@ def no_such_config(path: str, asked: Composition) -> Problem:
     there_are = f"there are: {listed(alike, 40)}; " if near.startswith("did you mean") else ""
     hint = f"{there_are}looked in {', '.join(str(folder / group) for folder in folders)}"
     return Problem(group or "--config-name", f"there is no {name!r}; {near}", hint)
+
+
+def is_config_name(path: str, asked: Composition) -> bool:
+    """Whether `path`, in which Hydra did not find a config, is what ``--config-name`` asked for."""
+    return path == (asked.config_name or "").lstrip("/")
 
 
 def without_header(file: str) -> Problem:
@@ -237,6 +245,8 @@ def _wrong_key(
         if override.is_add() and is_value and OmegaConf.select(cfg, key) is not None:
             return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
         adds = override.is_add() or override.is_force_add()
+        if not adds and (leaf := _leaf_above(key, cfg)) is not None:
+            return _below_a_leaf(override, leaf, cfg)
         OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
     except (ConfigKeyError, ConfigAttributeError) as error:
         if asked.repository.group_exists(key) and key not in cfg:
@@ -265,14 +275,38 @@ def _with_hooks(cfg: DictConfig, dropped: DictConfig) -> DictConfig:
 
 def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) -> Problem:
     hints = [_near(key, cfg)]
-    above = key.rpartition(".")[0]
-    if above == "train.loss" and isinstance(OmegaConf.select(cfg, above), str):
-        hints.append(f"a loss with arguments is a mapping: train.loss={{name: {cfg.train.loss}, ...}}")
-    elif key.startswith(_OPEN):
+    if key.startswith(_OPEN):
         hints.append(f"to add it: +{override.input_line}")
     if is_swept:
         hints.append(f"where only a swept experiment has it: ++{override.input_line}")
     return Problem(key, "there is no such key", "; ".join(hints))
+
+
+def _leaf_above(key: str, cfg: DictConfig) -> str | None:
+    """The part of `key` that is there and holds a value instead of keys, as `train.ema` of ``train.ema.decay``."""
+    node, above = cfg, ""
+    for part in key.split(".")[:-1]:
+        if not OmegaConf.is_dict(node) or part not in node:
+            return None
+        node, above = node[part], f"{above}.{part}" if above else part
+        if not OmegaConf.is_config(node):
+            return above
+    return None
+
+
+def _below_a_leaf(override: Override, leaf: str, cfg: DictConfig) -> Problem:
+    key, value = override.key_or_group, OmegaConf.select(cfg, leaf)
+    below = key.removeprefix(f"{leaf}.")
+    if leaf == "train.loss" and isinstance(value, str):
+        hint = f"a loss with arguments is a mapping: train.loss={{name: {value}, ...}}"
+    elif value is None and key.startswith(_OPEN):
+        hint = f"{leaf} is null; to add it: +{override.input_line}"
+    elif value is None and "." not in below:
+        whole = f"{leaf}={{{below}: {override.get_value_string()}}}"
+        hint = f"{leaf} is null; set it with all the keys that it needs: '{whole}'"
+    else:
+        hint = f"{leaf} is {'null' if value is None else repr(value)}"
+    return Problem(key, "there is no such key", hint)
 
 
 def _near(key: str, cfg: DictConfig) -> str:

@@ -14,7 +14,14 @@ from omegaconf.errors import (
     OmegaConfBaseException,
 )
 
-from hookrun.cli.check import Composition, Mistakes, no_such_config, without_header, wrong_overrides
+from hookrun.cli.check import (
+    Composition,
+    Mistakes,
+    is_config_name,
+    no_such_config,
+    without_header,
+    wrong_overrides,
+)
 from hookrun.cli.overrides import INTERPOLATION
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.interpolations import guarded
@@ -64,7 +71,9 @@ def _mistakes(error: Exception, asked: Composition | None) -> Mistakes:
 def _problem(error: Exception, asked: Composition | None) -> Problem:
     match error:
         case MissingConfigException(missing_cfg_file=str(path)) if asked:
-            if error.options is None and path != asked.config_name:
+            if is_config_name(path, asked):
+                return no_such_config(path, asked)
+            if error.options is None:
                 hint = "a defaults list holds items like `- override /model: resnet18`"
                 return Problem(_named_file(error, asked), f"Could not load {path!r}", hint)
             return no_such_config(path, asked)

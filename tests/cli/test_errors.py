@@ -56,7 +56,10 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
         (["trian.epochs=3"], ["trian.epochs: there is no such key", "did you mean 'train.epochs'?"]),
         (["train.epoch=3"], ["train.epoch: there is no such key", "did you mean 'train.epochs'?"]),
         (["lr=3"], ["lr: there is no such key", "did you mean 'train.optimizer.lr'?"]),
-        (["train.epochs.of=3"], ["train.epochs.of: there is no such key", "train.epochs holds no keys"]),
+        (["train.epochs.of=3"], ["train.epochs.of: there is no such key", "train.epochs is 10"]),
+        (["train.ema.decay=0.9"], ["train.ema.decay: there is no such key", "'train.ema={decay: 0.9}'"]),
+        (["train.ema.a.b=3"], ["train.ema.a.b: there is no such key", "train.ema is null"]),
+        (["--config-name=/a/b"], ["--config-name: found the path '/a/b', expected a name", "--config-dir"]),
         (["~trian"], ["~trian: there is no such key", "did you mean 'train'?"]),
         (["hydra.swep.dir=x"], ["hydra.swep.dir: there is no such key", "did you mean 'hydra.sweep.dir'?"]),
         (
