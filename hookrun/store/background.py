@@ -11,8 +11,6 @@ from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Generic, TypeVar
 
-from hookrun.store.files import StoreError
-
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -34,9 +32,10 @@ class Background(Generic[T]):
         self._last: _Progress | None = None
 
     def put(self, piece: T) -> None:
-        """Hand over a piece; waits while another one waits already. StoreError where no thread can be started."""
-        if self._thread is None:
-            self._start()
+        """Hand over a piece; waits while another one waits already. Where no thread can be started it is done here."""
+        if self._thread is None and not self._starts():
+            self._attempt(piece)
+            return
         if self._last is not None:
             self._last.begun.wait()
         progress = _Progress()
@@ -55,15 +54,16 @@ class Background(Generic[T]):
             self._thread.join()
             self._thread = None
 
-    def _start(self) -> None:
+    def _starts(self) -> bool:
         pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
         # a daemon: a program that ends without `stop` is not kept
         thread = Thread(target=self._run, args=(pieces,), name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the system lends no more
-            raise StoreError(f"cannot start the thread {self._name!r}: {error}") from error
+        except RuntimeError:  # the system has a limit for the threads of a process
+            return False
         self._pieces, self._thread, self._last = pieces, thread, None
+        return True
 
     def _run(self, pieces: SimpleQueue[tuple[T, _Progress] | None]) -> None:
         while (handed := pieces.get()) is not None:

@@ -10,24 +10,27 @@ from typing import Any
 import pytest
 
 from hookrun.store import background
-from hookrun.store.background import Background
-from hookrun.store.files import StoreError
+from hookrun.store.background import Background, InTwoSteps
 
 
-def test_a_thread_that_cannot_be_started_is_the_error_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_be_started_each_piece_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    made = Background[int](lambda _: None, name="hookrun captures")
+    done = list[int]()
+    plain = Background[int](done.append, name="hookrun captures")
+    steps = InTwoSteps[int, int](lambda piece: -piece, done.append, done.append, name="hookrun captures")
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refused)
-        with pytest.raises(StoreError, match="cannot start the thread 'hookrun captures': can't start new"):
+        for made in (plain, steps):
             made.put(1)
-        made.wait()
-        made.stop()
-    made.put(2)
-    made.stop()
-    assert made.error is None
+            made.put(2)
+            made.wait()
+            made.stop()
+        assert done == [1, 2, -1, -2]
+    plain.put(3)
+    plain.stop()
+    assert done[-1] == 3 and plain.error is None and steps.error is None
 
 
 def interrupted_at(line: int) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Protocol, Self, TypeVar
 
 from hookrun.store.background import Background
-from hookrun.store.files import StoreError
 
 MOST = 2**26
 """Bytes that are copied so that the run can go on; for more it waits. Three pieces may be in memory at once."""
@@ -50,10 +49,7 @@ class Behind:
             return
         self._tell()
         copy = what.copied()
-        try:
-            self._disk.put(lambda: write(copy))
-        except StoreError:  # the system lends no thread
-            write(copy)
+        self._disk.put(lambda: write(copy))
 
     def wait(self) -> None:
         """Until everything is written."""
