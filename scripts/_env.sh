@@ -15,12 +15,13 @@ contents() { printf '%s\n' "$(made_for)" "extra: $1" "$(< "$root/pyproject.toml"
 is_ready() { [[ -e $stamp && ($(< "$stamp") == "$(contents "$1")" || $(< "$stamp") == "$(contents dev)") ]]; }
 
 choose_python() {
+    local usable='import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
     for python in ${PYTHON:+"$PYTHON"} python3.13 python3.12 python3.11 python3 python; do
-        "$python" -Ic 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' &> /dev/null && return
+        "$python" -Ic "$usable" &> /dev/null && return
         [[ $python != "${PYTHON:-}" ]] || say "PYTHON=$python cannot be used; looking for another Python"
     done
-    die "needs Python 3.11 or newer, with venv (on Debian and Ubuntu: apt install python3-venv)." \
-        "Install one, or name it: PYTHON=/path/to/python3"
+    die "needs Python 3.11 or newer, with venv (on Debian and Ubuntu: apt install python3-venv)," \
+        "but not 3.14, on which Hydra does not start. Install one, or name it: PYTHON=/path/to/python3.13"
 }
 
 install() {

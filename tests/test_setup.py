@@ -27,8 +27,6 @@ case "$1 $2" in
     [ "$2" != pytest ] || echo "stdin: $(cat)" ;;
 esac
 """
-OLD_PYTHON = "#!/bin/sh\nexit 1\n"
-NEW_PYTHON = "#!/bin/sh\necho '(3, 99)'\n"
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,11 @@ def machine(bare: Machine) -> Machine:
     return bare
 
 
+def other_python(version: str) -> str:
+    """A Python of another version, as far as anybody asks."""
+    return f'#!/bin/sh\nexec "{sys.executable}" "$1" "import sys; sys.version_info = {version}; $2"\n'
+
+
 def test_each_script_parses_and_can_be_run_or_is_to_be_sourced() -> None:
     for script in SCRIPTS:
         path = ROOT / script
@@ -127,7 +130,8 @@ def test_each_script_parses_and_can_be_run_or_is_to_be_sourced() -> None:
 
 def test_the_first_python_that_can_make_an_environment_is_taken(machine: Machine) -> None:
     machine.put("python3.13", "#!/bin/sh\necho 'pyenv: python3.13: command not found' >&2\nexit 127\n")
-    machine.put("python3.12", OLD_PYTHON)
+    machine.put("python3.12", other_python("(3, 10)"))
+    machine.put("python3.11", other_python("(3, 14)"))
     done = machine.bash('choose_python; echo "$python"')
     assert (done.stdout, done.stderr, done.returncode) == ("python3\n", "", 0)
     mine = str(machine.folder / "python")
@@ -137,7 +141,7 @@ def test_the_first_python_that_can_make_an_environment_is_taken(machine: Machine
 
 
 def test_without_a_python_the_error_says_what_to_do(bare: Machine) -> None:
-    bare.put("python3", OLD_PYTHON)
+    bare.put("python3", other_python("(3, 10)"))
     done = bare.script("scripts/hookrun")
     assert (done.returncode, done.stdout) == (1, "")
     assert "needs Python 3.11 or newer, with venv (on Debian" in done.stderr and "PYTHON=" in done.stderr
@@ -186,7 +190,7 @@ def test_another_python_begins_anew(machine: Machine) -> None:
     python.unlink()
     python.symlink_to(machine.folder / "bin/other")
     assert not machine.is_ready()  # the Python that it was made with is gone
-    machine.put("other", NEW_PYTHON)
+    machine.put("other", other_python("(3, 12)"))
     assert not machine.is_ready()  # or was replaced
     machine.install()
     assert python.readlink() == machine.folder / "python"
