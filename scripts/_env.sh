@@ -49,7 +49,7 @@ make_env() {
         mkdir -p "$venv"
         echo unfinished > "$stamp"
         find "$venv/" -mindepth 1 ! -name .hookrun -delete
-        "$python" -m venv "$venv" >&2
+        "$python" -m venv "$(readlink -f -- "$venv")" >&2 # venv refuses a symbolic link
     fi
     if ! install "$1"; then
         echo "$before" > "$stamp"
