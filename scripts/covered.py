@@ -1,12 +1,15 @@
-"""What share of the package the tests run: lines and branches, by folder. See scripts/coverage."""
+"""What share of the package the tests ran: lines and branches, by folder. The last step of ``CI=1 scripts/test``."""
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from collections import Counter
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
+
+from coverage import Coverage
 
 COUNTS = {
     "lines": ("covered_lines", "num_statements"),
@@ -42,6 +45,26 @@ def table(files: dict[str, dict[str, Any]]) -> str:
     return "\n".join([head, *(row(*each) for each in sorted(folders.items())), row("all", everything)])
 
 
+def verdict(percent: float, floor: float) -> str | None:
+    """What is said of too low a total, in percent of lines and branches together; None if it is high enough."""
+    if percent >= floor:
+        return None
+    return (
+        f"the tests run {percent:.2f} % of lines and branches together, less than the {floor:g} % of fail_under "
+        "in pyproject.toml: add tests for what is new, or lower fail_under and say why in the commit"
+    )
+
+
+def main(part: bool) -> str | None:
+    """Print the table of what was measured last in this folder; ``part``: of fewer than all tests, for any total."""
+    measured = Coverage()
+    measured.load()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        percent = measured.json_report(outfile=str(report))
+        print(table(json.loads(report.read_text(encoding="utf-8"))["files"]))
+    return None if part else verdict(percent, measured.get_option("report:fail_under"))
+
+
 if __name__ == "__main__":
-    with open(sys.argv[1], encoding="utf-8") as file:
-        print(table(json.load(file)["files"]))
+    sys.exit(main(part="--part" in sys.argv[1:]))

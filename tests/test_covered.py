@@ -1,8 +1,14 @@
-"""The table of scripts/coverage: sums by folder, percentages of sums."""
+"""The table at the end of CI=1 scripts/test: sums by folder, percentages of sums, a floor for the total."""
 
 from __future__ import annotations
 
-import covered
+from pathlib import Path
+
+import pytest
+
+coverage = pytest.importorskip("coverage", reason="is in the extra dev")
+
+import covered  # noqa: E402
 
 
 def about(lines: tuple[int, int], branches: tuple[int, int]) -> dict[str, object]:
@@ -22,3 +28,26 @@ def test_percentages_are_of_the_sums_of_a_folder_and_of_all() -> None:
         ["hookrun/spec", "50.0", "25.0"],
         ["all", "52.4", "25.0"],
     ]
+
+
+def test_what_is_measured_is_printed_and_held_to_the_floor_only_if_all_tests_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.coverage.run]\nsource = ["tried"]\nbranch = true\n[tool.coverage.report]\nfail_under = 90\n'
+    )
+    (tmp_path / "tried").mkdir()
+    (tmp_path / "tried/code.py").write_text("given = 1\nif given:\n    taken = 2\nelse:\n    left = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COVERAGE_FILE", raising=False)
+    measured = coverage.CoverageData()
+    measured.add_arcs({str(tmp_path / "tried/code.py"): [(-1, 1), (1, 2), (2, 3), (3, -1)]})
+    measured.write()
+    assert covered.main(part=True) is None
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["tried", "75.0", "50.0"],
+        ["all", "75.0", "50.0"],
+    ]
+    told = covered.main(part=False)
+    assert told is not None and "66.67 %" in told and "90 % of fail_under" in told
+    assert covered.verdict(90.0, floor=90) is None
