@@ -305,9 +305,9 @@ def test_what_a_sample_or_a_tensor_has_not_is_told() -> None:
     call = ((), {"input_ids": ids})
     for keys, what in (
         ({"select": "first.pattern", "tokens": 0}, "the dimension has size 4 and the call 5 tokens"),
-        ({"select": "first", "tokens": {"position": 0, "dim": 3}}, "has no dimension 3 of tokens"),
-        ({"select": "embed", "tokens": 0, "index": "1:"}, "`index` picks of the samples"),
-        ({"select": "embed", "tokens": 0, "index": ":, 3"}, "`index` picks of the samples"),
+        ({"select": "first", "tokens": {"position": 0, "dim": 3}}, "does not have a dimension 3"),
+        ({"select": "embed", "tokens": 0, "index": "1:"}, "`index` picks samples"),
+        ({"select": "embed", "tokens": 0, "index": ":, 3"}, "`index` picks samples"),
         ({"select": "embed", "heads": 0}, "the number of heads of embed is unknown"),
         ({"select": "first", "heads": 4}, "there is no head 4 among 4"),
         ({"select": "embed", "heads": {"count": 5, "pick": 0}}, "does not hold 5 heads"),
@@ -443,5 +443,5 @@ def test_position_ids_tell_of_padding_on_the_left_where_the_call_has_no_mask() -
     assert at(0, [[0, 0, 0, 1, 2], whole], attention_mask=seen) == [(0, 0, 2), (1, 0, 6)]  # the mask decides
     packed = [[0, 1, 2, 0, 1], whole]
     assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)] and len(at("all", packed)) == 10
-    with pytest.raises(HookError, match="position_ids of the call begin again within a row"):
+    with pytest.raises(HookError, match="position_ids of the call start again within a row"):
         at(-1, packed)

@@ -256,7 +256,7 @@ def test_steering_strength_by_sample(run: Any, clean: Run) -> None:
 def test_rows_by_sample_and_an_index_that_picks_of_the_batch(run: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
-    assert "`index` picks of the batch" in said
+    assert "`index` picks rows of the batch" in said
     found = run(*BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER)
     own, theirs = found.captures["after"]["layers.1"], clean.captures["seen"]["layers.1"]
     assert_close(own[:2], theirs[:2])
