@@ -28,7 +28,7 @@ SMALL = ("compute.device=cpu", "compute.threads=1", "train.limit_batches=1", *HO
 
 
 def warm_up() -> None:
-    """Import the modules of small runs and fill Hydra's caches; no gradients, whose threads would not survive a fork."""
+    """Import the modules of small runs and fill Hydra's caches; without gradients: threads do not survive a fork."""
     import torch
     from quick_hydra import quick_hydra
     from warm_children import first_child

@@ -1,6 +1,6 @@
-"""Random models under random hooks give what hand-registered PyTorch hooks give.
+"""Random models with random hooks give the same results as with hand-registered PyTorch hooks.
 
-`python tests/semantics/test_differential.py 100000` tries so many models, from seed 0 or from the second argument on.
+`python tests/semantics/test_differential.py COUNT [SEED]` tries COUNT models, from SEED (default 0) on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Pair(nn.Module):
-    """Returns a tuple, which `Join` adds up."""
+    """Returns a tuple, which `Join` sums."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Pair(nn.Module):
 
 
 class Named(nn.Module):
-    """Returns a dict, with an entry that carries no gradient."""
+    """Returns a dict, with an entry without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Checkpointed(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes into what the module before it returned."""
+    """Writes in place into the output of the module before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class EditGradient(torch.autograd.Function):
-    """The identity, whose gradient is edited: what `output_grad` means, with a copy instead of an alias."""
+    """The identity with an edited gradient: the definition of `output_grad`, with a copy instead of an alias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, edit: Callable[[Tensor], Tensor]) -> Tensor:
@@ -254,7 +254,7 @@ class ByHand:
             self.at_step.append((parameter, act))
 
     def after_accumulation(self) -> None:
-        """What hookrun does in the last micro-batch's backward and before the optimizer's step."""
+        """Run the hooks that hookrun runs in the last micro-batch's backward and before the optimizer's step."""
         with torch.no_grad():
             for parameter, act in (*self.accumulated, *self.at_step):
                 if parameter.grad is not None:
@@ -336,14 +336,14 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def close(mine: Tensor, theirs: Tensor) -> bool:
-    """Equal but for the rounding of sums in another order."""
+    """Whether two values are equal up to the rounding of sums in another order."""
     relative, absolute = (1e-3, 1e-4) if mine.dtype == torch.float32 else (1e-9, 1e-11)
     same = torch.allclose(mine.double(), theirs.double(), relative, absolute, equal_nan=True)
     return mine.dtype == theirs.dtype and same
 
 
 def difference(seed: int) -> str | None:
-    """How hookrun and hooks by hand differ on the model of that seed, or None."""
+    """How hookrun and hooks by hand differ on the model of this seed, or None."""
     spec = spec_of(seed, model_of(seed))
     one, other = model_of(seed), model_of(seed)
     by_hand = ByHand(one, spec)
