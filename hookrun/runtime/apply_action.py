@@ -106,9 +106,8 @@ def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
-            if (
-                checked and path is None and isinstance(value, Tensor) and value.is_floating_point()
-            ):  # the common case
+            # the common case
+            if checked and path is None and isinstance(value, Tensor) and value.is_floating_point():
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
@@ -173,9 +172,8 @@ def _observer_of_all(site: PlacedHook, function: Op) -> Op:
         except PASSED_ON:
             raise
         except Exception as error:
-            if site.traced(
-                value
-            ):  # a traced value has nothing to observe, and tracing forbids some operations
+            # a traced value has nothing to observe, and tracing forbids some operations
+            if site.traced(value):
                 return value
             raise _named(site, error) from error
         return value
@@ -213,9 +211,8 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
         except PASSED_ON:
             raise
         except Exception as error:
-            if site.traced(
-                value
-            ):  # a traced value has nothing to observe, and tracing forbids some operations
+            # a traced value has nothing to observe, and tracing forbids some operations
+            if site.traced(value):
                 return value
             raise _named(site, error) from error
 

@@ -160,9 +160,8 @@ class Tracing:
         self._traced = dict[int, Traced]()
 
         def refuse() -> NoReturn:
-            from torch._dynamo.exc import (
-                TorchRuntimeError,
-            )  # loaded already, since torch._dynamo is the caller
+            # loaded already, since torch._dynamo is the caller
+            from torch._dynamo.exc import TorchRuntimeError
 
             class Uncompilable(CompileError, TorchRuntimeError):
                 """A TorchRuntimeError, so that torch passes it on unchanged to the caller of the compiled model."""

@@ -57,9 +57,8 @@ class TokensNow:
         of_gradient, passes = self._firing.of_pass, self._clock.passes
         if of_gradient is not None or passes is None:
             return of_gradient
-        if (
-            self.calls is not None and graph_task() != NO_BACKWARD
-        ):  # recomputation by activation checkpointing
+        # recomputation by activation checkpointing
+        if self.calls is not None and graph_task() != NO_BACKWARD:
             return self.calls.now.tokens
         return passes.current
 

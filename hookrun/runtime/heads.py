@@ -79,7 +79,7 @@ class HeadsPart:
             return self._seen[dims]
         if len(found) > 1:
             raise ValueError(
-                f"heads: dimensions {found} of shape {list(shape)} could all be that of the heads: say which with "
+                f"heads: dimensions {found} of shape {list(shape)} could all be the head dimension: select one with "
                 f"heads: {{pick: {list(self._heads.pick)}, dim: {found[0]}}}"
             )
         return found[0] if found else None

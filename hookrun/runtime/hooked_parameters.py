@@ -63,7 +63,7 @@ class HookedParameters:
                 listener(moves)
 
     def _require(self, path: str, parameter: nn.Parameter) -> None:
-        if all(each is not parameter for each in self._model.parameters()):  # else it has another name now
+        if all(each is not parameter for each in self._model.parameters()):  # a renamed one is still there
             raise replaced(path)
 
     def require_all(self) -> None:
@@ -94,6 +94,6 @@ def moved(parameters: Iterable[nn.Parameter], moves: Moves) -> tuple[nn.Paramete
 def replaced(path: str) -> HookError:
     """The error for a hooked parameter that was replaced, so that its hooks would do nothing."""
     return HookError(
-        f"the parameter {path} was replaced after hooks were installed on it, as to_empty and quantisation do: its "
-        "hooks would be lost; install them afterwards"
+        f"the parameter {path} was replaced after hooks were installed on it, for example by to_empty or quantization: "
+        "its hooks would be lost; install the hooks afterwards"
     )

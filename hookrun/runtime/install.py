@@ -296,7 +296,7 @@ class Installation:
         sequences = self._wiring.sequences
         shape = list(input_ids.shape)
         if input_ids.dim() != 2 or input_ids.is_floating_point():
-            raise HookrunError(f"tokens: found input_ids of shape {shape}, expected whole numbers [B, T]")
+            raise HookrunError(f"tokens: found input_ids of shape {shape}, expected integers [B, T]")
         if attention_mask is not None and (
             attention_mask.dim() != 2
             or attention_mask.shape[0] != shape[0]

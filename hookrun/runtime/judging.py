@@ -24,9 +24,8 @@ def judge(site: Any, ok: Tensor, message: str, policy: str, least: Tensor, large
     found = readable(ok)
     if found is None and site.sink.has_values and not ok.is_meta:  # the model is being traced
         return
-    if (
-        found is not None and found is not ok
-    ):  # under `torch.vmap` there is one result for each mapped element
+    # under `torch.vmap` there is one result for each mapped element
+    if found is not None and found is not ok:
         with torch._C._DisableFuncTorch():
             ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
     samples = site.clock.own_samples if site.hook_type.of_rows else None

@@ -26,9 +26,8 @@ class KeptInMemory:
     """
 
     def __init__(self, values: list[Any]) -> None:
-        append = (
-            values.append
-        )  # the functions do not refer to self: no reference cycle keeps the captures alive
+        # the functions do not refer to self: no reference cycle keeps the captures alive
+        append = values.append
         is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
         copy, first, version = lazy_clone, None, 0
 

@@ -67,4 +67,4 @@ class KeptSamples:
         return drawn[samples]
 
     def _error(self, what: str) -> HookError:
-        return HookError(f"{self._where}: it keeps some of the samples and {what}")
+        return HookError(f"{self._where}: it keeps only some samples and {what}")

@@ -133,9 +133,9 @@ class Part:
             raise IndexError(f"index {beyond[0]} is out of bounds for dimension {dim} with size {size}")
         there = [number % size for number in numbers]
         if len(set(there)) < len(there):
-            raise IndexError(f"names one position of dimension {dim} twice: its size is {size}")
+            raise IndexError(f"selects a position of dimension {dim} twice: its size is {size}")
         if self._in_order and dim == 0 and there != sorted(there):
-            raise IndexError("picks samples out of their order: let the list ascend")
+            raise IndexError("picks samples out of order: sort the list in ascending order")
         if not torch.compiler.is_dynamo_compiling():
             self._fitting.add((dim, size))
 

@@ -63,9 +63,8 @@ class ReducedGradients:
         for parameter, hook in self._hooks:
             if only is None or id(parameter) in only:
                 hooked[id(parameter)][1].append(hook)
-        for parameter, hooks in reversed(
-            hooked.values()
-        ):  # in the order of a backward pass: last layers first
+        # in the order of a backward pass: last layers first
+        for parameter, hooks in reversed(hooked.values()):
             for hook in hooks:
                 if hook.before_accumulation:
                     hook.reduced(parameter)

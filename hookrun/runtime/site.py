@@ -262,7 +262,7 @@ class PlacedHook:
         """
         name = self.spec.action.adds(self.hook_name)
         if name is None:
-            raise self._undeclared("adds a parameter", "its `adds` names none")
+            raise self._undeclared("adds a parameter", "return its name from `adds`")
         present = partial(getattr, self.module, name)
         if was_added(self.module, name):
             return present

@@ -18,7 +18,7 @@ from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
 from hookrun.actions.tensors import holds_data
-from hookrun.runtime.under_way import computes, computing
+from hookrun.runtime.direct_computation import computes, computing
 
 LARGEST = 1 << 13
 """Most elements of a small tensor; too few for torch to split a row over threads, so that the result of a row does not

@@ -19,6 +19,7 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.compiled_stats import with_compiled_stats
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared
@@ -26,7 +27,6 @@ from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.records_at_once import with_compiled_stats
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.sharded import is_sharded
 from hookrun.runtime.sharded_models import move_inside_sharding, sharded_too_early
@@ -161,9 +161,8 @@ class Wiring:
             by_module[id(modules[match.path])].append((hook, match))
 
         def visit(module: nn.Module) -> None:
-            if planned := by_module.pop(
-                id(module), None
-            ):  # apply visits a shared module once for each parent
+            # apply visits a shared module once for each parent
+            if planned := by_module.pop(id(module), None):
                 self._install_on(module, planned)
 
         self._model.apply(visit)
@@ -244,7 +243,7 @@ class Wiring:
             self._shared.closing.callback(unfollow, self._hooked)
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
-                raise HookrunError(f"{sites[0].where}: the parameter requires no gradient")
+                raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
             if self._reduced is None:
                 if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter

@@ -96,9 +96,8 @@ def _pyvene(subject: Subject, interventions: Sequence[tuple[str, Callable[..., A
     import pyvene
 
     model = subject.make()
-    if not hasattr(
-        model, "config"
-    ):  # pyvene needs one, and takes numbered children only below a named module
+    # pyvene needs one, and takes numbered children only below a named module
+    if not hasattr(model, "config"):
         model = named(model)
         interventions = [(f"net.{name}", function) for name, function in interventions]
         argument = "x"

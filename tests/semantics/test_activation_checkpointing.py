@@ -164,9 +164,8 @@ class Nested(Net):
         return self.around(super().forward, self.around(self.shared, x))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:None of the inputs have requires_grad"
-)  # from the inner region, in the first run
+# from the inner region, in the first run
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.cases("inner", MODES)
 @pytest.mark.cases("outer", MODES)
 def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner: str) -> None:
@@ -183,7 +182,7 @@ def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_checkpoint_of_the_whole_model_gives_the_results_without(mode: str) -> None:
+def test_a_checkpoint_of_the_whole_model_gives_the_results_without_checkpointing(mode: str) -> None:
     plain, other = nets(plainly)
     hooks = NOISE | {
         "once": {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}

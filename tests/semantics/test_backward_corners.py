@@ -102,9 +102,8 @@ def test_every_module_of_a_resnet18_in_training_can_be_hooked_at_once(action: di
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm()  # type: ignore[union-attr, operator]
     assert len(hooks.fired) == len(list(model.modules()))
     for (_, path), count in hooks.fired.items():
-        assert count == (
-            2 if path.startswith("layer") and path.endswith("relu") else 1
-        )  # used twice in each block
+        # used twice in each block
+        assert count == (2 if path.startswith("layer") and path.endswith("relu") else 1)
     if action["action"] == "capture":
         assert_close(hooks.captures["h"][""][0]["grad_input"], found[0])
 
@@ -236,7 +235,7 @@ def test_an_edit_that_finds_only_a_none_gradient_is_reported() -> None:
     with hookrun.hooked(
         model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
     ) as hooks:
-        model(X).sum().backward()  # the first module's input requires no gradient
+        model(X).sum().backward()  # the first module's input does not require a gradient
     assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
 

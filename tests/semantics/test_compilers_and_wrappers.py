@@ -206,7 +206,7 @@ def test_all_hooks_that_cannot_be_compiled_are_reported_at_once(model: nn.Module
     assert len(caught.value.errors) == len(REFUSED)
 
 
-def test_a_compiled_model_is_refused(model: nn.Module) -> None:
+def test_hooks_on_a_compiled_model_are_refused(model: nn.Module) -> None:
     hook = {"h": POINTWISE["scale"]}
     with pytest.raises(hookrun.CompileError, match="already compiled module"):
         hookrun.compile(hook, torch.compile(model, backend="eager"))
@@ -249,16 +249,17 @@ def test_data_parallel_is_refused_with_advice(model: nn.Module) -> None:
 EXPORTABLE = [name for name in POINTWISE if "grad" not in name and name != "freeze"]
 
 
-@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # what `linear` reads
+# `linear` reads the module's arguments.
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", EXPORTABLE)
-def test_an_exported_program_has_the_hooks_baked_in(model: nn.Module, name: str, strict: bool) -> None:
+def test_an_exported_program_contains_the_hooks(model: nn.Module, name: str, strict: bool) -> None:
     bare = model(INPUT)
     with hookrun.hooked(model, {"h": POINTWISE[name]}), torch.no_grad():
         expected = model(INPUT)
         program = torch.export.export(model.eval(), (INPUT,), strict=strict)
     torch.testing.assert_close(program.module()(INPUT), expected)
-    assert (expected - bare).norm() > 1e-3 or name == "linear"  # which computes what the layer computes
+    assert (expected - bare).norm() > 1e-3 or name == "linear"  # `linear` computes the same as the layer
 
 
 def test_a_distributed_wrapper_takes_the_hooks_of_the_model_inside(model: nn.Module, tmp_path: Any) -> None:

@@ -126,7 +126,7 @@ def test_an_added_parameter_is_in_the_state_dict_until_it_is_uninstalled() -> No
     with pytest.raises(RuntimeError, match=r"act\.offset_bias"):
         net().load_state_dict(with_it)
     again = net()
-    with hookrun.hooked(again, spec):  # and back into a model with the same hooks
+    with hookrun.hooked(again, spec):  # a model with the same hooks loads it
         again.load_state_dict(with_it)
 
 

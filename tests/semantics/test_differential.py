@@ -190,11 +190,11 @@ class ByHand:
         self.parameters = dict(model.named_parameters())
         self.at_step: list[tuple[nn.Parameter, Callable[[Tensor], Tensor]]] = []
         self.accumulated: list[tuple[nn.Parameter, Callable[[Tensor], Tensor]]] = []
-        for kind in ("forward_pre", "forward"):  # edits first, then what watches the final output
+        for kind in ("forward_pre", "forward"):  # edits first, then hooks on the final output
             for name, hook in spec.items():
                 if hook["hook"] == kind:
                     self.on_module(name, hook)
-        for name, hook in reversed(spec.items()):  # the outermost node meets the gradient first
+        for name, hook in reversed(spec.items()):  # the outermost node sees the gradient first
             if hook["hook"] == "output_grad":
                 self.on_module(name, hook)
         for name, hook in spec.items():
@@ -285,13 +285,13 @@ def spec_of(seed: int, model: nn.Module) -> dict[str, dict[str, Any]]:
         )
         select = rng.choice(modules if on_module else parameters)
         if select in inside_checkpoint and kind == "output_grad":
-            continue  # by hand it is seen at the recomputation; tests/semantics/test_activation_checkpointing.py
+            continue  # a hook by hand fires in the recomputation; see test_activation_checkpointing.py
         action = rng.choice(["capture", *EDITS])
         keys = EDITS[action][0] if action in EDITS else {}
         if action == "add_bias" and not on_module:
             action, keys = "scale", EDITS["scale"][0]
         if action == "add_bias" and kind == "forward_pre" and "inner" in select:
-            action, keys = "scale", EDITS["scale"][0]  # a keyword argument of no dimensions
+            action, keys = "scale", EDITS["scale"][0]  # the keyword argument is a 0-dimensional tensor
         spec[f"h{number}"] = {"select": select, "hook": kind, "action": action, **keys}
     return spec
 

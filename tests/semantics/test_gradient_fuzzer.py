@@ -249,7 +249,7 @@ def compare(seed: int) -> str:
     if factor == 1:
         if kind == "output_grad":
             assert all(map(torch.equal, found, plain)), "an observer changes nothing"
-        # the gradients of a call's tensors come in another order there
+        # there the gradients of a call arrive in another order
         assert_close(in_order(captured(hooks, hooked)), in_order(seen))
     return "same"
 

@@ -44,9 +44,9 @@ def step(model: nn.Module) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_was_there_before() -> None:
+def _freeze_existing_objects() -> None:
     """Freeze the objects that exist already, so that the collector does not traverse them before each test."""
-    step(net())  # what torch makes once
+    step(net())  # torch creates some objects only once
     gc.collect()
     gc.freeze()
 

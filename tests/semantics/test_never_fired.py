@@ -41,9 +41,8 @@ def test_a_hook_on_the_out_proj_of_attention_is_reported() -> None:
     found = inactive(model, watched(["", "out_proj"]), lambda m: m(X, X, X))
     assert found == [("h", "out_proj", NEVER)]
     gradients = watched("out_proj", "grad")
-    assert (
-        inactive(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
-    )  # its parameters do train
+    # its parameters do train
+    assert inactive(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
 
 
 class Direct(nn.Module):

@@ -85,7 +85,7 @@ def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
             model(torch.ones(1, 2))
         for target in hook.matches:
             count = calls.get(id(names[target.path]), 0)
-            for name in target.names:  # whichever name is asked for
+            for name in target.names:  # under each of its names
                 assert hooks.fired["h", name] == count
                 if count:
                     assert len(hooks.captures["h"][name]) == count
@@ -165,9 +165,8 @@ def test_a_gradient_has_the_call_number_of_its_forward() -> None:
     model.first.register_forward_hook(lambda _m, _a, output: output.register_hook(gradients.append) and None)
     with hookrun.hooked(model, spec) as hooks:
         model(torch.ones(1, 2)).square().sum().backward()
-    assert_close(
-        hooks.captures["h"]["first"], [gradients[1]]
-    )  # of three: the middle one is the middle one backwards
+    # the second of three calls is also second in the backward
+    assert_close(hooks.captures["h"]["first"], [gradients[1]])
 
 
 def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:

@@ -45,7 +45,7 @@ def closure_of(model: nn.Module, optimizer: Optimizer, clip: bool) -> Callable[[
 
 @each_optimizer
 @pytest.mark.parametrize("keyword", [False, True], ids=["positional", "keyword"])
-def test_a_closure_s_gradients_are_clipped_as_by_hand(
+def test_the_gradients_of_a_closure_are_clipped_as_by_hand(
     make: Callable[[Any], Optimizer], keyword: bool
 ) -> None:
     def trained(by_hand: bool) -> tuple[Tensor, list[float]]:
@@ -114,7 +114,7 @@ def test_installing_in_one_thread_does_not_break_a_step_in_another() -> None:
         try:
             while not stop.is_set():
                 optimizer.step()
-        except BaseException as error:  # for the main thread to see
+        except BaseException as error:  # the main thread reports it
             errors.append(error)
 
     thread = threading.Thread(target=step)

@@ -82,7 +82,7 @@ def declared(kind: str, names: Sequence[str], **more: dict[str, Any]) -> dict[st
 
 @pytest.mark.cases("order", list(itertools.permutations(EDITS)))
 @pytest.mark.cases("kind", KINDS)
-def test_declaration_order_is_registration_order(kind: str, order: tuple[str, ...]) -> None:
+def test_hooks_fire_in_declaration_order_like_registered_hooks(kind: str, order: tuple[str, ...]) -> None:
     by_hand, model = net(), net()
     for name in order:
         register(by_hand, kind, EDITS[name])
@@ -92,7 +92,7 @@ def test_declaration_order_is_registration_order(kind: str, order: tuple[str, ..
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "backward_pre", "backward"])
-def test_a_lower_priority_is_prepend(kind: str) -> None:
+def test_a_lower_priority_fires_first_like_prepend(kind: str) -> None:
     by_hand, model = net(), net()
     register(by_hand, kind, EDITS["double"])
     register(by_hand, kind, EDITS["raise"])

@@ -284,7 +284,7 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, on prototypes and deprecated layouts
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about prototypes and old layouts
 @pytest.mark.cases("budget", [None, 10**6])
 @pytest.mark.cases("kind", KINDS)
 def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None:

@@ -48,7 +48,7 @@ def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: t
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
-def test_the_user_s_own_hooks_around_an_interrupted_forward_end_too() -> None:
+def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
     model, packed = Stops(KeyboardInterrupt), list[Tensor]()
     spec = {"h": {"select": "", "hook": "saved_tensors", "action": "capture"}}
     x = X.clone().requires_grad_()
@@ -101,7 +101,7 @@ def test_calls_of_a_recursive_module_are_numbered_separately(kind: str, inside: 
     }
     spec["all"] = {"select": select, "hook": kind, "action": "capture"}
     with hookrun.hooked(model, spec) as hooks:
-        for _ in range(2):  # numbered anew in each forward
+        for _ in range(2):  # numbers start at 0 in each forward
             model(X.clone().requires_grad_()).sum().backward()
     assert [hooks.fired[f"call_{n}", select] for n in range(3)] == [2, 2, 2]
     captured = [hooks.captures[f"call_{n}"][select][0] for n in range(3)]
@@ -161,7 +161,7 @@ def test_two_threads_can_use_one_hooked_model() -> None:
 # ---- the user's own hooks on saved tensors
 
 
-def test_the_user_s_own_saved_tensor_hooks_act_after_ours() -> None:
+def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
     model, events = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), list[str]()
 
     def pack(tensor: Tensor) -> Tensor:
@@ -192,7 +192,7 @@ def test_the_user_s_own_saved_tensor_hooks_act_after_ours() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_observer_keeps_what_activation_checkpointing_saves(early: bool) -> None:
+def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early: bool) -> None:
     def alive(spec: dict[str, Any]) -> int:
         """The number of activations that still exist after the forward."""
         block = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()) for _ in range(6)))

@@ -434,10 +434,11 @@ def test_without_a_mask_position_ids_give_the_left_padding() -> None:
         return list(zip(*(column.tolist() for column in columns), strict=True))  # type: ignore[arg-type]
 
     whole = [0, 1, 2, 3, 4]
+    # padding as numbered by our data sets, and by transformers
     for padded in (
         [0, 0, 0, 1, 2],
         [1, 1, 0, 1, 2],
-    ):  # padding as numbered by our data sets, and by transformers
+    ):
         assert at([0, -1], [padded, whole]) == [(0, 0, 3), (0, 2, 5), (1, 0, 6), (1, 4, 10)]
         assert len(at("all", [padded, whole])) == 8
     assert at(0, [whole]) == [(0, 0, 1), (1, 0, 6)]  # one row for all

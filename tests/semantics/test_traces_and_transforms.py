@@ -82,7 +82,7 @@ def draws_where_vmap_refuses_it(trace: str, edit: str) -> bool:
 EDITED = [(trace, edit) for trace in TRACES for edit in EDITS if not draws_where_vmap_refuses_it(trace, edit)]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its own tracing
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.cases(("trace", "edit"), EDITED)
 def test_edits_work_on_real_values_after_a_trace(trace: str, edit: str) -> None:
     model = net()
@@ -97,7 +97,7 @@ def test_edits_work_on_real_values_after_a_trace(trace: str, edit: str) -> None:
         assert all(isinstance(number, int) for counts in hooks.effects.values() for number in counts)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its own tracing
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.cases("observer", OBSERVERS)
 @pytest.mark.cases("trace", TRACES)
 def test_captures_and_records_can_be_read_after_a_trace(

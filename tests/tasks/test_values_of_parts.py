@@ -159,12 +159,12 @@ def test_a_list_beyond_the_tensor_is_found_before_the_run() -> None:
     """On an accelerator nothing else would say so."""
     for index, said in {
         "..., [1, 9]": "index 9 is out of bounds for dimension 1 with size 5",
-        ":, [4, -1]": "names one position of dimension 1 twice",
+        ":, [4, -1]": "selects a position of dimension 1 twice",
         ":, :, [0]": "too many indices",
     }.items():
         with pytest.raises(hookrun.CompileError, match=said):
             edited(torch.ones(2, 5), action="scale", factor=2, index=index)
-    with pytest.raises(hookrun.CompileError, match="samples out of their order"):
+    with pytest.raises(hookrun.CompileError, match="samples out of order"):
         edited(torch.ones(2, 5), action="capture", index="[1, 0]")
 
 

@@ -167,7 +167,9 @@ class HandedOn:
         self.outputs = outputs
         self.returned: Tensor | None = None
         self._version = seen._version
-        self._followed: int | None = None  # the version after the last in-place write of the output itself
+        self._followed: int | None = (
+            None  # the version at the end of the forward, if the output itself was written
+        )
         self._counter = seen.detach()
         self._counter.data = self._counter.new_empty(0)  # shares the version, not the memory
 

@@ -145,11 +145,11 @@ class ParameterHook(RegisteredHook):
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
         """Register the hook on the parameter."""
-        raise TypeError(f"{type(self).__name__} does not say how it is registered")
+        raise TypeError(f"{type(self).__name__} does not define `register`")
 
     def reduced(self, parameter: nn.Parameter) -> None:
         """Act on `parameter.grad`, which has been summed over all ranks."""
-        raise TypeError(f"{type(self).__name__} does not say what it does to a gradient of several ranks")
+        raise TypeError(f"{type(self).__name__} does not define `reduced`, for gradients of several ranks")
 
 
 def in_graph(firings: Sequence[Firing], value: Any) -> Any:

@@ -135,8 +135,8 @@ class Watched(Attached):
         def require_followed(grad: Tensor) -> None:
             if counter._version != version and not self.followed and self.hooks:
                 raise HookError(
-                    f"{self.where}: its output shares memory with its input, and was written in place where the hook "
-                    "cannot follow; hook the module before or after it, or write to a clone"
+                    f"{self.where}: its output shares memory with its input, and was written in place in a way that "
+                    "the hook cannot follow; hook the module before or after it, or write to a clone"
                 )
 
         tensor.register_hook(require_followed)
@@ -223,8 +223,8 @@ class EndOfForward(RegisteredHook):
     def views(self, module: nn.Module) -> Views:
         """The list for the views that a call of the module returns; outside a forward of the model it is not read."""
         model = self._model
-        under_way = model is not None and module is not model and any(True for _ in frames_of(model))
-        return self._pending.views if under_way else []
+        in_forward = model is not None and module is not model and any(True for _ in frames_of(model))
+        return self._pending.views if in_forward else []
 
     def follow_all(self, *_: object) -> None:
         """torch's forward hook on the root module."""

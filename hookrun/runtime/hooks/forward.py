@@ -133,7 +133,7 @@ class ForwardInParts(Forward):
 
 
 _OUTPUTS = SoleReference(
-    lambda module: module.register_forward_hook(ForwardInParts().forward),  # without edits
+    lambda module: module.register_forward_hook(ForwardInParts().forward),  # without firings: changes nothing
     SMALLEST,
 )
 

@@ -140,7 +140,7 @@ def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
         type(output) is Tensor
         and output.grad_fn is not None
         and not output._is_view()  # an in-place write would bypass tensor hooks of a view
-        and len(module._forward_hooks) == 1  # this one
+        and len(module._forward_hooks) == 1  # this hook alone
         and not _global_forward_hooks
         and not output._backward_hooks
         and not output.retains_grad

@@ -199,9 +199,8 @@ class Scopes:
     def open(self, hook: SavedTensors, idle: bool) -> None:
         """Open a scope: a hooked module's forward begins."""
         scopes = _open.scopes
-        while (
-            scopes and scopes[-1].ended
-        ):  # after KeyboardInterrupt and SystemExit torch runs no forward hooks
+        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
+        while scopes and scopes[-1].ended:
             scopes.pop().close()
         scopes.append(Scope(hook, idle, call_frame(), scopes[-1] if scopes else None, self._parameters))
 

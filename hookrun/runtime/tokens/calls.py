@@ -230,7 +230,7 @@ def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:
     return parts if len(parts) == 2 else []
 
 
-# ---- a generation under way ------------------------------------------------------------------------------------
+# ---- generation ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

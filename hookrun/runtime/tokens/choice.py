@@ -115,8 +115,8 @@ def _start(of: Pass, size: int) -> int:
         return 0
     so_far = f", {of.total} with those before it" if of.total != of.columns else ""
     raise ValueError(
-        f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the dimension of the sequence: "
-        "tokens: {…, dim: 2}, or the tensor: target"
+        f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the sequence dimension with "
+        "tokens: {…, dim: 2}, or the tensor with `target`"
     )
 
 
@@ -311,7 +311,9 @@ class _Columns:
     def _of_span(self, name: str, strict: bool) -> Tensor:
         if name not in self._of.spans:
             there = list(self._of.spans)
-            hint = nearest(name, there) if there else "the data names none: set hooks.spans before each batch"
+            hint = (
+                nearest(name, there) if there else "the data has no spans: set hooks.spans before each batch"
+            )
             raise ValueError(f"tokens: there is no span {name!r}: {hint}")
         bounds = self._of.spans[name]
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
