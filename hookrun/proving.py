@@ -1,4 +1,4 @@
-"""Checks that a plan fits, by one run of a copy of the model (fake unless it is small) with the hooks installed."""
+"""Checks that a plan fits the model: runs a copy of it once with the hooks, with fake tensors unless it is small."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Recording(Installation):
     latest: let the link `latest` beside the directory point to it
     """
 
-    _told_at = 4
+    _stacklevel = 4
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Recording(Installation):
             self._rows.muted = before
             self.clock.step, self.clock.epoch = step, epoch
 
-    def _told_inactive(self) -> list[tuple[str, str, str]]:
+    def _inactive_to_report(self) -> list[tuple[str, str, str]]:
         if self._trains:
             return self.inactive
         specs = {hook.spec.name: hook.spec for hook in self.plan.hooks}

@@ -38,7 +38,7 @@ class Findings:
         """Remember the tensors of the first firing."""
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
-            # Detached: a tensor with its graph holds the hooks on it, and they this object, in a cycle gc cannot see.
+            # Detached: the graph of a tensor refers to its hooks, and they to this object: a cycle hidden from gc.
             seen = [tensor.detach() for tensor in held(value)]
             self.captured.setdefault((site.hook_name, site.path), seen)
 

@@ -1,9 +1,9 @@
-"""Coverage-guided fuzzing of the parsers that read what strangers write: `pip install hookrun[fuzz]`.
+"""Coverage-guided fuzzing of the parsers of untrusted input. It needs `pip install hookrun[fuzz]`.
 
     python scripts/fuzz.py TARGET [CORPUS_FOLDER] [libFuzzer flags, such as -max_total_time=600]
 
-TARGET is one of selector, index, target, schedule, expect, yaml, sweep, spec or record. A find is any exception but the
-one that the parser raises for a mistake; libFuzzer writes the input into a file `crash-…`.
+TARGET is one of selector, index, target, schedule, expect, yaml, limits, sweep, spec or record. A finding is any
+exception other than the one that the parser raises for a mistake; libFuzzer writes its input into a file `crash-…`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FOLDER = Path(tempfile.mkdtemp(prefix="hookrun-fuzz-"))
 
 
 def plain(text: str) -> Any:
-    """The text as JSON, which is what structured inputs are made of; as itself where it is not JSON."""
+    """The value of a JSON text, for parsers of structured input; the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -41,24 +41,24 @@ def plain(text: str) -> Any:
 
 
 def select(text: str) -> None:
-    """A selector, parsed."""
+    """Parse a selector."""
     parse_selector(plain(text))
 
 
 def schedule(text: str) -> None:
-    """`when`."""
+    """Parse a schedule: `when`."""
     When.model_validate(plain(text))
 
 
 def yaml_file(text: str) -> None:
-    """A spec file."""
+    """Load a spec file."""
     file = FOLDER / "spec.yaml"
     file.write_text(text, encoding="utf-8", errors="replace")
     api.load_spec(file)
 
 
 def sweep(text: str) -> None:
-    """Hydra's section of a config file."""
+    """Check Hydra's section of a config file."""
     content = plain(text)
     wrong_choices(content, "experiment", "file")
     wrong_settings(content, ["model"])
@@ -69,12 +69,12 @@ def sweep(text: str) -> None:
 
 
 def spec(text: str) -> None:
-    """A spec as a dict."""
+    """Parse a spec given as a dict."""
     parse_spec(plain(text))
 
 
 def record(text: str) -> None:
-    """Every stored record of a run directory."""
+    """Read all stored records of a run directory."""
     names = ("plan.json", "status.json", "env.json", "model.json", "hooks.json", "captures/index.json")
     for name in names:
         file = FOLDER / "run" / name
@@ -100,7 +100,7 @@ TARGETS: dict[str, Callable[[str], object]] = {
 
 
 def main() -> None:
-    """Fuzz the target that the first argument names until libFuzzer's flags end it."""
+    """Fuzz the target in the first argument until libFuzzer's limits are reached."""
     if len(sys.argv) < 2 or sys.argv[1] not in TARGETS:
         sys.exit(f"{__doc__}\nTARGET is one of {', '.join(TARGETS)}")
     read = TARGETS[sys.argv.pop(1)]

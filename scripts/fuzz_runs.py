@@ -1,7 +1,7 @@
-"""Damages a good run directory at random, and reads what is left in every way that hookrun has.
+"""Damages a valid run directory at random and reads it with all functions of hookrun that read run directories.
 
-``python scripts/fuzz_runs.py 5000 [SEED]``: each reading must end with a result or a HookrunError, soon and within
-bounded memory. What does otherwise is printed with its number, which makes the same directory again.
+``python scripts/fuzz_runs.py 5000 [SEED]``: each function must return a result or raise a HookrunError, within limits
+of time and memory. Any other exception is printed with a number, which as SEED reproduces the directory.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from hookrun.store.run_dir import RunDir
 from hookrun.store.verify import verify
 
 HANGS = 120
-"""Seconds of one reading after which it is taken to hang."""
+"""Seconds after which one reading counts as hanging."""
 
 
 @dataclass
 class Outcome:
-    """What came of reading a directory.
+    """The results of reading a directory.
 
-    unexpected: reading -> an exception that is not a HookrunError
-    refused:    reading -> the HookrunError
-    slowest:    seconds of processor time that the slowest reading took, and which it was
+    unexpected: reading -> its exception, if that is not a HookrunError
+    refused:    reading -> its HookrunError
+    slowest:    (seconds of processor time, name) of the slowest reading
     """
 
     unexpected: dict[str, BaseException] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Outcome:
 
 
 def good_run(path: Path) -> Path:
-    """A finished run that holds every kind of file: records, captures, predictions, checkpoints, Hydra's own."""
+    """Make a finished run with all kinds of files: records, captures, predictions, checkpoints, Hydra's own."""
     hooks = {
         "seen": "{select: [layers.1, fc], hook: forward, action: capture, when: {mode: eval}}",
         "norms": "{select: '**', hook: optimizer_step_pre, action: stats, of: [norm]}",
@@ -85,7 +85,7 @@ def good_run(path: Path) -> Path:
 
 
 def damage(folder: Path, draw: random.Random) -> str:
-    """Change one to three things at random; returns what was done."""
+    """Make one to three random changes; returns a description of them."""
     return "; ".join(_damage_once(folder, draw) for _ in range(draw.choice((1, 1, 1, 2, 3))))
 
 
@@ -199,7 +199,7 @@ def _slots(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def read_everything(folder: Path) -> Outcome:
-    """Read a run directory in every way."""
+    """Call all functions that read a run directory."""
     found = Outcome()
     readings: dict[str, Callable[[Run], object]] = {
         **{name: _attribute(name) for name in _ATTRIBUTES},
@@ -260,18 +260,18 @@ def _hangs(signal_number: int, frame: FrameType | None) -> None:
 
 
 def reset_peak() -> None:
-    """Begin to measure `peak` anew."""
+    """Reset the peak that `peak` measures."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak() -> int:
-    """The most memory that this process held since `reset_peak`, in bytes."""
+    """The peak memory of this process since `reset_peak`, in bytes."""
     text = Path("/proc/self/status").read_text()
     return int(text.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def main(count: int, seed: int = 0) -> int:
-    """Damage and read so many directories; the number of unexpected exceptions."""
+    """Damage and read `count` directories; returns the number of unexpected exceptions."""
     total = Counter[str]()
     slowest = (0.0, "", "")
     with tempfile.TemporaryDirectory() as temporary:
@@ -288,7 +288,7 @@ def main(count: int, seed: int = 0) -> int:
             for name, error in outcome.unexpected.items():
                 print(f"{number}: {done}: {name}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             total["unexpected"] += len(outcome.unexpected)
-            total["directories with an error that says so"] += bool(outcome.refused)
+            total["directories with a HookrunError"] += bool(outcome.refused)
             slowest = max(slowest, (*outcome.slowest, f"{number}: {done}"))
             most = max(most, (peak() - base, f"{number}: {done}"))
             shutil.rmtree(folder.parent)

@@ -1,7 +1,7 @@
-"""The joint table: every action on every hook type that carries it, and what comes of it in each way to train.
+"""The joint table: for every action on every hook type, the result in each way to train, compared with one process.
 
-The rows come from the registries, the cells from what hookrun itself says before a run. tests/ranks/test_joint_table.py
-trains every cell and holds what the table says: "equal" is measured, "differs" and "refused" are what the plan says.
+The rows come from the registries, the cells from hookrun's own checks before a run. tests/ranks/test_joint_table.py
+trains every cell and checks the table: "equal" is measured, "differs" and "refused" are reported by the plan.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "scale": [{"factor": 0.5}],
     "stats": [{}],
 }
-"""With which parameters each action stands in the table; an action that is not here is an error."""
+"""The parameters of each action in the table; a missing action is an error."""
 
 ELSEWHERE = {("python", "apply"): {"function": "hookrun.examples:shrink"}}
-"""Other parameters on one hook type."""
+"""(action, hook type) -> other parameters for this hook type."""
 
 
 @dataclass(frozen=True)
 class Column:
     """One way to train.
 
-    ranks:        how many processes there are
-    sharded:      they divide the parameters (fully_shard), or each has the whole model (DDP)
-    parts:        micro-batches of a step
-    checkpointed: activations of a block are computed once more in the backward pass
-    compiled:     by torch.compile
+    ranks:        the number of processes
+    sharded:      fully_shard divides the parameters over the ranks; False: each rank has the whole model (DDP)
+    parts:        micro-batches per step
+    checkpointed: with activation checkpointing of a block
+    compiled:     with torch.compile
     """
 
     name: str
@@ -90,7 +90,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """One hook."""
+    """One hook on the block's first layer."""
 
     action: str
     hook: str
@@ -98,22 +98,22 @@ class Row:
 
     @property
     def name(self) -> str:
-        """As the table shows it."""
+        """The action as the table shows it."""
         return f"`{self.action}`" + (" (trainable)" if self.parameters.get("trainable") else "")
 
     @property
     def spec(self) -> dict[str, Any]:
-        """The hooks of the row, as an experiment has them."""
+        """The `hooks` section of an experiment."""
         return {"h": {"select": "block.0", "hook": self.hook, "action": self.action, **self.parameters}}
 
     @property
     def of_rows(self) -> bool:
-        """Whether it sees a rank's own rows of the batch."""
+        """Whether the hook sees the rank's own rows of the batch."""
         return HOOK_TYPES[self.hook].of_rows
 
 
 class Network(nn.Module):
-    """A block and a head; checkpointed: the block's activations are computed once more in the backward pass."""
+    """A block and a head. checkpointed: with activation checkpointing of the block."""
 
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ class Network(nn.Module):
 
 
 def rows() -> Iterator[Row]:
-    """Every action on every hook type that carries it with these parameters. KeyError where an action has none."""
+    """Every action on every hook type that allows it with its parameters. KeyError for an action without parameters."""
     for action, kind in actions().items():
         for parameters in PARAMETERS[action]:
             params = kind.model_validate(parameters)
@@ -150,7 +150,7 @@ def _planned(row: Row) -> tuple[nn.Module, ResolvedPlan]:
 
 
 def says(row: Row, column: Column) -> tuple[str, str]:
-    """What hookrun says of the hook before a run: equal, differs or refused, and why."""
+    """hookrun's verdict before a run, equal, differs or refused, and the reason."""
     model, plan = _planned(row)
     compute = Compute(strategy=column.strategy, compile=column.compiled)
     settings = Settings.model_construct(compute=compute, train=Train())
@@ -169,7 +169,7 @@ def says(row: Row, column: Column) -> tuple[str, str]:
 
 
 def joint_table() -> str:
-    """The table in Markdown, with the reasons below it."""
+    """The table in Markdown, followed by the numbered reasons."""
     reasons = dict[str, int]()
 
     def cell(row: Row, column: Column) -> str:

@@ -1,4 +1,4 @@
-"""Trains every row of the joint table in some of its columns, as one of the ranks, and writes down what came of it."""
+"""Trains every row of the joint table in columns with several ranks, as one of the ranks, and writes the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ STEPS, BATCH = 2, 5
 
 
 def trained(row: Row, column: Column, rank: int, *, sharded_first: bool = False) -> dict[str, Any]:
-    """What a few steps leave: weights, firings, captures and records."""
+    """Train a few steps; returns weights, firings, captures and records.
+
+    sharded_first: shard the model before the hooks are installed
+    """
     model = Network(checkpointed=column.checkpointed)
     plan = hookrun.compile({"hooks": row.spec}, model)
     wrap = Fsdp(wrap=parse_selector("block"))
@@ -51,10 +54,7 @@ def trained(row: Row, column: Column, rank: int, *, sharded_first: bool = False)
                 x = torch.randn(BATCH, 6, generator=torch.Generator().manual_seed(10 * step + part))
                 inputs = x[mine.start : mine.stop].clone().requires_grad_()
                 before = [(each, each.grad) for each in model.parameters()] if reduced is not None else []
-                for (
-                    parameter,
-                    _,
-                ) in before:  # as a run of several ranks does it, which sums in place of the mean
+                for parameter, _ in before:  # as in a run with several ranks, which sums instead of averaging
                     parameter.grad = None
                 (call(inputs).square().sum() / (BATCH * column.parts)).backward()
                 if reduced is not None:
@@ -78,12 +78,12 @@ def _listed(tensor: Tensor) -> Any:
 
 
 def _rounded(record: dict[str, Any]) -> dict[str, Any]:
-    """Without what rounding changes."""
+    """The record with floats rounded to three digits, so that the order of sums does not matter."""
     return {key: float(f"{each:.3g}") if isinstance(each, float) else each for key, each in record.items()}
 
 
 def column_of(column: Column, rank: int) -> dict[str, Any]:
-    """Row -> what came of it; of those that are refused nothing is tried."""
+    """Row number -> its result or its error; rows that are refused in this column are left out."""
     found = dict[str, Any]()
     for number, row in enumerate(rows()):
         if says(row, column)[0] == REFUSED:
@@ -96,7 +96,7 @@ def column_of(column: Column, rank: int) -> dict[str, Any]:
 
 
 def sharded_before(rank: int) -> dict[str, Any]:
-    """The same where the model was sharded before hooks were installed: what comes of it, or why it is refused."""
+    """The same with the model sharded before the hooks are installed: row number -> its result or its refusal."""
     column, found = next(each for each in COLUMNS if each.sharded), dict[str, Any]()
     for number, row in enumerate(rows()):
         if row.hook not in (

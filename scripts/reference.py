@@ -1,4 +1,4 @@
-"""The tables of README.md and the pages on actions and ranks, from the code."""
+"""Writes the tables of README.md and of the pages on actions and ranks from the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[1] / "conf" / "hooks"
 
 
 def hook_types() -> str:
-    """When each hook type fires, and what its action sees."""
+    """A table of the hook types: when each fires, and what its action sees."""
     return _table(
         ("hook", "fires", "the action"),
         ((f"`{name}`", kind.fires, f"sees {kind.sees}") for name, kind in HOOK_TYPES.items()),
@@ -26,7 +26,7 @@ def hook_types() -> str:
 
 
 def action_table() -> str:
-    """What each action does, its parameters with their defaults, and the hook types that carry it."""
+    """A table of the actions: what each does, its parameters with their defaults, and its hook types."""
     return _table(
         ("action", "what it does", "parameters", "hook types"),
         (
@@ -37,7 +37,7 @@ def action_table() -> str:
 
 
 def selectors() -> str:
-    """The forms of a selector."""
+    """A table of the selector forms."""
     return _table(("form", "matches"), ((f"`{form}`", meaning) for form, meaning in reference_rows().items()))
 
 
@@ -54,7 +54,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def ranks() -> str:
-    """What comes of every action on every hook type in several processes, sharded and compiled."""
+    """A table of all actions on all hook types: which are equal, differ or are refused in several processes."""
     from joint_table import joint_table
 
     return joint_table()
@@ -69,7 +69,7 @@ PAGES: Mapping[str, Mapping[str, Callable[[], str]]] = {
 
 
 def updated(text: str, tables: Mapping[str, Callable[[], str]] = TABLES) -> str:
-    """A text with each table between its markers as the code has it now. Raises ValueError where markers lack."""
+    """The text with each table between its markers replaced. Raises ValueError if markers are missing."""
     for name, table in tables.items():
         begin, end = f"<!-- reference: {name} -->", f"<!-- end of reference: {name} -->"
         if text.find(end) < text.find(begin) or begin not in text:
@@ -93,7 +93,7 @@ def _page(name: str, action: type[Action]) -> str:
 
 
 _PARAMETER = re.compile(r"^(\w+): +(.*(?:\n .*)*)", re.MULTILINE)
-"""In a docstring a parameter and its meaning, whose further lines are indented."""
+"""A parameter and its meaning in a docstring; further lines of the meaning are indented."""
 
 
 def _meanings(action: type[Action], found: Mapping[str, str]) -> str:
@@ -150,12 +150,10 @@ def _carriers(action: type[Action]) -> str:
 
 
 def main() -> int:
-    """Bring the pages up to date, or with ``--check`` say whether they are."""
+    """Update the pages; with ``--check`` only print whether they are current. Returns the exit code."""
     parser = argparse.ArgumentParser(description="Write the reference tables into the pages of a checkout.")
     parser.add_argument("root", type=Path)
-    parser.add_argument(
-        "--check", action="store_true", help="change nothing; exit with 1 where a page is stale"
-    )
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if a page is stale")
     args = parser.parse_args()
     stale = 0
     for name, tables in PAGES.items():

@@ -1,8 +1,8 @@
-"""Two small pictures for the README, from real runs: the page of a run and the page of a sweep, in .github/.
+"""Takes two small screenshots for the README, of the reports of a real run and a real sweep, and puts them in .github/.
 
     scripts/screenshots
 
-They need Chromium, Pillow and playwright.
+It needs Chromium, Pillow and playwright.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hookrun.cli import main
 
 OUT = Path(__file__).resolve().parent.parent / ".github"
 LARGEST = 150_000
-"""Bytes of a picture."""
+"""The most bytes that a picture may have."""
 SHARED = ("compute.device=cpu", "compute.threads=1", "seed=0")
 RUN = (
     "train.epochs=4",
@@ -39,7 +39,7 @@ SWEEP = (
 
 
 def make(folder: Path) -> None:
-    """Run both, and take the pictures. SystemExit where a run fails."""
+    """Run both and take the screenshots. Raises SystemExit if a run fails."""
     code = main([*SHARED, *RUN, f"hydra.run.dir={folder}/run"])
     code = code or main([*SWEEP, *SHARED, f"hydra.sweep.dir={folder}/clip_fc_sweep"])
     if code:
@@ -56,7 +56,7 @@ def make(folder: Path) -> None:
 
 
 def shot(page: Any, folder: Path, top: str, name: str) -> None:
-    """The part of the page that begins at `top`, as small a file as a palette makes it."""
+    """Save a screenshot of the page from the element `top` on, with a palette so that the file is small."""
     page.goto((folder / "report.html").as_uri())
     page.evaluate("top => document.querySelector(top).scrollIntoView({behavior: 'instant'})", top)
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")

@@ -1,4 +1,4 @@
-"""Plan -> installed hooks."""
+"""Installs the hooks of a plan on a model and removes them."""
 
 from __future__ import annotations
 

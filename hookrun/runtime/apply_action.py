@@ -1,4 +1,4 @@
-"""What a hook does to a value: target, index and action of one site as a single function. The hot path."""
+"""Composes target, index and action of one site into a single function of the value. The hot path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from hookrun import containers
 from hookrun.actions.base import Action, Packed
 from hookrun.errors import HookError
-from hookrun.runtime.checkpointing import PASSING
+from hookrun.runtime.checkpointing import PASSED_ON
 from hookrun.runtime.kept_in_memory import KeptInMemory
 from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import PlacedHook
@@ -20,13 +20,14 @@ from hookrun.spec.target import Key
 from hookrun.tensor_copies import readable
 
 Op = Callable[[Any], Any]
-"""value -> value; the same object where nothing changed."""
+"""value -> value; returns the same object if nothing changed."""
 
 
 class Composed(NamedTuple):
     """What a site does to a value.
 
-    of_new: the same, faster, for what a module has just made, or for what a tensor hook is given; or None
+    of_new: a faster version for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
+            hooks; or None
     """
 
     op: Op
@@ -34,11 +35,11 @@ class Composed(NamedTuple):
 
 
 def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
-    """Everything that happens to a value at a site but for the schedule.
+    """Everything that happens to a value at a site, except for the schedule.
 
-    targeted: the value is what `target` points into; False: it is the target already
+    targeted: apply `target` to the value; False: the value is the target already
 
-    An op raises HookrunError only: whatever else goes wrong in an action becomes a HookError that names the hook.
+    An op raises only HookrunError: any other exception of an action becomes a HookError that names the hook.
     """
     action, keys = site.spec.action, site.spec.keys
     function = function_of(site)
@@ -56,7 +57,7 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
 
 
 def function_of(site: PlacedHook) -> Op:
-    """The action's function, on the part that `index`, `tokens` and `heads` name."""
+    """The action's function, applied to the part that `index`, `tokens` and `heads` select."""
     action, part = site.spec.action, site.part
     function = action.build(site)
     checked = not action.observes and action.scope == "tensor"
@@ -66,7 +67,7 @@ def function_of(site: PlacedHook) -> Op:
 
 
 def _of_the_same_form(function: Op) -> Op:
-    """The function; the result's shape, dtype and device are checked at each firing."""
+    """The function with a check of each result: ValueError if it differs in shape, dtype or device."""
 
     def edit(old: Tensor) -> Any:
         new = function(old)
@@ -82,15 +83,13 @@ def _require_same_form(old: Tensor, new: Any) -> None:
 
 
 def _returned() -> ValueError:
-    """What an observer returned would be lost without a word."""
+    """The error for an observer that returns a value, which would be lost silently."""
     return ValueError("the action declares `observes = True` and returns a value")
 
 
 def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
     clock, takes = site.clock, _taken_by(site.spec.action)
-    checked = (
-        False  # the form of the first result; `computes_anew` is for actions that need it at each firing
-    )
+    checked = False  # shape and dtype of the first result; with `computes_anew` each result is checked
 
     def edit_tensor(tensor: Tensor) -> Tensor:
         nonlocal checked
@@ -107,9 +106,8 @@ def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
     def edit(value: Any) -> Any:
         site.fired += 1
         try:
-            if (
-                checked and path is None and isinstance(value, Tensor) and value.is_floating_point()
-            ):  # nearly always
+            # the common case
+            if checked and path is None and isinstance(value, Tensor) and value.is_floating_point():
                 new = function(value)
                 if clock.counting and new is not None:
                     count(site, value, new)
@@ -133,7 +131,7 @@ def _editor(site: PlacedHook, function: Op, path: tuple[Key, ...] | None) -> Op:
                 if path is None
                 else containers.put(value, path, changed)
             )
-        except PASSING:
+        except PASSED_ON:
             raise
         except Exception as error:
             raise _named(site, error) from error
@@ -157,7 +155,7 @@ def _editor_of_all(site: PlacedHook, function: Op, path: tuple[Key, ...] | None)
             left = iter(news)
             changed = containers.rebuild(member, lambda leaf: next(left) if acts_on(leaf) else leaf)
             return changed if path is None else containers.put(value, path, changed)
-        except PASSING:
+        except PASSED_ON:
             raise
         except Exception as error:
             raise _named(site, error) from error
@@ -171,10 +169,11 @@ def _observer_of_all(site: PlacedHook, function: Op) -> Op:
         try:
             if function(value) is not None:
                 raise _returned()
-        except PASSING:
+        except PASSED_ON:
             raise
         except Exception as error:
-            if site.traced(value):  # there is nothing to observe, and a trace may allow less than a run
+            # a traced value has nothing to observe, and tracing forbids some operations
+            if site.traced(value):
                 return value
             raise _named(site, error) from error
         return value
@@ -189,7 +188,7 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
     def observe(value: Any) -> Any:
         site.fired += 1
         try:
-            if plain and isinstance(value, Tensor) and value.is_floating_point():  # nearly always
+            if plain and isinstance(value, Tensor) and value.is_floating_point():  # the common case
                 firing.at = ""
                 if function(value) is not None:
                     raise _returned()
@@ -209,10 +208,11 @@ def _observer(site: PlacedHook, function: Op, path: tuple[Key, ...] | None, whol
                         raise _returned()
             site.idle += not found
             return value
-        except PASSING:
+        except PASSED_ON:
             raise
         except Exception as error:
-            if site.traced(value):  # there is nothing to observe, and a trace may allow less than a run
+            # a traced value has nothing to observe, and tracing forbids some operations
+            if site.traced(value):
                 return value
             raise _named(site, error) from error
 
@@ -228,12 +228,12 @@ def _named(site: PlacedHook, error: Exception) -> HookError:
 
 
 def acts_on(leaf: Any) -> bool:
-    """Whether it is a tensor of numbers that actions are for."""
+    """Whether it is a floating-point or complex tensor, the kind that actions apply to."""
     return isinstance(leaf, Tensor) and _numeric(leaf)
 
 
 def _taken_by(action: Action) -> Callable[[Any], bool]:
-    """Which members of a value the action acts on."""
+    """A predicate: whether the action acts on a member of a value."""
     return (lambda leaf: isinstance(leaf, Tensor)) if action.any_dtype else acts_on
 
 
@@ -242,8 +242,8 @@ def _numeric(tensor: Tensor) -> bool:
 
 
 def count(site: PlacedHook, old: Tensor, new: Tensor | Packed) -> None:
-    """Add to what the site's edits changed, without reading it yet."""
-    if isinstance(new, Tensor):  # not a saved tensor in another form
+    """Add to the site's counts of changed elements, without waiting for the device."""
+    if isinstance(new, Tensor):  # a `Packed` saved tensor is not comparable
         old, after = old.detach(), new.detach()
         if site.part is not None:
             if site.part.nothing_of(old):
@@ -286,14 +286,14 @@ def _on_part(site: PlacedHook, function: Op, part: TensorPart) -> Op:
             return None
         new = function(part.of(tensor))
         if isinstance(new, Packed):
-            raise ValueError("`index` does not go with an action that holds the whole tensor in another form")
+            raise ValueError("`index` cannot be used with an action that packs the whole tensor")
         return None if new is None else part.put(tensor, new)
 
-    return _telling_the_whole(site, edit_part) if site.needs_whole else edit_part
+    return _with_whole(site, edit_part) if site.needs_whole else edit_part
 
 
 def _observer_of_tokens(site: PlacedHook, function: Op, part: TensorPart) -> Op:
-    """An observer of whole values whose tensors have a row for each sample and position; of the same ones in all."""
+    """An observer of whole values under `tokens`; all tensors of a value must have rows for the same positions."""
 
     def observe(value: Any) -> Any:
         found = dict[int, Any]()
@@ -316,8 +316,8 @@ def _observer_of_tokens(site: PlacedHook, function: Op, part: TensorPart) -> Op:
     return observe
 
 
-def _telling_the_whole(site: PlacedHook, edit: Op) -> Op:
-    """The edit of a part, during which the site knows the tensor that the part is of."""
+def _with_whole(site: PlacedHook, edit: Op) -> Op:
+    """The edit of a part, with `site.whole` set to the whole tensor meanwhile."""
 
     def edit_within(tensor: Tensor) -> Tensor | None:
         before, site.whole = site.whole, tensor

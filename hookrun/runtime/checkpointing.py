@@ -1,7 +1,8 @@
-"""Activation checkpointing: a call that the backward pass repeats acts as it did, and is not counted again.
+"""Activation checkpointing: hooks in a recomputed call act as in the original call, and are not counted again.
 
 `torch.utils.checkpoint` runs a region a second time during the backward pass, through the same modules and their hooks.
-It says so nowhere, so the region is found on the Python stack, by the objects that torch itself identifies it with.
+torch has no API that tells a recomputation, so the region is found on the Python stack, by the objects with which torch
+itself identifies it.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ if TYPE_CHECKING:
     from hookrun.runtime.tokens.passes import Pass
 
 graph_task = torch._C._current_graph_task_id
-"""The backward pass under way in this thread, by its number; `NO_BACKWARD` where there is none."""
+"""The number of the current backward pass in this thread; `NO_BACKWARD` outside a backward pass."""
 
 NO_BACKWARD = -1
 
-PASSING = (HookrunError, checkpoint._StopRecomputationError)
-"""Exceptions that leave an action as they are: the second is how torch ends a repetition early."""
+PASSED_ON = (HookrunError, checkpoint._StopRecomputationError)
+"""Exceptions of an action that are not wrapped in a HookError; torch raises the second to end a recomputation early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Regions:
     """The checkpointed regions around a call of a module.
 
-    first:    those that run for the first time: the backward pass will repeat the call
-    repeated: the one that is being repeated, or None
+    first:    those that run for the first time: the backward pass will recompute the call
+    repeated: the one that is being recomputed, or None
     """
 
     first: tuple[object, ...]
@@ -43,12 +44,12 @@ class Regions:
 
     @property
     def keeps_graph(self) -> bool:
-        """Whether the backward pass goes through the graph of the first run, not that of the repetition."""
+        """Whether the backward pass uses the graph of the first run (non-reentrant), not that of the recomputation."""
         return isinstance(self.repeated, checkpoint._CheckpointFrame)
 
 
 def regions() -> Regions:
-    """Found by a walk up the stack, which takes a few microseconds."""
+    """The checkpointed regions around the caller; walks up the stack, which takes a few microseconds."""
     first = list[object]()
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -62,7 +63,7 @@ def regions() -> Regions:
 
 
 def _region(frame: FrameType) -> tuple[object, bool] | None:
-    """The region that one of checkpoint's own frames works for, and whether it repeats it."""
+    """The region of a frame of `torch.utils.checkpoint`, and whether the frame recomputes it, or None."""
     for value in frame.f_locals.values():
         if isinstance(value, FunctionCtx):  # reentrant
             return value, frame.f_code.co_name == "backward"
@@ -77,7 +78,7 @@ def _region(frame: FrameType) -> tuple[object, bool] | None:
 
 
 def repeating() -> Regions | None:
-    """The regions around this call where it repeats an earlier one, or None."""
+    """The regions around this call if it is a recomputation, else None."""
     if graph_task() == NO_BACKWARD:
         return None
     around = regions()
@@ -85,7 +86,7 @@ def repeating() -> Regions | None:
 
 
 def may_be_checkpointed() -> bool:
-    """Whether it is worth looking for regions: cheap, and never wrong where it says no."""
+    """Whether there may be regions around the caller: a cheap test; False is always right."""
     return (
         graph_task() != NO_BACKWARD
         or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
@@ -94,11 +95,11 @@ def may_be_checkpointed() -> bool:
 
 
 class Call(NamedTuple):
-    """Which call of a module it is.
+    """The numbers of a module call.
 
-    number: within the forward under way, from 0
+    number: within its forward of the root module, from 0
     total:  since the installation, from 0
-    tokens: the pass over the tokens that it belongs to, where a hook asks for it
+    tokens: the pass over the tokens that it belongs to; None if no hook has `tokens`
     """
 
     number: int
@@ -107,18 +108,18 @@ class Call(NamedTuple):
 
 
 class Log:
-    """The calls of one module within one region, in order, and how many of them each backward pass has repeated."""
+    """The calls of one module within one region, in order, and how many of them each backward pass has recomputed."""
 
     def __init__(self) -> None:
         self._calls = list[Call]()
         self._repeated = defaultdict[int, int](int)
 
     def append(self, call: Call) -> None:
-        """A call in the region's first run."""
+        """Add a call of the region's first run."""
         self._calls.append(call)
 
     def repeat(self) -> Call | None:
-        """The next call that the backward pass under way repeats; None where there was no such call."""
+        """The call that the current backward pass recomputes next; None if the first run had no such call."""
         position = self._repeated[graph_task()]
         self._repeated[graph_task()] += 1
         return self._calls[position] if position < len(self._calls) else None

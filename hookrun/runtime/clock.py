@@ -1,4 +1,4 @@
-"""The clock that `when` reads: step, epoch and mode of a run, and the calls of each module within one forward."""
+"""The clock that `when` reads: step, epoch and mode of a run, and module calls numbered within each forward pass."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 
 class RowsOfRank(NamedTuple):
-    """The places of a rank's rows in a batch of `whole` rows."""
+    """Which rows of a batch of `whole` rows are this rank's: `mine`."""
 
     mine: range
     whole: int
 
 
 class Moment(NamedTuple):
-    """Where a run was. counting: what edits changed was counted."""
+    """A point in the run. counting: whether edits counted their changes then."""
 
     step: int
     epoch: int
@@ -42,28 +42,29 @@ class Moment(NamedTuple):
 
 
 class _Forward(local):
-    """The number of the root module's forward that is under way in a thread, from 1."""
+    """The number of the current or latest forward of the root module in this thread, from 1; 0 before the first."""
 
     number = 0
 
 
 class Clock:
-    """Where a run is. One per installation.
+    """The position in a run. One per installation.
 
     step:         optimizer steps in training, batches otherwise; counts from 0
     epoch:        counts from 0
-    forward:      the forward of the root module that is under way in this thread
+    forward:      counts the forwards of the root module, in each thread
     accumulating: more micro-batches follow before the optimizer steps
-    counting:     count what edits change (on the logged steps)
-    rows:         this rank's rows of the batch under way; None: the batch is not split
-    stands_in:    the pass under way is for other ranks alone: nothing is observed, and no gradient is edited
-    samples:      the numbers of the samples in the batch under way, [B] int64; None: not known
-    population:   how many samples the numbers are out of; None: not known
-    last_good:    where checks that fail at once passed before
-    passes:       which tokens the calls of the model compute; None where no hook asks
+    counting:     count the elements that edits change (on the logged steps)
+    rows:         this rank's rows of the current batch; None: the batch is not split
+    stands_in:    this rank has no rows of the current batch and runs the pass only because collective operations need
+                  every rank: nothing is observed, and no gradient is edited
+    samples:      the sample numbers of the current batch, [B] int64; None: not known
+    population:   the number of samples in the data set; None: not known
+    last_good:    where checks of policy `error` passed last
+    passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     on_change:    called when step or epoch changes
 
-    In a loop of the user's own the step is that of the first optimizer that steps the model's parameters, until the
+    In a user's own loop the steps of the first optimizer that steps the model's parameters are counted, until the
     first call of `advance`.
     """
 
@@ -116,7 +117,7 @@ class Clock:
 
     @property
     def epoch(self) -> int:
-        """Passes over the data."""
+        """The number of the current epoch, from 0."""
         return self._epoch
 
     @epoch.setter
@@ -125,25 +126,23 @@ class Clock:
         self._changed()
 
     def advance(self) -> None:
-        """The step is over, says the loop; from now on it says so for each."""
-        is_counted = (
-            self._optimizer is not None and not self._counted_by_hand
-        )  # by the optimizer that was followed
+        """End the current step. From now on the loop ends each step by this method, and optimizers are ignored."""
+        counted_already = self._optimizer is not None and not self._counted_by_hand
         self._counted_by_hand = True
-        if not is_counted:
+        if not counted_already:
             self.step += 1
 
     def place(self, step: int) -> None:
-        """The loop says at which step it is; from now on it says so for each."""
+        """Set the step. From now on the loop sets it, and optimizers are ignored."""
         self._counted_by_hand = True
         if step != self._step:
             self.step = step
 
     def before(self, optimizer: Optimizer) -> None:
-        """A step begins with the forward before it: nothing to count."""
+        """Nothing to do: the step is counted after the optimizer."""
 
     def after(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
+        """Count a step, if the optimizer is the first one that stepped the model's parameters."""
         if self._counted_by_hand:
             return
         if self._optimizer is None or self._optimizer() is None:
@@ -157,17 +156,17 @@ class Clock:
 
     @property
     def own_samples(self) -> list[int] | None:
-        """The numbers of this rank's samples; None where the batch is not split, or they are not known."""
+        """The numbers of this rank's samples; None if the batch is not split, or if they are not known."""
         return None if self.rows is None or self.samples is None else self.samples.tolist()
 
     @property
     def moment(self) -> Moment:
-        """Where the run is."""
+        """The current point in the run."""
         return Moment(self._step, self._epoch, self.counting)
 
     @contextmanager
     def back_at(self, moment: Moment) -> Iterator[None]:
-        """Within the block what is recorded is recorded as of then; schedules are not asked."""
+        """Within the block records get the step and the epoch of `moment`. `on_change` is not called."""
         now = self.moment
         self._step, self._epoch, self.counting = moment
         try:
@@ -181,11 +180,11 @@ class Clock:
 
     @property
     def mode(self) -> str:
-        """``train`` or ``eval``, as the model is."""
+        """``train`` or ``eval``: the mode of the model."""
         return "train" if self.model.training else "eval"
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the run is, between two steps; of the forwards those of this thread."""
+        """The position between two steps; forwards are counted in this thread only."""
         return {
             "step": self._step,
             "epoch": self._epoch,
@@ -194,22 +193,22 @@ class Clock:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a `state_dict`."""
         self._counted_by_hand = state["by_hand"]
         self.forward.number = state["forward"]
         self.epoch = state["epoch"]
         self.step = state["step"]
 
     def loss_scale(self) -> Tensor | None:
-        """The factor that the gradient scaler has put on the loss, on its device; None without one."""
-        # get_scale() would wait for the device at each gradient
+        """The gradient scaler's factor on the loss, on its device; None without a scaler."""
+        # get_scale() would synchronize with the device for each gradient
         return None if self.scaler is None else self.scaler._scale
 
 
-class _Numbers(local):
-    """How far the calls of one module are numbered in one thread.
+class _CallNumbers(local):
+    """The last number given to a call of one module in one thread.
 
-    forward: the forward of the root module that the last call was in
+    forward: the number of the root module's forward that the last call was in
     number:  of the last call within that forward
     latest:  the last call
     """
@@ -222,10 +221,10 @@ class _Numbers(local):
 
 
 class ModuleRun:
-    """One run of a module.
+    """One execution of a module.
 
-    call:  which call it is; where activation checkpointing repeats a call, that call
-    drawn: how many random draws were made in it, by the seed of who drew
+    call:  the call it belongs to; a recomputation under activation checkpointing belongs to the original call
+    drawn: how many random draws were made in it, by the seed of the hook at this module
     """
 
     __slots__ = ("call", "drawn")
@@ -236,9 +235,9 @@ class ModuleRun:
 
 
 class Calls:
-    """Numbers the calls of one module, in each thread for itself.
+    """Numbers the calls of one module, separately in each thread.
 
-    total: how many calls there have been, repeated ones not counted
+    total: how many calls there have been, recomputations not counted
     """
 
     __slots__ = ("_here", "_logs", "_module", "_runs", "_totals", "clock", "total")
@@ -247,16 +246,15 @@ class Calls:
         self.clock = clock
         self.total = 0
         self._module: Module | None = None
-        self._here = _Numbers()
+        self._here = _CallNumbers()
         self._totals = count()
-        self._runs = dict[
-            int, ModuleRun
-        ]()  # by the identity of the frame; a finished frame's is given to another call
+        # by the id of the call's frame; Python may reuse the id of a finished frame for another call
+        self._runs = dict[int, ModuleRun]()
         self._logs = WeakKeyDictionary[object, Log]()
 
     @property
     def run(self) -> ModuleRun:
-        """The run under way around this line, or the last one in this thread."""
+        """The execution of the module that encloses this line, or else the last one in this thread."""
         if self._module is not None:
             for frame in frames_of(self._module):
                 if (found := self._runs.get(id(frame))) is not None:
@@ -265,11 +263,11 @@ class Calls:
 
     @property
     def now(self) -> Call:
-        """The call under way around this line, or the last one in this thread."""
+        """The call of the module that encloses this line, or else the last one in this thread."""
         return self.run.call
 
     def count(self, module: Module) -> None:
-        """The module is called once more; from a hook of that call."""
+        """Number a call of the module; to be called from a hook of that call."""
         self._module = module
         call = self._call()
         key, self._here.latest = id(call_frame()), ModuleRun(call)
@@ -289,13 +287,13 @@ class Calls:
         return call
 
     def state_dict(self) -> dict[str, int]:
-        """How far the calls are numbered, between two calls; within a forward those of this thread."""
+        """The last numbers, to be read between two calls; numbers within a forward are those of this thread."""
         total = next(self._totals)
         self._totals = count(total)
         return {"total": total, "number": self._here.number, "forward": self._here.forward}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on numbering from there."""
+        """Continue numbering from a `state_dict`."""
         self.go_on_from(state["total"])
         self._here.number, self._here.forward = state["number"], state["forward"]
 
@@ -308,22 +306,22 @@ class Calls:
         return Call(here.number, number, None if passes is None else passes.current)
 
     def go_on_from(self, total: int) -> None:
-        """As if there had been so many calls."""
+        """Continue numbering as after `total` calls."""
         self._totals = count(total)
         self.total = total
 
 
 _MOST_RUNS = 1024
-"""Runs that are remembered for each module: more than can be under way at once."""
+"""How many executions are remembered for each module: more than can be active at the same time."""
 
 
 def gate(
     when: When, clock: Clock, call: Callable[[], int], draw: Callable[[], float]
 ) -> Callable[[], bool] | None:
-    """A function that says whether the schedule holds now; None where it always does.
+    """A function that returns whether the schedule lets the hook fire now; None if it always does.
 
-    call: the number of the module's call within the forward
-    draw: a number from 0 to 1 for the firing under way
+    call: returns the number of the module's call within the forward
+    draw: returns a number from 0 to 1 for the current firing
     """
     if when.always:
         return None

@@ -1,6 +1,6 @@
-"""Hooks inside a compiled graph: functions of tensors alone, so that nothing compiles again while a run goes on.
+"""Hooks inside a compiled graph: functions of tensors alone, so that a run does not trigger recompilation.
 
-How often a hook fired is a tensor that the graph adds to; whether its schedule holds is a tensor that the graph reads.
+The graph adds to a tensor that counts the firings, and reads a tensor that says whether the schedule holds.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from hookrun.runtime.apply_action import acts_on, function_of
 from hookrun.runtime.site import PlacedHook
 
 tracing = torch.compiler.is_dynamo_compiling
-"""Whether torch.compile is reading the hooks, not running them."""
+"""Whether torch.compile is tracing the hooks instead of running them."""
 
 
 class InGraph(Protocol):
     """What a site does inside a graph."""
 
     def fire(self, value: Any) -> Any:
-        """The value after the action, where the schedule holds."""
+        """The value after the action, if the schedule holds; else the value."""
 
     def watch(self, tensor: Tensor) -> None:
         """Act on the gradient of the tensor."""
 
 
 class Traced:
-    """A site whose action is a function of tensors.
+    """A site inside a graph; its action is a function of tensors.
 
-    fired: how often it fired, a tensor of no dimensions; a gradient counts where its tensor was made
-    open:  whether its schedule holds at this step and epoch; None where it always does
-    fire:  gives the value after the action, where the schedule holds
+    fired: how often it fired, a 0-dimensional tensor; hooks on a gradient are counted when they are attached
+    open:  whether its schedule holds at this step and epoch, a 0-dimensional tensor; None if it always does
+    fire:  value -> the value after the action, if the schedule holds
     """
 
     def __init__(self, site: PlacedHook, *, targeted: bool) -> None:
@@ -55,11 +55,11 @@ class Traced:
         self._counts = _Counting(site, holds_in, self.fired, self.open)
         self._edited = _TracedEdit(site, path, self.open)
         always = self._edited.is_plain and all(holds_in.values())
-        # Neither refers to this object: a cycle would keep the model until Python's collector comes.
+        # Neither refers to this object: a reference cycle would keep the model until garbage collection.
         self.fire = (_fire_always if always else _fire_as_scheduled)(self._counts, self._edited)
 
     def reschedule(self) -> None:
-        """The step or the epoch is another one now."""
+        """Update the schedule tensors after a change of step or epoch."""
         if self.open is not None:
             clock = self.site.clock
             self.open.fill_(self.site.spec.keys.when.holds_at(clock.step, clock.epoch))
@@ -71,7 +71,7 @@ class Traced:
 
 
 class _Counting:
-    """Whether a site fires in the model's mode, for each of which there is a graph; counted if so."""
+    """Counts a firing and returns True, if the site fires in the model's mode. torch compiles a graph per mode."""
 
     def __init__(
         self, site: PlacedHook, holds_in: dict[bool, bool], fired: Tensor, is_open: Tensor | None
@@ -89,9 +89,9 @@ class _Counting:
 
 
 class _TracedEdit:
-    """The value after a site's action, which comes into force where `is_open` is true or None.
+    """Applies a site's action to a value; the result is used where `is_open` is true or None.
 
-    is_plain: the action is a function of one tensor, on the whole value, that is always in force
+    is_plain: the action is a function of one tensor, has no target and is always scheduled
     """
 
     def __init__(self, site: PlacedHook, path: tuple[str | int, ...] | None, is_open: Tensor | None) -> None:
@@ -124,7 +124,7 @@ def _fire_as_scheduled(counts: _Counting, edited: _TracedEdit) -> Callable[[Any]
 
 
 def _fire_always(counts: _Counting, edited: _TracedEdit) -> Callable[[Any], Any]:
-    """The same in few names: at each call of a graph torch looks again at every one that was read for it."""
+    """The same for a site without conditions, with few variables: each one becomes a guard, checked at every call."""
     function, fired = edited.function, counts.fired
 
     def fire(value: Any) -> Any:
@@ -138,7 +138,7 @@ def _fire_always(counts: _Counting, edited: _TracedEdit) -> Callable[[Any], Any]
 
 
 class Refused:
-    """A site of a plan that no graph can hold."""
+    """A site of a plan that cannot be part of a graph."""
 
     def __init__(self, refuse: Callable[[], NoReturn]) -> None:
         self._refuse = refuse
@@ -153,21 +153,22 @@ class Refused:
 
 
 class Tracing:
-    """What the sites of one installation do inside a graph."""
+    """The sites of one installation inside compiled graphs."""
 
     def __init__(self, plan: ResolvedPlan) -> None:
         self._problems = problems = uncompilable(plan)
         self._traced = dict[int, Traced]()
 
         def refuse() -> NoReturn:
-            from torch._dynamo.exc import TorchRuntimeError  # there, as it is what calls
+            # loaded already, since torch._dynamo is the caller
+            from torch._dynamo.exc import TorchRuntimeError
 
             class Uncompilable(CompileError, TorchRuntimeError):
-                """As a TorchRuntimeError it reaches the caller of the compiled model as it is."""
+                """A TorchRuntimeError, so that torch passes it on unchanged to the caller of the compiled model."""
 
-            raise Uncompilable(problems)  # and not self's: what it holds would hold it
+            raise Uncompilable(problems)  # not self._problems, which would form a reference cycle
 
-        refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run while reading, not put into a graph
+        refuse._dynamo_marked_constant = True  # type: ignore[attr-defined]  # called while tracing, not in the graph
         self._refused = Refused(refuse)
 
     def of(self, site: PlacedHook, *, targeted: bool) -> InGraph:
@@ -178,13 +179,13 @@ class Tracing:
         return traced
 
     def reschedule(self) -> None:
-        """The step or the epoch is another one now."""
+        """Update the schedule tensors after a change of step or epoch."""
         for traced in self._traced.values():
             traced.reschedule()
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What fires inside does not count."""
+        """Firings inside the block are not counted."""
         before = [(traced, traced.fired.clone()) for traced in self._traced.values()]
         try:
             yield
@@ -198,7 +199,7 @@ class Tracing:
         return 0 if traced is None else int(traced.fired)
 
     def recount(self, site: PlacedHook, fired: int) -> None:
-        """The site has fired so often inside graphs; where none can hold it now, that counts as any firing."""
+        """Set how often the site fired inside graphs; added to `site.fired` if it cannot be in a graph now."""
         traced = self._traced.get(id(site))
         if traced is None:
             site.fired += fired
@@ -207,9 +208,9 @@ class Tracing:
 
 
 def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with `change` applied to every member that is not a container, in containers that are all new.
+    """The value with `change` applied to every member that is not a container; all containers are new.
 
-    `containers.rebuild` keeps those in which nothing changed, but whether two tuples are the same can't be asked here.
+    `containers.rebuild` keeps unchanged containers, but torch.compile cannot trace its `is` comparison of tuples.
     """
     members = containers.children(value)
     if not members:
@@ -218,7 +219,7 @@ def _rebuilt(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _device(site: PlacedHook) -> torch.device:
-    """Where the module's values are, most likely: a graph whose tensors lie on several devices is slower."""
+    """The device on which the module's values most likely are: a graph with tensors on several devices is slower."""
     nearby = chain(
         site.module.parameters(), site.module.buffers(), site.clock.model.parameters(), [torch.empty(0)]
     )

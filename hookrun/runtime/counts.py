@@ -1,4 +1,4 @@
-"""How often each hook fired, and which of them did nothing."""
+"""How often each hook fired, and which hooks did nothing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from hookrun.errors import listed
 from hookrun.plan.plan import ResolvedPlan
 
 
-def what_did_nothing(inactive: Iterable[tuple[str, str, str]], shown: int = 4) -> list[str]:
-    """A line for each hook that did nothing on some modules: why, and where."""
+def describe_inactive(inactive: Iterable[tuple[str, str, str]], shown: int = 4) -> list[str]:
+    """One line for each hook that did nothing on some modules: the reasons, each with its modules.
+
+    inactive: (hook name, module path, reason)
+    shown:    how many modules are named for each reason
+    """
     by_hook = dict[str, dict[str, list[str]]]()
     for hook, path, why in inactive:
         by_hook.setdefault(hook, {}).setdefault(why, []).append(path or "(root)")
@@ -20,7 +24,7 @@ def what_did_nothing(inactive: Iterable[tuple[str, str, str]], shown: int = 4) -
 
 
 class Counts(dict[tuple[str, str], int]):
-    """(hook name, module path) -> count; a module is found under each of its names."""
+    """(hook name, module path) -> count; a shared module can be looked up by any of its names."""
 
     def __init__(self, plan: ResolvedPlan, counts: Mapping[tuple[str, str], int]) -> None:
         super().__init__(counts)

@@ -1,4 +1,4 @@
-"""Random numbers for a tensor: those of its rows, whichever rank has them."""
+"""Random numbers for a tensor; each row gets the same numbers on whichever rank it is."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ Fill = Callable[[Tensor, Generator], Tensor]
 
 
 def drawn(like: Tensor, fill: Fill, generator: Generator, rows: RowsOfRank | None) -> Tensor:
-    """A tensor in the form of `like`, filled from the generator.
+    """A tensor of the shape, dtype and device of `like`, filled from the generator.
 
-    rows:  of the batch, which `like` has; the numbers of all its rows are drawn as one process draws them, and this
-           rank's are taken: what a sample is given does not depend on the number of ranks. None: all are there
+    rows: which rows of the batch `like` has. Numbers are drawn for all rows of the batch, as in a single process, and
+          this rank's rows are returned, so that a sample's numbers do not depend on the number of ranks. None: `like`
+          has the whole batch
 
-    Raises ValueError for a tensor that does not have the batch's rows.
+    Raises ValueError if the number of rows of `like` is another one.
     """
     if rows is None:
         return fill(torch.empty_like(like), generator)

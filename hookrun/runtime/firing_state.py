@@ -1,4 +1,4 @@
-"""What belongs to the firing under way at a site, in each thread for itself."""
+"""The state of the current firing at a site, separate for each thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookrun.runtime.tokens.passes import Pass
 
 
 class FiringState(local):
-    """What belongs to the firing under way in one thread; see `PlacedHook`."""
+    """The state of the current firing in one thread; see `PlacedHook`."""
 
     within = ""
     at = ""
@@ -30,14 +30,14 @@ _CROSS_ATTENTION = re.compile(
     r"(^|\.)(EncDecAttention|encoder_attn|cross_?attention|cross_?attn)\.(.*\.)?(k|v|k_proj|v_proj|key|value)$",
     re.IGNORECASE,
 )
-"""Modules of a decoder whose values are of the encoder's tokens, as transformers calls them."""
+"""Names in transformers of the modules of a decoder whose values belong to the encoder's tokens."""
 
 
 class TokensNow:
-    """The tokens that the firing under way at a site is about.
+    """Finds the pass over the tokens that the current firing at a site belongs to.
 
     path:  of the site's module
-    calls: numbers the calls of the site's module; None: nobody asks
+    calls: numbers the calls of the site's module; None: they are not numbered
     """
 
     def __init__(self, path: str, firing: FiringState, clock: Clock) -> None:
@@ -46,26 +46,27 @@ class TokensNow:
         self._firing, self._clock = firing, clock
 
     @property
-    def of(self) -> Pass | None:
-        """The pass that the firing belongs to; None: nothing says which tokens it computes."""
-        found = self.under_way
+    def current(self) -> Pass | None:
+        """The pass whose tokens the value has: for cross-attention keys and values the encoder's; None: not known."""
+        found = self.model_pass
         return found.encoder if self._sees_encoder and found is not None and found.encoder else found
 
     @property
-    def under_way(self) -> Pass | None:
-        """That of the model's own tokens, or of its decoder's."""
+    def model_pass(self) -> Pass | None:
+        """The pass over the tokens of the model, or of its decoder; None: not known."""
         of_gradient, passes = self._firing.of_pass, self._clock.passes
         if of_gradient is not None or passes is None:
             return of_gradient
-        if self.calls is not None and graph_task() != NO_BACKWARD:  # activation checkpointing repeats a call
+        # recomputation by activation checkpointing
+        if self.calls is not None and graph_task() != NO_BACKWARD:
             return self.calls.now.tokens
         return passes.current
 
     @property
     def samples(self) -> Tensor | None:
-        """The numbers of the samples in the batch under way, [n] int64; None: not known."""
+        """The sample numbers of the current batch, [n] int64; None: not known."""
         return self._clock.samples
 
     def note(self, chosen: Chosen) -> None:
-        """The positions that the firing is about."""
+        """Store the positions that `tokens` selects in the current firing."""
         self._firing.chosen = chosen

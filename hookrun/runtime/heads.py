@@ -1,4 +1,4 @@
-"""The part of a tensor that `heads` names: of a last dimension that holds heads × width, or of one of heads."""
+"""The part of a tensor that `heads` selects: in a last dimension of size heads × width, or in a head dimension."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hookrun.spec.heads import Heads
 
 
 class HeadsPart:
-    """Some heads. Where the last dimension holds heads × width, they become two: [..., heads, width].
+    """Some heads of a tensor. A last dimension of size heads × width is split into two: [..., heads, width].
 
-    not_dim: the dimension of the sequence, which is none of heads
+    not_dim: the sequence dimension, which is never taken as the head dimension
     """
 
     def __init__(self, heads: Heads, counted: HeadCount, not_dim: int) -> None:
@@ -24,22 +24,22 @@ class HeadsPart:
         self._seen = dict[int, int | None]()
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The heads: a copy."""
+        """A copy of the heads."""
         dim, count = self._place(tensor)
         return self._part(tensor.dim(), dim).of(_apart(tensor, dim, count))
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor with `new` in the place of the heads."""
+        """A copy of the tensor in which `new` replaces the heads."""
         dim, count = self._place(tensor)
         changed = self._part(tensor.dim(), dim).put(_apart(tensor, dim, count), new)
         return changed if dim is not None else changed.flatten(-2)
 
     def nothing_of(self, tensor: Tensor) -> bool:
-        """Whether it names nothing of the tensor."""
+        """Never: there is at least one head."""
         return False
 
     def keeps_samples(self, dims: int) -> bool:
-        """Whether it has a row for each sample."""
+        """Always: heads are not rows."""
         return True
 
     def _part(self, dims: int, dim: int | None) -> Part:
@@ -51,14 +51,19 @@ class HeadsPart:
         return found
 
     def _place(self, tensor: Tensor) -> tuple[int | None, int]:
-        """The dimension of the heads, None where the last one holds heads × width; and how many heads it has."""
+        """The head dimension, or None if the last dimension holds heads × width; and the number of heads.
+
+        Raises ValueError if the tensor does not have the heads.
+        """
         dims, shape = tensor.dim(), tensor.shape
         dim = self._heads.dim if self._heads.dim is not None else self._dim(shape)
         counts = self._counted.counts
         if dim is None:
             return None, self._in_last(shape)
         if dim >= dims or shape[dim] not in counts:
-            raise ValueError(f"heads: dimension {dim} of shape {list(shape)} is not of {_text(counts)} heads")
+            raise ValueError(
+                f"heads: dimension {dim} of shape {list(shape)} is not a dimension of {_text(counts)} heads"
+            )
         return dim, shape[dim]
 
     def _dim(self, shape: Sequence[int]) -> int | None:
@@ -74,7 +79,7 @@ class HeadsPart:
             return self._seen[dims]
         if len(found) > 1:
             raise ValueError(
-                f"heads: dimensions {found} of shape {list(shape)} could all be that of the heads: say which with "
+                f"heads: dimensions {found} of shape {list(shape)} could all be the head dimension: select one with "
                 f"heads: {{pick: {list(self._heads.pick)}, dim: {found[0]}}}"
             )
         return found[0] if found else None
@@ -88,7 +93,7 @@ class HeadsPart:
             width = f" of width {counted.width}" if counted.width is not None else ""
             raise ValueError(
                 f"heads: the last dimension of shape {list(shape)} does not hold {_text(counted.counts)} heads{width}, "
-                "and no other dimension is of that size; hook the input of the output projection, or say how many "
+                "and no other dimension has that size; hook the input of the output projection, or say how many "
                 "heads this tensor has: heads: {count: …, pick: …}"
             )
         if (wrong := self._heads.misfit(fits[0])) is not None:

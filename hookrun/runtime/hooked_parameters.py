@@ -1,4 +1,4 @@
-"""The parameters that hooks are on: another one in the place of one of them is noticed, and a shard is followed."""
+"""The hooked parameters: hooks move to shards that replace them; any other replacement is an error."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from hookrun.errors import HookError
 from hookrun.runtime.sharded import is_sharded
 
 Moves = Mapping[int, nn.Parameter]
-"""The identity of a parameter -> the shards that stand in its place now."""
+"""id(parameter) -> the sharded parameter that has replaced it."""
 
 
 class HookedParameters:
-    """By path. Whoever holds parameters of its own asks to be told of moves.
+    """The hooked parameters by path. Objects that refer to parameters register a listener for moves.
 
-    Follows every optimizer: hooks on a parameter that has left the model would be lost without a word.
+    It checks the parameters before each optimizer step, since hooks on a replaced parameter would be lost silently.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -26,11 +26,11 @@ class HookedParameters:
         self._listeners = list[Callable[[Moves], None]]()
 
     def add(self, path: str, module: nn.Module, parameter: nn.Parameter) -> None:
-        """A hook is on the parameter, which the module owns."""
+        """Note that a parameter of this module is hooked."""
         self._places[path] = (module, path.rpartition(".")[2], parameter)
 
     def on_move(self, listener: Callable[[Moves], None]) -> None:
-        """Call it when parameters have been divided over the ranks since."""
+        """Call the listener when fully_shard has replaced parameters by shards."""
         self._listeners.append(listener)
 
     def __bool__(self) -> bool:
@@ -38,13 +38,13 @@ class HookedParameters:
 
     @property
     def all_there(self) -> bool:
-        """Whether every hooked parameter is in its place."""
+        """Whether every hooked parameter is still the module's parameter of that name."""
         return all(owner._parameters.get(name) is one for owner, name, one in self._places.values())
 
     def follow(self) -> None:
-        """Hooks go over to the shards that fully_shard has put in the place of parameters; between two steps.
+        """Move hooks to the shards by which fully_shard has replaced parameters. To be called between two steps.
 
-        Raises HookError where something else is there.
+        Raises HookError if a parameter was replaced by anything else.
         """
         if self.all_there:
             return
@@ -63,37 +63,37 @@ class HookedParameters:
                 listener(moves)
 
     def _require(self, path: str, parameter: nn.Parameter) -> None:
-        if all(each is not parameter for each in self._model.parameters()):  # else it has another name now
+        if all(each is not parameter for each in self._model.parameters()):  # a renamed one is still there
             raise replaced(path)
 
     def require_all(self) -> None:
-        """HookError where one is not in the model any more."""
+        """Raise HookError if a hooked parameter is no longer in the model."""
         if not self.all_there:
             for path, (owner, name, parameter) in self._places.items():
                 if owner._parameters.get(name) is not parameter:
                     self._require(path, parameter)
 
     def before(self, optimizer: Optimizer) -> None:
-        """The optimizer is about to step."""
+        """Check the parameters before an optimizer's step."""
         self.follow()
 
     def after(self, optimizer: Optimizer) -> None:
-        """The optimizer has stepped."""
+        """Nothing to do after an optimizer's step."""
 
     def clear(self) -> None:
-        """Watch nothing from now on."""
+        """Forget all parameters and listeners."""
         self._places.clear()
         self._listeners.clear()
 
 
 def moved(parameters: Iterable[nn.Parameter], moves: Moves) -> tuple[nn.Parameter, ...]:
-    """The parameters, each as what stands in its place now."""
+    """The parameters, each replaced by its shard if it was moved."""
     return tuple(moves.get(id(each), each) for each in parameters)
 
 
 def replaced(path: str) -> HookError:
-    """Why hooks on the parameter would do nothing."""
+    """The error for a hooked parameter that was replaced, so that its hooks would do nothing."""
     return HookError(
-        f"the parameter {path} was replaced after hooks were installed on it, as to_empty and quantisation do: its "
-        "hooks would be lost; install them afterwards"
+        f"the parameter {path} was replaced after hooks were installed on it, for example by to_empty or quantization: "
+        "its hooks would be lost; install the hooks afterwards"
     )

@@ -1,4 +1,4 @@
-"""Several pointwise edits of one large tensor: one compiled pass, or part by part, so that it stays in the cache."""
+"""Several pointwise edits of one large tensor: in one compiled pass, or in parts that stay in the cache."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from hookrun.kernels.edits import edited
 from hookrun.tensor_copies import functorch_level
 
 Into = Callable[[Tensor, Tensor], object]
-"""(x, out): what the edit makes of x is written into out, which may be x."""
+"""(x, out): writes the edit of x into out, which may be x itself."""
 
 SMALLEST = 1 << 20
-"""Elements of a tensor for which it pays: one that does not stay in the cache."""
-_PART = 1 << 19  # bytes for each of torch's threads: they stay in its core's cache from edit to edit
+"""Elements of the smallest tensor for which it is faster: one that does not fit into the cache."""
+_PART = 1 << 19  # bytes for each of torch's threads: they fit into the cache of a core
 
 
 def divisible(value: Any) -> bool:
-    """Whether it is a large plain tensor on the CPU whose edits nobody differentiates."""
+    """Whether it is a large plain tensor on the CPU whose edits autograd does not record."""
     return (
         type(value) is Tensor
         and value.is_cpu
@@ -34,22 +34,22 @@ def divisible(value: Any) -> bool:
         and value.is_contiguous()
         and functorch_level() is None
         and forward_ad._current_level < 0
-        and not _is_followed()
+        and not _is_intercepted()
         and not any(getattr(value, "names", ()))  # torch 2.10: the parts of such a tensor would lose them
         and holds_data(value)
     )
 
 
-def _is_followed() -> bool:
-    """Whether each operation of torch is seen by a mode, or recorded by `torch.jit.trace`."""
+def _is_intercepted() -> bool:
+    """Whether a torch mode or `torch.jit.trace` sees each operation."""
     modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
     return modes > 0 or torch._C._is_tracing()
 
 
 def in_parts(functions: Sequence[Into], x: Tensor, *, overwrite: bool = False) -> Tensor:
-    """The functions one after the other, each of which keeps the shape and dtype of what it is given.
+    """Apply the functions to x one after the other; each keeps shape and dtype. Returns the result.
 
-    overwrite: into x itself, which is returned; else into a new tensor
+    overwrite: write the result into x; else into a new tensor
     """
     new = x if overwrite else torch.empty_like(x)
     if edited(functions, x, new):

@@ -1,4 +1,4 @@
-"""Plan -> installed hooks: a context manager, and what the user reads from it."""
+"""Installs a plan's hooks as a context manager, from which the user reads captures, records and counts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hookrun.plan.graph_support import uncompilable
 from hookrun.plan.plan import ResolvedPlan
 from hookrun.runtime.clock import Clock
 from hookrun.runtime.compiled import tracing
-from hookrun.runtime.counts import Counts, what_did_nothing
+from hookrun.runtime.counts import Counts, describe_inactive
 from hookrun.runtime.hooks.base import RegisteredHook
 from hookrun.runtime.optimizers import follow, unfollow
 from hookrun.runtime.records import Memory, RecordSink
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.state import require_same_plan
-from hookrun.runtime.tokens.calls import Told
+from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -41,15 +41,18 @@ class Installation:
     records:  what print, stats and check emitted, in order: flat dicts
     fired:    (hook name, module path) -> how often
 
-    standalone: in a loop of the user's own, where nothing else counts steps and tells what hooks did: the step follows
-                the optimizer, and leaving the block warns of hooks that did nothing
-    strict:     leaving the block raises HookrunError then
-    restored:   the identities of the hooks that had changed the model when its present state was saved; what they
-                would write again is put back
-    reduced:    runs the hooks on gradients of parameters, where several ranks compute these; None: torch does
+    sink:       where captures and records go; in memory by default
+    effects:    count how many elements the edits change
+    scaler:     of mixed precision, so that hooks see unscaled gradients
+    standalone: used in the user's own loop, without hookrun's tasks: the step follows the optimizer, and leaving the
+                block warns about hooks that did nothing
+    strict:     leaving the block raises HookrunError instead of warning
+    restored:   the identities of the hooks that had changed the model when its present state was saved; they must
+                not change it a second time
+    reduced:    runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
     """
 
-    _told_at = 3  # frames from where a warning is raised to the `with` statement
+    _stacklevel = 3  # frames from where a warning is raised to the `with` statement
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class Installation:
     ) -> None:
         self._remove()
         if self._standalone and kind is None and self._model_ran():
-            self._tell_inactive()
+            self._warn_of_inactive()
 
     def _remove(self) -> None:
         unfollow(self.clock)
@@ -106,21 +109,21 @@ class Installation:
         later = (site for site in self.sites if site.hook_type.phase != "installation")
         return self._ran.ran or any(self._fired(site) for site in later)
 
-    def _tell_inactive(self) -> None:
-        lines = what_did_nothing(self._told_inactive())
+    def _warn_of_inactive(self) -> None:
+        lines = describe_inactive(self._inactive_to_report())
         if lines and self._strict:
             raise HookrunError("strict: hooks matched and did nothing\n" + "\n".join(lines))
         for line in lines:
-            warnings.warn(line, HookrunWarning, stacklevel=self._told_at)
+            warnings.warn(line, HookrunWarning, stacklevel=self._stacklevel)
 
     @property
     def sites(self) -> list[PlacedHook]:
-        """One for each hook and module or parameter."""
+        """One entry for each hook and module or parameter."""
         return self._wiring.sites
 
     @property
     def captures(self) -> Mapping[str, Mapping[str, list[Any]]]:
-        """What `capture` kept, where it was kept in memory."""
+        """Hook name -> module path -> captured values; empty where the sink writes them to disk."""
         kept = self.sink.captures if isinstance(self.sink, Memory) else {}
         return {
             hook.spec.name: Lookup(
@@ -132,12 +135,12 @@ class Installation:
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """What print, stats and check emitted, in order, where it was kept in memory."""
+        """The records of print, stats and check, in order; empty where the sink writes them to disk."""
         return self.sink.records if isinstance(self.sink, Memory) else []
 
     @property
     def fired(self) -> Counts:
-        """How often each hook fired on each module; a module is found under each of its names."""
+        """(hook name, module path) -> how often the hook fired; any name of a shared module can be used."""
         return Counts(self.plan, {(site.hook_name, site.path): self._fired(site) for site in self.sites})
 
     def _fired(self, site: PlacedHook) -> int:
@@ -145,30 +148,31 @@ class Installation:
 
     @property
     def effects(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """(hook name, module path) -> elements that edits changed, out of how many; counted with `effects=True`."""
+        """(hook name, module path) -> (changed elements, all elements) of its edits; counted with `effects=True`."""
         return {
             (site.hook_name, site.path): (int(site.changed), site.total) for site in self.sites if site.total
         }
 
     @property
     def inactive(self) -> list[tuple[str, str, str]]:
-        """(hook, module path, why) of everything that never fired, or found nothing for its action."""
+        """(hook, module path, why) of each hook that never fired there, or found no tensor for its action."""
         never = [(site.hook_name, site.path, "never fired") for site in self.sites if not self._fired(site)]
         idle = [site for site in self.sites if site.fired and site.idle >= site.fired]
         return never + [
             (site.hook_name, site.path, "fired and found no tensor for its action") for site in idle
         ]
 
-    def _told_inactive(self) -> list[tuple[str, str, str]]:
-        """What leaving the block tells: everything that did nothing."""
+    def _inactive_to_report(self) -> list[tuple[str, str, str]]:
+        """The part of `inactive` that leaving the block reports: all of it."""
         return self.inactive
 
     def state_dict(self) -> dict[str, Any]:
-        """What the hooks hold between two steps, of plain values and by hook and module path.
+        """The state of the hooks between two steps, as plain values: by hook name and module path.
 
-        That is the clock, what fired and acted how often, how far the hooks' own draws are, what budgets have left,
-        and what a check asks for. Records that wait to be read are read. Parameters that hooks added are the model's;
-        what was captured and recorded is where the sink keeps it: of a run in its files, else with this object.
+        It has the clock, how often each hook fired and acted, the positions of the hooks' random generators, what is
+        left of the `max_bytes` budgets, and whether a check asks for the end of the run. Pending records are read
+        first. Not in it: parameters that hooks added, which are in the model's state, and captures and records, which
+        the sink keeps (in the run's files, or in memory with this object).
         """
         sites = dict[str, dict[str, Any]]()
         for site in self.sites:
@@ -182,9 +186,9 @@ class Installation:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on from a state that `state_dict` gave, of hooks that are installed and have not run yet.
+        """Continue from the result of `state_dict`. The hooks must be installed and must not have run yet.
 
-        strict: HookrunError where the state is of another plan; False: what hooks and modules have in common is loaded
+        strict: raise HookrunError for the state of another plan; False: load the hooks and modules that both have
         """
         if strict:
             require_same_plan(state, self.plan.hash, ((site.hook_name, site.path) for site in self.sites))
@@ -199,18 +203,18 @@ class Installation:
 
     @property
     def mode(self) -> str:
-        """``train`` or ``eval``, as the model is."""
+        """``train`` or ``eval``: the mode of the model."""
         return self.clock.mode
 
     def compile(self, **options: Any) -> Callable[..., Any]:
-        """The hooked model as a function that `torch.compile` makes; `options` are those of torch.compile.
+        """Compile the hooked model with `torch.compile`; returns the compiled function. `options`: of torch.compile.
 
-        Plain ``torch.compile(model)`` takes a graph without these hooks, without a word, where another model of the
-        same class has been compiled before: torch does not look at hooks when it asks whether a graph fits. Here what
-        was compiled so far is forgotten (`torch._dynamo.reset`), and the graphs are this installation's own. The model
-        itself, where it is called without the function, takes torch's general way to hooks from then on.
+        Plain ``torch.compile(model)`` can silently reuse a graph without these hooks if another model of the same
+        class was compiled before, because torch's guards do not look at hooks. This method therefore discards all
+        compiled graphs (`torch._dynamo.reset`) and compiles graphs for this installation alone. Direct calls of the
+        model, without the returned function, use torch's ordinary hook dispatch from then on.
 
-        Raises CompileError with every hook that no graph can hold.
+        Raises CompileError that lists every hook that cannot be part of a compiled graph.
         """
         if problems := uncompilable(self.plan):
             raise CompileError(problems)
@@ -221,13 +225,13 @@ class Installation:
         def hooked(*args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
-        # torch keeps its graphs with the code object: each installation has one of its own
+        # torch stores its graphs by code object: each installation needs its own
         own = FunctionType(hooked.__code__.replace(), globals(), hooked.__name__, None, hooked.__closure__)
         return torch.compile(own, **options)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What fires inside does not count."""
+        """Firings inside the block are not counted."""
         counts = [(site, site.fired, site.idle, site.changed, site.total) for site in self.sites]
         with self._wiring.tracing.uncounted():
             try:
@@ -238,28 +242,28 @@ class Installation:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No hook runs in a forward inside; what `apply` hooks did to the model stays."""
+        """No hook runs in forward passes inside the block; changes by `apply` hooks stay in the model."""
         with self._wiring.paused():
             yield
 
     def follow_parameters(self) -> None:
-        """Parameters were divided over the ranks (fully_shard): their hooks go with them."""
+        """Move hooks to the shards that fully_shard has put in the place of the parameters."""
         self._wiring.follow_parameters()
 
     def step(self) -> None:
-        """The step that `when` sees is over: call it after `optimizer.step()`, or after each batch in evaluation.
+        """End the step that `when` sees: call it after `optimizer.step()`, or after each batch in evaluation.
 
-        Without it the step is that of the first optimizer that steps the model; the first call takes over.
+        As long as it has not been called, the steps of the first optimizer that steps the model are counted instead.
         """
         self.clock.advance()
 
     def epoch(self) -> None:
-        """The epoch that `when` sees is over."""
+        """End the epoch that `when` sees."""
         self.clock.epoch += 1
 
     @property
     def accumulating(self) -> bool:
-        """Set it while more micro-batches follow before a step: `post_accumulate_grad` waits for the last."""
+        """True while more micro-batches follow before the step; `post_accumulate_grad` fires on the last one only."""
         return self.clock.accumulating
 
     @accumulating.setter
@@ -268,7 +272,7 @@ class Installation:
 
     @property
     def samples(self) -> Tensor | None:
-        """The numbers [B] of the samples in the batch under way, for values that differ from sample to sample."""
+        """The sample numbers [B] of the current batch, for values that differ between samples; None: not known."""
         return self.clock.samples
 
     @samples.setter
@@ -278,19 +282,21 @@ class Installation:
         )
 
     def tokens(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> None:
-        """Which tokens the next call of the model computes, for hooks with `tokens`; before each batch.
+        """Set the tokens of the model's next call, for hooks with `tokens`; call it before each batch.
 
-        input_ids:      [B, T] whole numbers
-        attention_mask: [B, T], not 0 where a token is real and not padding; all are unless given. [B, S] with S > T
-                        where a cache holds the S - T tokens before them
+        input_ids:      [B, T] integers
+        attention_mask: [B, T], 0 for padding; by default no token is padding. [B, S] with S > T if a cache holds the
+                        S - T tokens before them
 
-        Calls of transformers models, and of others that are given `input_ids` by that name, tell it themselves. The
-        passes that then generate go on with these sequences, with a cache or with all tokens once more.
+        It is not needed for transformers models and others whose forward has an argument named `input_ids`. Later
+        passes of a generation continue these sequences, with a cache or by computing all tokens again.
+
+        Raises HookrunError for tensors of other shapes or dtypes.
         """
         sequences = self._wiring.sequences
         shape = list(input_ids.shape)
         if input_ids.dim() != 2 or input_ids.is_floating_point():
-            raise HookrunError(f"tokens: found input_ids of shape {shape}, expected whole numbers [B, T]")
+            raise HookrunError(f"tokens: found input_ids of shape {shape}, expected integers [B, T]")
         if attention_mask is not None and (
             attention_mask.dim() != 2
             or attention_mask.shape[0] != shape[0]
@@ -301,14 +307,14 @@ class Installation:
                 f"tokens: found an attention_mask of shape {found} with input_ids of shape {shape}"
             )
         if sequences is not None:
-            sequences.tell(Told.of(input_ids, attention_mask))
+            sequences.set_by_hand(CallTokens.of(input_ids, attention_mask))
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
-        """Name -> [B, 2] int64: a span of each sample in the batch under way, its first token and its end.
+        """Name -> [B, 2] int64: for each sample of the current batch the start and the end (excluded) of a span.
 
-        Both count from the sample's first real token, and the end is not part of it; a sample without the span has
-        [-1, -1]. Set it before the batch, for `tokens: {span: NAME}`.
+        Both count from the sample's first real token; a sample without the span has [-1, -1]. Set it before the
+        batch, for `tokens: {span: NAME}`.
         """
         return self._spans
 
@@ -326,7 +332,7 @@ class Installation:
 
     @property
     def population(self) -> int | None:
-        """Out of how many samples their numbers are, for `capture` with `keep: {reservoir: k}`."""
+        """The number of samples in the data set, for `capture` with `keep: {reservoir: k}`; None: not known."""
         return self.clock.population
 
     @population.setter
@@ -335,7 +341,7 @@ class Installation:
 
     @property
     def stopped(self) -> str | None:
-        """Why a check with policy `stop` asks for the end of the run, or None. It reads what checks left pending."""
+        """Why a check with policy `stop` asks for the end of the run, or None. Reads the pending records first."""
         self.sink.settle()
         return self.sink.stop
 
@@ -347,11 +353,11 @@ class Installation:
                 yield f"{owner}.{name}" if owner else name, module.get_parameter(name)
 
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that these hooks added, for an optimizer that was made before them."""
+        """The parameters that these hooks added, for an optimizer that was created before the hooks were installed."""
         return [parameter for _, parameter in self.named_parameters()]
 
     def uninstall_parameters(self) -> None:
-        """Delete the parameters that these hooks added; until then they stay in the model, are saved and trained."""
+        """Delete the parameters that these hooks added. Without it they stay in the model and its checkpoints."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):
@@ -359,7 +365,7 @@ class Installation:
 
 
 class ModelRan(RegisteredHook):
-    """Whether the model has been called since. It takes itself off at the first call, so that it costs nothing."""
+    """Records whether the model has been called. The hook removes itself at the first call, so later calls are free."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -367,7 +373,7 @@ class ModelRan(RegisteredHook):
         self._handle: RemovableHandle | None = None
 
     def watch(self, model: nn.Module) -> None:
-        """Wait for the first call."""
+        """Register the hook on the model."""
         self._handle = model.register_forward_pre_hook(self.note)
 
     def note(self, module: nn.Module, args: Any) -> None:
@@ -377,7 +383,7 @@ class ModelRan(RegisteredHook):
             self.forget()
 
     def forget(self) -> None:
-        """Wait no longer."""
+        """Remove the hook."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None

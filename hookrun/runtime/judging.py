@@ -1,4 +1,4 @@
-"""What comes of a check: a record that is read later, or an error at once."""
+"""The result of a check: a record that is read later, or an error at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from hookrun.tensor_copies import plain, readable
 
 
 def judge(site: Any, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
-    """`error` waits for the verdict and raises CheckFailed; the others leave it in a record that is read later.
+    """Judge a check: policy `error` reads the result and raises CheckFailed, the others emit a record with it.
 
-    site: the `PlacedHook` whose firing is under way
+    site:    the `PlacedHook` that is firing
+    ok:      a boolean tensor: whether the check passed
+    message: of the check, for the record
+    least, largest: the smallest and largest element of the checked tensor
     """
     found = readable(ok)
     if found is None and site.sink.has_values and not ok.is_meta:  # the model is being traced
         return
-    if found is not None and found is not ok:  # one verdict for each of what `torch.vmap` maps over
+    # under `torch.vmap` there is one result for each mapped element
+    if found is not None and found is not ok:
         with torch._C._DisableFuncTorch():
             ok, least, largest = found.all(), plain(least).min(), plain(largest).max()
     samples = site.clock.own_samples if site.hook_type.of_rows else None

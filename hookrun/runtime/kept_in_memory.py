@@ -1,4 +1,4 @@
-"""Captured values in memory: each is what the value was when it was captured."""
+"""Captured values in memory: copies that later in-place writes do not change."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from hookrun.snapshot import in_reach, snapshot
 from hookrun.tensor_copies import OF_GRADIENT, functorch_level, lazy_clone, not_exported, owned
 
 _DECIDED = torch.empty(0)
-"""Stands for a first captured value that is no longer needed."""
+"""Replaces the first captured value once it is no longer needed."""
 
 
 class KeptInMemory:
-    """Appends to a list what was captured at one module.
+    """Appends copies of the values captured at one module to a list.
 
-    Both ways to copy are right, whatever happens to the value. Copy-on-write costs next to nothing where nothing is
-    written, and more than a clone where it is (its copy runs on one thread): the first value decides. Memory that
-    others share, and views of larger memory, are always copied.
+    It copies on write or clones at once; both give the same values. Copy-on-write costs almost nothing if the value is
+    not written later, and more than a clone if it is (the copy runs on one thread). Whether the first value gets
+    written decides for all later ones. Shared memory and views of larger memory are always cloned.
     """
 
     def __init__(self, values: list[Any]) -> None:
-        append = values.append  # and nothing of self: what is kept is freed with the last reference to it
+        # the functions do not refer to self: no reference cycle keeps the captures alive
+        append = values.append
         is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
         copy, first, version = lazy_clone, None, 0
 
@@ -44,7 +45,7 @@ class KeptInMemory:
             else:
                 try:
                     append(copy(value))
-                except RuntimeError:  # as in keep_owned, which is a call more
+                except RuntimeError:  # as in keep_owned, inlined to save a call
                     append(value.detach().clone())
 
         def keep_gradient(value: Any) -> None:
@@ -56,7 +57,7 @@ class KeptInMemory:
         def keep_owned(value: Tensor) -> None:
             nonlocal copy, first, version
             if first is not _DECIDED:
-                if first is None and not value.is_inference():  # which keep no version
+                if first is None and not value.is_inference():  # inference tensors have no version
                     first, version = value.detach(), value._version
                 else:
                     copy = torch.clone if first is not None and first._version != version else lazy_clone
@@ -66,20 +67,20 @@ class KeptInMemory:
                     append(copy(value))
                     return
                 grad = is_grad_enabled()
-                set_grad_enabled(False)  # half the price of a detached alias
+                set_grad_enabled(False)  # costs half as much as a detached alias
                 try:
                     append(copy(value))
                 finally:
                     set_grad_enabled(grad)
-            except RuntimeError:  # shared memory, an allocator of another library
+            except RuntimeError:  # shared memory, or memory of another library's allocator
                 append(value.detach().clone())
 
         self.keep = keep
         """Append any value."""
         self.keep_new = keep_new
-        """Append what a module of torch's has returned: a new tensor, unless somebody has replaced torch's function."""
+        """Append the output of a torch module that returns a new tensor (unless torch's function was replaced)."""
         self.keep_gradient = keep_gradient
-        """Append a value that a tensor hook is given."""
+        """Append a gradient that a tensor hook received."""
 
     def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
         """Append any value."""

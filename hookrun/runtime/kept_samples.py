@@ -1,4 +1,4 @@
-"""Which samples of a data set a hook keeps: the same at all its modules, in every epoch and in every run."""
+"""The samples of a data set that a hook keeps: the same at all its modules, in every epoch and in every run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class KeptSamples:
-    """Every n-th sample, or so many of all that are drawn beforehand, each set of them as likely as any other.
+    """Every n-th sample (`every`), or k samples drawn uniformly without replacement beforehand (`reservoir`).
 
     where: the hook and its module, for messages
     """
@@ -30,14 +30,17 @@ class KeptSamples:
         self._drawn = dict[int, Tensor]()
 
     def rows(self, shape: Sequence[int]) -> Tensor:
-        """The places [k] int64 of the chosen samples in the batch under way, for a tensor of that shape."""
+        """[k] int64: the rows of the chosen samples in a tensor of this shape.
+
+        Raises HookError if the tensor does not have a row for each sample of the batch, or samples are not known.
+        """
         samples = self._samples()
         if not shape or shape[0] != len(samples):
             raise self._error(f"sees a tensor of shape {list(shape)} in a batch of {len(samples)}")
         return self._is_chosen(samples).nonzero().squeeze(1)
 
     def is_kept(self) -> Tensor:
-        """[B] bool: which samples of the batch under way are chosen."""
+        """[B] bool: which samples of the current batch are chosen."""
         return self._is_chosen(self._samples())
 
     def _samples(self) -> Tensor:
@@ -51,7 +54,9 @@ class KeptSamples:
             return samples % self._keep.every == 0
         population = self._clock.population
         if population is None:
-            raise self._error("does not know out of how many: set hooks.population to the number of samples")
+            raise self._error(
+                "does not know how many there are: set hooks.population to the number of samples"
+            )
         if (drawn := self._drawn.get(population)) is None:
             order = torch.randperm(population, generator=Generator().manual_seed(self._seed))
             drawn = torch.zeros(population, dtype=torch.bool).index_fill_(
@@ -62,4 +67,4 @@ class KeptSamples:
         return drawn[samples]
 
     def _error(self, what: str) -> HookError:
-        return HookError(f"{self._where}: it keeps some of the samples and {what}")
+        return HookError(f"{self._where}: it keeps only some samples and {what}")

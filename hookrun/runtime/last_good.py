@@ -1,4 +1,4 @@
-"""Where a check passed last before it failed."""
+"""The last place where a check passed before it failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Judged(NamedTuple):
-    """A tensor that a check looked at.
+    """Names a tensor that was checked.
 
     module: its path
     cls:    its class
@@ -26,16 +26,16 @@ class Judged(NamedTuple):
 
 
 def judged_at(site: Any) -> Judged:
-    """Of the firing under way at a `PlacedHook`."""
+    """The tensor that the action of a `PlacedHook` is being given."""
     clock, path = site.clock, site.within + site.at
     when = (clock.mode, clock.epoch, clock.step)
     return Judged(site.path, type(site.module).__name__, path, site.call, when)
 
 
 class LastGood:
-    """What passed each check since the pass through the model that is under way began.
+    """The tensors that passed each check in the current pass through the model.
 
-    A pass is over where its step is, or where the same tensor comes by again.
+    A new pass begins with a new step, or when the same tensor is checked again.
     """
 
     __slots__ = ("_passed",)
@@ -44,12 +44,12 @@ class LastGood:
         self._passed = dict[str, dict[Judged, None]]()
 
     def passed(self, hook: str, judged: Judged) -> None:
-        """The check found nothing wrong there."""
+        """Note that the tensor passed the check."""
         since = self._since(hook, judged)
         since[judged] = None
 
     def before(self, hook: str, judged: Judged) -> str | None:
-        """Where the check passed last before this, with its class; None: nothing came before it in the pass."""
+        """Path and class of the module where the check passed last before this tensor; None: nowhere in this pass."""
         since = self._since(hook, judged)
         return str(next(reversed(since))) if since else None
 

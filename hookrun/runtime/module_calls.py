@@ -1,9 +1,9 @@
-"""Which call of a module is under way, told by its frame on the Python stack.
+"""Identifies the current call of a module by its frame on the Python stack.
 
-That is the frame of torch's own `Module._call_impl`, or of a direct call that does without.
+It is the frame of torch's own `Module._call_impl`, or of a direct call that replaces it.
 
-A frame belongs to one call in one thread, also where a module calls itself, and it tells whether the call has ended,
-also where an exception ended it that torch runs no hook for (KeyboardInterrupt, SystemExit).
+A frame belongs to one call in one thread, even if a module calls itself. The frame also shows that the call has ended,
+even by an exception for which torch runs no hooks (KeyboardInterrupt, SystemExit).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CALL = nn.Module._call_impl.__code__
 
 
 def call_frame() -> FrameType:
-    """The frame of the innermost module call under way: in a hook, of the call that the hook runs for.
+    """The frame of the innermost current module call: in a hook, of the call for which the hook runs.
 
-    The caller's own frame where no module is being called.
+    Outside module calls it is the caller's own frame.
     """
     here = frame = sys._getframe(1)
     while frame.f_code is not _CALL and frame.f_code is not CODE:
@@ -34,19 +34,19 @@ def call_frame() -> FrameType:
 
 
 def frames_of(module: nn.Module) -> Iterator[FrameType]:
-    """The frames of the calls of this module that are under way in this thread, the innermost first."""
+    """The frames of the current calls of this module in this thread, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         if (code is _CALL or code is CODE) and frame.f_locals.get("self") is module:
             yield frame
             if code is _CALL and frame.f_back is not None and frame.f_back.f_code is CODE:
-                frame = frame.f_back  # a direct call that left it to torch
+                frame = frame.f_back  # a direct call that fell back to torch's: count it once
         frame = frame.f_back
 
 
 def finished(frame: FrameType) -> bool:
-    """Whether the call has ended, in whichever thread; the frame then holds nothing any more."""
+    """Whether the call has ended, in any thread. If so, the locals of the frame are cleared."""
     try:
         frame.clear()
     except RuntimeError:  # the frame is being executed

@@ -1,4 +1,4 @@
-"""Modules whose output is a tensor in new memory, which nobody else can have met before a forward hook does."""
+"""Modules whose output is always a tensor in new memory, to which nothing else refers when a forward hook runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAKERS: frozenset[type[nn.Module]] = frozenset(
         *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh),
     }
 )
-"""Classes of torch whose forward is one function of torch's that allocates its result, unless `inplace` is set."""
+"""torch's classes whose forward is one torch function that allocates its result, unless `inplace` is set."""
 
 
 def maker(module: nn.Module) -> Callable[..., Any] | None:

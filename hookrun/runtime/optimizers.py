@@ -1,8 +1,8 @@
-"""The steps of every optimizer in the process, for the installations that follow them.
+"""Calls installations before and after each step of any optimizer in the process.
 
-torch's global step hooks live in a dictionary that it iterates over during each step: a thread that registered one
-while another thread steps would break that step. So one pair of hooks is registered for the process, once, and does
-nothing without a follower; the followers are an immutable tuple that is exchanged as a whole.
+torch iterates over a dictionary of global step hooks during each step, so registering a hook in one thread while
+another thread steps would break that step. Therefore one pair of hooks is registered once per process; it does nothing
+without followers. The followers are an immutable tuple that is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 
 class Follower(Protocol):
-    """What an installation does at each step of an optimizer."""
+    """Called at each step of any optimizer."""
 
     def before(self, optimizer: Optimizer) -> None:
         """The optimizer is about to use the gradients."""
@@ -30,29 +30,29 @@ _changing = threading.Lock()
 
 
 def follow(follower: Follower) -> None:
-    """Tell the follower of every step from now on."""
+    """Call the follower at every step from now on."""
     global _followers
     with _changing:
         _followers = (*_followers, follower)
 
 
 def unfollow(follower: Follower) -> None:
-    """Tell it of no further step."""
+    """Stop calling the follower."""
     global _followers
     with _changing:
         _followers = tuple(each for each in _followers if each is not follower)
 
 
 def _before(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-    """torch's global pre-hook; `args` begins with the optimizer. It may return other arguments."""
+    """torch's global pre-hook; `args` begins with the optimizer. Returns changed arguments, or None for no change."""
     followers = _followers
     if not followers:
         return None
     closure = args[1] if len(args) > 1 else kwargs.get("closure")
     if closure is None:
-        _tell_before(followers, optimizer)
+        _call_before(followers, optimizer)
         return None
-    wrapped = _then(closure, lambda: _tell_before(followers, optimizer))
+    wrapped = _then(closure, lambda: _call_before(followers, optimizer))
     if len(args) > 1:
         return (args[0], wrapped, *args[2:]), kwargs
     return args, {**kwargs, "closure": wrapped}
@@ -67,7 +67,7 @@ def _then(closure: Callable[[], Any], after: Callable[[], None]) -> Callable[[],
     return run
 
 
-def _tell_before(followers: tuple[Follower, ...], optimizer: Optimizer) -> None:
+def _call_before(followers: tuple[Follower, ...], optimizer: Optimizer) -> None:
     for follower in followers:
         follower.before(optimizer)
 

@@ -1,4 +1,4 @@
-"""The values that an action takes: numbers of the configuration, tensors of files and of other runs, rows by sample."""
+"""The values of an action's parameters: numbers, tensors from files and other runs, rows that belong to samples."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hookrun.runtime.rng import Draws
 
 
 class OutsideValues:
-    """Makes of a value a function of the tensor at hand: the value in its dtype and on its device.
+    """Turns a value into a function tensor -> the value in the tensor's dtype and on its device.
 
-    hook:     whose values they are
+    hook:     the hook with the values
     where:    the hook and its module, for messages
     part:     the part of a tensor that the action acts on; None: all of it
-    draws:    of the hook, for rows of other samples
-    has_data: tensors hold real values; False in a shape check
+    draws:    the hook's random draws, for `sample: resample`
+    has_data: tensors hold real values; False in a trial run
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class OutsideValues:
         self._clock, self._draws, self._has_data = clock, draws, has_data
 
     def constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
-        """The value; its part, where it has `at: same`.
+        """A function tensor -> the value for it; with `at: same` the value's part.
 
-        given: as the configuration has it
-        value: what was read of a file or another run; None: `given` itself
+        given: the value in the configuration
+        value: the data that was read from a file or another run; None: `given` is the value itself
         """
         constant, part = self._whole_constant(given, value), self._part
         if part is None or not isinstance(given, OutsideValue) or given.at is None:
@@ -70,7 +70,7 @@ class OutsideValues:
         return constant_part
 
     def _with_token_dim(self, rows: Tensor, whole: Tensor) -> Tensor:
-        """Rows that were captured at one token each are for whichever tokens of their sample are chosen."""
+        """Add a token dimension to rows that were captured at one token each, so that they broadcast over tokens."""
         dim = self._token_dim
         if dim is None or rows.dim() != whole.dim() - 1 or dim >= whole.dim():
             return rows
@@ -78,7 +78,7 @@ class OutsideValues:
         return rows.unsqueeze(dim) if rows.shape == of_one_token else rows
 
     def _whole_constant(self, given: Any, value: Source | None) -> Callable[[Tensor], Tensor]:
-        """Made once for each dtype and device; or rows by sample."""
+        """The function for the whole value; a constant is converted once for each dtype and device."""
         if isinstance(value, GivenFunction):
             return self._computed(value)
         if isinstance(value, NotYetRun):
@@ -89,19 +89,19 @@ class OutsideValues:
         made = dict[tuple[torch.dtype, torch.device], Tensor]()
 
         def constant(like: Tensor) -> Tensor:
-            if torch.compiler.is_dynamo_compiling():  # what a graph makes is not for keeping
+            if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
                 return source.to(device=like.device, dtype=like.dtype)
             key = (like.dtype, like.device)
             if (found := made.get(key)) is None:
                 found = source.to(device=like.device, dtype=like.dtype)
-                if holds_data(found) or not self._has_data:  # what a trace makes is of no use after it
+                if holds_data(found) or not self._has_data:  # a traced tensor must not be cached either
                     made[key] = found
             return found
 
         return constant
 
     def _unknown(self, source: NotYetRun) -> Callable[[Tensor], Tensor]:
-        """Of the shape of the argument, whatever that is: a shape check alone goes on without the value."""
+        """An empty tensor of the argument's shape, for a trial run; HookError in a real one."""
 
         def unknown(like: Tensor) -> Tensor:
             if self._has_data:
@@ -113,16 +113,16 @@ class OutsideValues:
         return unknown
 
     def _rows(self, source: Rows) -> Callable[[Tensor], Tensor]:
-        """A row for each sample of the batch under way."""
+        """The rows of the samples of the current batch."""
 
         def rows(like: Tensor) -> Tensor:
             chosen, whole = self._firing.chosen, like is self._firing.whole
             if chosen is None and not whole and not self._keeps_samples():
                 raise HookError(
-                    f"{self._where}: `index` picks of the batch, and the value has a row for each sample of it: "
+                    f"{self._where}: `index` picks rows of the batch, and the value has a row for each sample: "
                     "add at: same to the value"
                 )
-            if not self._has_data:  # the samples of a shape check are not real
+            if not self._has_data:  # a trial run has no real samples
                 return like.new_empty((like.shape[0], *source.shape) if like.dim() else source.shape)
             samples = self._clock.samples
             if samples is None:
@@ -131,9 +131,7 @@ class OutsideValues:
                     "set hooks.samples before each batch"
                 )
             draw = self._draws.generator(torch.device("cpu"))
-            if (
-                chosen is not None
-            ):  # each of a sample's positions, or of its sequences, is given the sample's row
+            if chosen is not None:  # each position, or each sequence, of a sample gets the sample's row
                 places = chosen.of.samples_of_rows(len(samples)) if whole else chosen.rows.samples
                 return source.of(samples, draw)[places].to(device=like.device, dtype=like.dtype)
             if not like.dim() or like.shape[0] != len(samples):
@@ -146,7 +144,7 @@ class OutsideValues:
         return rows
 
     def _keeps_samples(self) -> bool:
-        """Whether the part under way has a row for each sample, as the whole tensor has."""
+        """Whether the part that the action is given has a row for each sample, as the whole tensor has."""
         return (
             self._part is None
             or self._firing.whole is None
@@ -154,7 +152,7 @@ class OutsideValues:
         )
 
     def _computed(self, function: GivenFunction) -> Callable[[Tensor], Tensor]:
-        """What a function gives for the tensor at hand: a constant, through which no gradient flows."""
+        """The result of a user's function for the tensor, detached: no gradient flows through it."""
         call = on_tensor(self._hook, function.code, function.target)
 
         def computed(like: Tensor) -> Tensor:

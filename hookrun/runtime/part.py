@@ -1,4 +1,4 @@
-"""The part of a tensor that `index` names: taken out of it, and put back; and parts of parts."""
+"""The part of a tensor that `index` selects: reading it and writing it back; and parts of parts."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from hookrun.index import Index
 
 
 class TensorPart(Protocol):
-    """What a hook acts on of each tensor."""
+    """The part of each tensor that a hook acts on."""
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part."""
+        """The part of this tensor."""
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor with `new` in the place of the part."""
+        """A copy of the tensor in which `new` replaces the part."""
 
     def nothing_of(self, tensor: Tensor) -> bool:
-        """Whether there is nothing to act on this time."""
+        """Whether the part of this tensor is empty, so that there is nothing to act on."""
 
     def keeps_samples(self, dims: int) -> bool:
-        """Whether the part of a tensor of so many dimensions has a row for each row of the tensor."""
+        """Whether the part of a tensor with `dims` dimensions has a row for each row of the tensor."""
 
 
 class PartOfPart:
-    """A part of a part."""
+    """The inner part of an outer part."""
 
     def __init__(self, outer: TensorPart, inner: TensorPart) -> None:
         self._outer, self._inner = outer, inner
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The inner part of the outer one."""
+        """The inner part of the tensor's outer part."""
         return self._inner.of(self._outer.of(tensor))
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor with `new` in the place of the inner part."""
+        """A copy of the tensor in which `new` replaces the inner part."""
         return self._outer.put(tensor, self._inner.put(self._outer.of(tensor), new))
 
     def nothing_of(self, tensor: Tensor) -> bool:
-        """Whether there is nothing to act on this time."""
+        """Whether either part is empty."""
         return self._outer.nothing_of(tensor) or self._inner.nothing_of(self._outer.of(tensor))
 
     def keeps_samples(self, dims: int) -> bool:
-        """Whether both keep them; the outer part has no fewer dimensions of its own."""
+        """Whether both parts have a row for each row of the tensor."""
         return self._outer.keeps_samples(dims) and self._inner.keeps_samples(dims)
 
 
 class Part:
-    """The part that an index names, of any tensor that has it.
+    """The part of a tensor that an index selects.
 
-    in_order: the rows of the first dimension, which are samples, have to stay in their order
+    in_order: the rows of the first dimension, which are samples, must stay in their order
     """
 
     def __init__(self, index: Index, *, in_order: bool = False) -> None:
@@ -70,24 +70,24 @@ class Part:
             self._place = place
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part: a view, but for a list, which makes a copy. Raises IndexError where there is no such part."""
+        """The part: a view, or a copy if the index has a list. Raises IndexError if the part is empty or outside."""
         part = tensor[self._plain(tensor)]
         if part.numel() == 0 and tensor.numel() > 0:
             raise IndexError(f"selects nothing of a tensor of shape {list(tensor.shape)}")
         return part
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor with `new` in the place of the part."""
+        """A copy of the tensor in which `new` replaces the part."""
         changed = tensor.clone()
         changed[self._plain(tensor)] = new
         return changed
 
     def nothing_of(self, tensor: Tensor) -> bool:
-        """Whether it names nothing of the tensor; `of` refuses that."""
+        """Never: `of` raises for an empty part."""
         return False
 
     def leaves(self, dims: Sequence[int], of: int) -> bool:
-        """Whether these dimensions of a tensor of `of` dimensions stay whole, and where they are."""
+        """Whether the index leaves these dimensions of a tensor with `of` dimensions whole and in their places."""
         items = list(self._items)
         if ... not in items:
             items.append(...)
@@ -98,7 +98,7 @@ class Part:
         return all(each < len(items) and items[each] in _WHOLE for each in needed)
 
     def keeps_samples(self, dims: int) -> bool:
-        """Whether the part of a tensor of so many dimensions has all of its first dimension, that of samples."""
+        """Whether the part of a tensor with `dims` dimensions has all rows of the first one, the samples."""
         covered = dims - (len(self._items) - 1)
         first = self._items[0]
         if first is ... and covered < 1:
@@ -106,7 +106,7 @@ class Part:
         return first is ... or (isinstance(first, slice) and first in _WHOLE)
 
     def _plain(self, tensor: Tensor) -> Any:
-        """What torch indexes with."""
+        """The index in the form that torch takes."""
         if self._numbers is None:
             return self._items
         self._require_fit(tensor)
@@ -114,7 +114,7 @@ class Part:
         return tuple(positions if isinstance(item, tuple) else item for item in self._items)
 
     def _positions(self, device: torch.device) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():  # what a graph makes is not for keeping
+        if torch.compiler.is_dynamo_compiling():  # a tensor made inside a graph must not be cached
             return torch.tensor(self._numbers, device=device)
         if (found := self._on.get(device)) is None:
             found = torch.tensor(self._numbers, device=device)
@@ -123,7 +123,7 @@ class Part:
         return found
 
     def _require_fit(self, tensor: Tensor) -> None:
-        """IndexError for a position that the dimension lacks: an accelerator would not say so, or too late."""
+        """IndexError for positions outside the dimension; an accelerator would report them late or never."""
         dims, numbers = tensor.dim(), self._numbers
         dim = dims - self._from_end if self._after_ellipsis else self._place
         if numbers is None or not 0 <= dim < dims or (dim, size := tensor.shape[dim]) in self._fitting:
@@ -133,9 +133,9 @@ class Part:
             raise IndexError(f"index {beyond[0]} is out of bounds for dimension {dim} with size {size}")
         there = [number % size for number in numbers]
         if len(set(there)) < len(there):
-            raise IndexError(f"names one position of dimension {dim} twice: its size is {size}")
+            raise IndexError(f"selects a position of dimension {dim} twice: its size is {size}")
         if self._in_order and dim == 0 and there != sorted(there):
-            raise IndexError("picks samples out of their order: let the list ascend")
+            raise IndexError("picks samples out of order: sort the list in ascending order")
         if not torch.compiler.is_dynamo_compiling():
             self._fitting.add((dim, size))
 

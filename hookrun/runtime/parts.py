@@ -1,4 +1,4 @@
-"""The part of a tensor that a hook's `heads`, `index` and `tokens` name together."""
+"""The part of a tensor that a hook's `heads`, `index` and `tokens` select together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.runtime.tokens.part import Indexed, TokensPart
 
 
 def part_of(hook: PlannedHook, path: str, now: TokensNow) -> TensorPart | None:
-    """The part at one module: of the heads what the index names, and of that the positions; None: all of it."""
+    """The part at one module: `heads` first, then `index` within these, then `tokens`; None: the whole tensor."""
     keys, action = hook.spec.keys, hook.spec.action
     parts = list[TensorPart]()
     tokens = None

@@ -1,7 +1,7 @@
-"""torch's optimizers without the import of its compiler.
+"""torch's optimizers without the import of torch's compiler.
 
-Some of their methods import it only to tell it what to leave out, should it ever read them. That takes a second at each
-start, and here nothing compiles an optimizer.
+Some of their methods import the compiler only to exclude themselves from compilation. The import takes a second at each
+start, and hookrun never compiles an optimizer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 
 @cache
 def without_compiler(cls: type) -> type:
-    """The same class of optimizer, whose methods do not import torch's compiler; everything else is the same.
+    """A subclass of the optimizer class whose methods do not import torch's compiler; all else is the same.
 
-    What is pickled or copied is of torch's own class, so that whoever reads it needs nothing but torch.
-    Where torch has written a method in another way than this knows, it stays as it is.
+    Its objects are pickled and copied as objects of torch's own class, so that reading them needs only torch. Methods
+    without the known wrappers stay unchanged.
     """
     plain = dict[str, Any]()
     for name, method in inspect.getmembers(cls, inspect.isfunction):
@@ -41,14 +41,14 @@ def _reduced_as(cls: type) -> Callable[[Any, Any], tuple[Any, ...]]:
 
 
 def _layers(method: Any) -> Iterator[Any]:
-    """The wrappers around a method, from the outermost one to the last."""
+    """The wrappers around a method, from the outermost to the innermost."""
     while hasattr(method, "__wrapped__"):
         yield method
         method = method.__wrapped__
 
 
 def _with_its_grad_mode(step: Callable[..., Any]) -> Callable[..., Any]:
-    """What torch's own wrapper does for a step, but for its calls of the compiler."""
+    """torch's own wrapper of an optimizer step, without its calls of the compiler."""
 
     def with_grad_mode(self: Any, *args: Any, **kwargs: Any) -> Any:
         with torch.set_grad_enabled(self.defaults["differentiable"]):

@@ -1,4 +1,4 @@
-"""Where records and captured values go: into memory, for the Python API; base of the sink that writes to disk."""
+"""The sinks of records and captured values: their base class, and `Memory` for the Python API."""
 
 from __future__ import annotations
 
@@ -30,28 +30,34 @@ from hookrun.tensor_copies import held_bytes, readable
 
 @dataclass(slots=True)
 class Budget:
-    """The bytes that a hook may keep at all its modules together."""
+    """The bytes that a hook may keep, all its modules together.
+
+    spent: a value did not fit, and nothing is kept any more
+    """
 
     limit: int
     used: int = 0
     spent: bool = False
 
     def takes(self, size: int) -> bool:
-        """Whether so many more fit; if so they count as used."""
+        """Whether `size` more bytes fit; if so they are counted as used."""
         fits = self.used + size <= self.limit
         self.used += size if fits else 0
         return fits
 
 
 def spent_line(site: PlacedHook, budget: Budget) -> str:
-    """What is said once a hook keeps nothing more."""
+    """The message for a hook that has used up its `max_bytes`."""
     used, clock = f"{budget.used:,} of {budget.limit:,} bytes", site.clock
     at = f"epoch {clock.epoch}, step {clock.step}"
     return f"{site.hook_name}: its max_bytes are used up ({used}) at {at}: it captures nothing more"
 
 
 def batch_rows(site: PlacedHook, value: Any, rows: Tensor | None) -> int | None:
-    """How many rows of the batch the value has; None where its first dimension is not that of the batch."""
+    """How many rows of the batch the value has; None if its first dimension is not the batch dimension.
+
+    rows: the places of the value's rows in the batch; None: 0, 1, 2, …
+    """
     found = list(held(value))
     lengths = {len(x) if x.dim() and x.layout is torch.strided and not x.is_nested else 0 for x in found}
     count = lengths.pop() if len(lengths) == 1 else 0
@@ -62,16 +68,19 @@ def batch_rows(site: PlacedHook, value: Any, rows: Tensor | None) -> int | None:
 
 
 def first_rows(value: Any, rows: Tensor | None, count: int) -> tuple[Any, Tensor]:
-    """The first rows of a value, and their places in the batch; rows: the places of all of them, unless 0, 1, 2, …"""
+    """The first `count` rows of a value, and their places in the batch.
+
+    rows: the places of all rows of the value; None: 0, 1, 2, …
+    """
     part = copied(value, lambda tensor: tensor.detach()[:count])
     return part, torch.arange(count, device="cpu") if rows is None else rows[:count]
 
 
 class RecordSink(ABC):
-    """Holds records back until their tensors are read in one go, so that a hook never waits for the device.
+    """Collects records and reads their tensors together later, so that a hook never waits for the device.
 
     stop:  why a check with policy `stop` asks for the end of the run, or None
-    muted: records are not taken now
+    muted: records are ignored for now
     """
 
     wants_calls = False
@@ -86,7 +95,7 @@ class RecordSink(ABC):
         self._budgets = dict[str, Budget]()
 
     def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
-        """`keep`, as long as the hook's `max_bytes` last."""
+        """`keep` until the hook's `max_bytes` are used up; of the value that does not fit, the rows that still do."""
         limit = site.spec.action.budget()
         if limit is None:
             return keep
@@ -108,13 +117,13 @@ class RecordSink(ABC):
         return limited
 
     def size(self, value: Any) -> int:
-        """The bytes that a captured value takes: on disk those of every tensor in it."""
+        """The bytes that a captured value takes: those of all its tensors, as on disk."""
         return sum(tensor.numel() * tensor.element_size() for tensor in held(value))
 
     def _first_rows(
         self, site: PlacedHook, value: Any, rows: Tensor | None, budget: Budget
     ) -> tuple[Any, Tensor] | None:
-        """As many rows of a batch as still fit, with their places in it; None where there is not one."""
+        """As many rows of a batch as still fit, with their places in it; None if not a single one fits."""
         count = batch_rows(site, value, rows)
         if count is None:
             return None
@@ -126,13 +135,14 @@ class RecordSink(ABC):
         return first_rows(value, rows, fitting)
 
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op: its failure ends the run."""
+        """The op itself: its exceptions end the run."""
         return op
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
         """Take a record; `show`: print it at once.
 
-        What `torch.func` wraps is taken out of it; a record of a model that is being traced says nothing, and is left.
+        Tensors that `torch.func` has wrapped are unwrapped. Records of a model that is being traced are ignored, since
+        their tensors have no values. Raises HookError for a meta tensor.
         """
         if self.muted:
             return
@@ -152,7 +162,7 @@ class RecordSink(ABC):
             self.settle()
 
     def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record that has its statistics before it is read."""
+        """Take a record whose statistics are computed at once or by `settle`. False: the caller has to emit it."""
         if self.muted:
             return True
         waiting = self._statistics.add(data.x, data.of, start)
@@ -164,20 +174,24 @@ class RecordSink(ABC):
         return True
 
     def recording(self, of: tuple[str, ...], start: dict[str, Any]) -> Record | None:
-        """A function that appends records of statistics to those that are pending, see `kernels.statistics`."""
+        """A compiled function that appends records of statistics to the pending ones (`kernels.statistics`), or None.
+
+        of:    which statistics
+        start: the keys and values with which each record begins
+        """
         return recording(of, start, self._pending, MOST_PENDING)
 
     def fail(self, site: PlacedHook, what: str) -> None:
-        """Raise HookError, with hook and module."""
+        """Raise HookError that names hook and module."""
         raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
-        """Read the tensors of the pending records; a check that passed leaves none.
+        """Read the tensors of the pending records and store them; checks that passed are not stored.
 
-        HookError for a record that cannot be read; those after it stay pending.
+        Raises HookError for a record that cannot be read; the records after it stay pending.
         """
         pending = self._pending[:]
-        del self._pending[: len(pending)]  # always the same list: hooks append to it
+        del self._pending[: len(pending)]  # the list itself must stay: hooks append to it
         self._statistics.measure()
         store = self.store
         for number, record in enumerate(pending):
@@ -202,20 +216,20 @@ class RecordSink(ABC):
                 record = {**record, "last_good": self._last_good.before(record["hook"], judged)}
         try:
             plain = read(record)
-        except RuntimeError as error:  # of a kind of tensor that torch does not read
+        except RuntimeError as error:  # for a kind of tensor that torch cannot convert
             raise HookError(f"{_place(record)}: what it recorded cannot be read: {reason(error)}") from error
         self.store(plain)
         if plain.get("policy") == "stop" and self.stop is None:
             self.stop = f"{_place(plain)}: {verdict(plain)}"
 
     def state_dict(self) -> dict[str, Any]:
-        """What it holds between two steps, after reading what is pending: records are then where they are kept."""
+        """The stop message and the budgets. Pending records are read and stored first."""
         self.settle()
         budgets = {hook: {"used": each.used, "spent": each.spent} for hook, each in self._budgets.items()}
         return {"stop": self.stop, "budgets": budgets}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there. What installing the hooks anew has left pending was recorded before."""
+        """Continue from a `state_dict`. Records that are pending from installing the hooks again are dropped."""
         self._pending.clear()
         self.stop = state["stop"]
         for hook, before in state["budgets"].items():
@@ -240,14 +254,14 @@ class Memory(RecordSink):
         self._records = list[dict[str, Any]]()
 
     def keeper(self, site: PlacedHook) -> Keeper:
-        """Append to the live list of the site's module."""
+        """A function that appends to the live list of the site's module."""
         of_hook = self.captures.setdefault(site.hook_name, {})
         if site.spec.keys.tokens is not None:
             return self.within_budget(site, self._keeper_of_rows(site, of_hook))
         return self.within_budget(site, KeptInMemory(of_hook.setdefault(site.path, [])))
 
     def _keeper_of_rows(self, site: PlacedHook, of_hook: dict[str, list[Any]]) -> Keeper:
-        """Append rows that were taken out of a tensor, and are nobody else's."""
+        """A function that appends rows chosen by `tokens`, together with the tokens they belong to."""
         entries = of_hook[site.path] = CapturedRows(find_decoder=partial(decoder_of, site.tokenizer))
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
@@ -259,22 +273,22 @@ class Memory(RecordSink):
         return keep
 
     def size(self, value: Any) -> int:
-        """The bytes that its copy holds."""
+        """The bytes that a copy of the value holds; a tensor that occurs twice counts once."""
         return sum(held_bytes(tensor) for tensor in {id(tensor): tensor for tensor in held(value)}.values())
 
     def store(self, record: dict[str, Any]) -> None:
-        """Keep a record."""
+        """Append a record whose tensors have been read."""
         self._records.append(record)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Every record so far, in order, with its tensors read."""
+        """All records so far, in order, with their tensors read."""
         self.settle()
         return self._records
 
 
 MOST_PENDING = 4096
-"""Records wait for their tensors to be read up to this number, so that a long loop does not hold them all."""
+"""More pending records than this are read at once, so that a long loop does not hold all their tensors."""
 
 
 def read(record: dict[str, Any]) -> dict[str, Any]:
@@ -288,7 +302,7 @@ def _place(record: dict[str, Any]) -> str:
 
 
 def line(record: dict[str, Any]) -> str:
-    """A record as one line for people: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
+    """A record as one line of text: ``shapes  layer4  shape=[10, 512, 1, 1]``."""
     at = f" {record['path']}" if record["path"] else ""
     data = "  ".join(f"{key}={_short(value)}" for key, value in record.items() if key not in ABOUT)
     return f"{record['hook']}  {record['module'] or '(root)'}{at}  {data}"

@@ -1,4 +1,4 @@
-"""Hooks on gradients of parameters where several ranks compute a part of each: they run once the sum is there."""
+"""Runs hooks on parameter gradients after the gradients have been summed over all ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from hookrun.runtime.hooks.base import ParameterHook
 
 
 class ReducedGradients:
-    """Runs the hooks of parameters on gradients that are summed over all ranks, as one process would see them.
+    """Runs parameter hooks on gradients that are summed over all ranks, equal to those of a single process.
 
-    While gradients are computed nothing runs: a tensor hook would see the rank's own part.
+    No hook runs during the backward pass, where a tensor hook would see only the rank's own part.
 
-    stands_in: a rank without rows of a batch computes one for the others' sake, as `Clock.stands_in` says
+    stands_in: ranks without rows of a batch still run a pass, because collective operations need every rank; see
+               `Clock.stands_in`
     """
 
     def __init__(self, *, stands_in: bool = False) -> None:
@@ -24,26 +25,26 @@ class ReducedGradients:
         self._hooks = list[tuple[nn.Parameter, ParameterHook]]()
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
-        """Run the hook from now on."""
+        """Add a hook on the gradient of a parameter."""
         self._hooks.append((parameter, hook))
 
     def move(self, moves: Moves) -> None:
-        """Shards stand in the place of parameters now."""
+        """Replace parameters by the shards that have taken their place."""
         self._hooks = [(moves.get(id(parameter), parameter), hook) for parameter, hook in self._hooks]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are hooked, each once."""
+        """The hooked parameters, each once."""
         return list({id(parameter): parameter for parameter, _ in self._hooks}.values())
 
     @property
     def before_accumulation(self) -> list[nn.Parameter]:
-        """Those whose gradient of each micro-batch hooks have to see."""
+        """The parameters with hooks that see the gradient of each micro-batch."""
         return [parameter for parameter, hook in self._hooks if hook.before_accumulation]
 
     @property
     def of_each_part(self) -> bool:
-        """Whether a hook has to see the gradient of each micro-batch before it is added to the others."""
+        """Whether a hook sees the gradient of each micro-batch before it is added to the others."""
         return bool(self.before_accumulation)
 
     @torch.no_grad()
@@ -52,17 +53,18 @@ class ReducedGradients:
         before: Iterable[tuple[nn.Parameter, Tensor | None]] = (),
         only: Collection[int] | None = None,
     ) -> None:
-        """Every parameter's `grad` is the sum over all ranks: of this micro-batch, or of the whole step.
+        """Run the hooks, when every `parameter.grad` is summed over all ranks: of this micro-batch or the whole step.
 
-        before: parameters with the gradient of the micro-batches before, which is added once `grad` hooks have run
-        only:   the identities of the parameters that the backward pass has reached; None: it is not known
+        before: parameters with the gradient of earlier micro-batches, which is added after the `grad` hooks have run
+        only:   ids of the parameters whose gradient the backward pass has computed; None: all parameters
         """
         waiting = {id(parameter): (parameter, earlier) for parameter, earlier in before}
         hooked = {id(parameter): (parameter, list[ParameterHook]()) for parameter, _ in self._hooks}
         for parameter, hook in self._hooks:
             if only is None or id(parameter) in only:
                 hooked[id(parameter)][1].append(hook)
-        for parameter, hooks in reversed(hooked.values()):  # a backward pass reaches the last layers first
+        # in the order of a backward pass: last layers first
+        for parameter, hooks in reversed(hooked.values()):
             for hook in hooks:
                 if hook.before_accumulation:
                     hook.reduced(parameter)

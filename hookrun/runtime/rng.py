@@ -1,4 +1,4 @@
-"""The random numbers of one hook at one module: the same in every run, and again where a call is repeated."""
+"""The random numbers of one hook at one module: the same in every run, and in a recomputed call."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hookrun.runtime.clock import Calls
 
 
 def derived_seed(*parts: object) -> int:
-    """A seed that depends on every part, the same in every process."""
+    """A 63-bit seed that depends on every part and is the same in every process."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class Draws:
-    """Draws, each from a seed of its own, numbered so that activation checkpointing repeats them.
+    """Random draws, each with its own seed, numbered so that recomputation by activation checkpointing repeats them.
 
     seed:  of the hook at this module
-    calls: of the module, where the draws of a call have to be found again; else None
+    calls: numbers the module's calls, if recomputed calls must repeat their draws; else None
     """
 
     def __init__(self, seed: int) -> None:
@@ -33,7 +33,7 @@ class Draws:
         self._generators = dict[tuple[int, torch.device], Generator]()
 
     def generator(self, device: torch.device) -> Generator:
-        """A generator seeded for this draw alone; each thread has its own."""
+        """A generator with the seed of the next draw; each thread has its own."""
         key = get_ident(), device
         if (found := self._generators.get(key)) is None:
             found = self._generators[key] = Generator(device)
@@ -41,7 +41,7 @@ class Draws:
         return found
 
     def chance(self, seed: int) -> float:
-        """A number from 0 to 1, 1 excluded, for the firing that begins; the same where its call is repeated."""
+        """A number in [0, 1) for the firing that begins; the same when its call is recomputed."""
         if self.calls is not None:
             number = self.calls.now.total
         else:
@@ -50,15 +50,15 @@ class Draws:
         return derived_seed(seed, self.seed, number) / 2**63
 
     def state_dict(self) -> dict[str, int]:
-        """How many draws were made that no call of the module numbers."""
+        """How many draws were made that are not numbered by calls of the module."""
         return {"draws": self._count, "chances": self._chances}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with the next draw."""
+        """Continue with the next draw after a `state_dict`."""
         self._count, self._chances = state["draws"], state["chances"]
 
     def _next(self) -> tuple[int, ...]:
-        """Which draw it is: the n-th of a call of the module, or the n-th of all."""
+        """The number of the draw: (module call, n-th draw in it), or (n-th draw of all,)."""
         if self.calls is None:
             self._count += 1
             return (self._count,)

@@ -1,6 +1,6 @@
-"""Tensors that fully_shard has divided over the ranks: hooks see them whole, a rank keeps its shard of the result.
+"""Tensors that fully_shard has divided over the ranks: hooks see the whole tensor, each rank keeps its shard.
 
-Every rank calls these at the same places, since the whole comes from all of them.
+Putting the whole together is a collective operation: every rank must call these functions at the same places.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether ranks hold a part each; without the import of torch.distributed.tensor, which takes a while."""
+    """Whether it is a DTensor; tested by name, because importing torch.distributed.tensor takes a while."""
     return type(tensor).__name__ == "DTensor"
 
 
 @torch.no_grad()
 def whole(tensor: Any) -> Tensor:
-    """The tensor with the parts of all ranks; one that is whole is returned as it is."""
+    """The whole tensor, gathered from all ranks; a tensor that is not sharded is returned unchanged."""
     found: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return found
 
 
 def own_part(tensor: Any) -> Tensor:
-    """This rank's part of a tensor without a graph, on the same memory; one that is whole is returned as it is."""
+    """This rank's part, detached, on the same memory; a tensor that is not sharded is returned unchanged."""
     found: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
     return found
 
 
 @torch.no_grad()
 def shard_of(new: Tensor, like: Any) -> Tensor:
-    """This rank's shard of a tensor that every rank has whole, divided as `like` is."""
+    """A tensor that every rank has whole, sharded like `like`."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = like.device_mesh
@@ -44,13 +44,13 @@ def shard_of(new: Tensor, like: Any) -> Tensor:
 
 
 def like(new: Tensor, there: Any) -> Tensor:
-    """A tensor that every rank has whole, divided as `there` is; itself where that is whole."""
+    """A tensor that every rank has whole, sharded like `there`; unchanged if `there` is not sharded."""
     return shard_of(new.to(there.device), there) if is_sharded(there) else new
 
 
 @torch.no_grad()
 def whole_of(part: Tensor, there: Any) -> Tensor:
-    """The whole of what each rank has a part of, divided as `there` is; the part itself where that is whole."""
+    """The whole tensor from the parts of all ranks, sharded like `there`; the part itself if `there` is not sharded."""
     if not is_sharded(there):
         return part
     from torch.distributed.tensor import DTensor
@@ -61,16 +61,15 @@ def whole_of(part: Tensor, there: Any) -> Tensor:
 
 
 def due(firing: Firing) -> bool:
-    """Whether step, epoch and mode let it fire now, which is the same on every rank: else nothing is put together."""
+    """Whether step, epoch and mode let it fire now. The answer is the same on every rank, so all gather or none."""
     when, clock = firing.site.spec.keys.when, firing.site.clock
     return when.holds_at(clock.step, clock.epoch) and when.holds_in(clock.model.training)
 
 
 def edited(value: Tensor, firings: Sequence[Firing]) -> Tensor:
-    """What the firings make of a tensor, one after the other; the same object where nothing changed.
+    """Apply the firings to a tensor one after the other; returns the same object if nothing changed.
 
-    A sharded one is put together for them. Edits that treat each element by itself take the shard as it is, but where
-    it is counted how many elements they change.
+    A sharded tensor is gathered first. Pointwise edits act on the shard alone, unless their changes are counted.
     """
     if not is_sharded(value):
         for firing in firings:
@@ -87,7 +86,7 @@ def edited(value: Tensor, firings: Sequence[Firing]) -> Tensor:
 
 @torch.no_grad()
 def _edited_alone(value: Tensor, firings: Sequence[Firing]) -> Tensor:
-    """The same for edits of which each element depends on nothing but itself."""
+    """The same for pointwise edits, on this rank's shard alone."""
     from torch.distributed.tensor import DTensor
 
     whole: Any = value

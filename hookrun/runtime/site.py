@@ -1,4 +1,4 @@
-"""One hook at one module or parameter: what it counts, and what its action may ask of the run."""
+"""One hook at one module or parameter: its counts, and the services that its action may use."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Where records and captured values go. The store has one, memory has one, the shape check has one.
+    """Where records and captured values go. There is one for the run directory, one for memory, one for trial runs.
 
-    wants_calls: it reads which call of a module within one forward a value is of
-    has_values:  tensors hold real values, which may be read
+    wants_calls: it needs the number of each module call within the forward pass
+    has_values:  tensors hold real values, which may be read; False in a trial run
     stop:        why a check with policy `stop` asks for the end of the run, or None
     """
 
@@ -51,41 +51,44 @@ class Sink(Protocol):
     stop: str | None
 
     def keeper(self, site: PlacedHook) -> Keeper:
-        """A function that stores a value that the site captured."""
+        """A function that stores the values that the site captures."""
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Take a record; tensors in it are not read yet. `show`: print it at once."""
+        """Take a record, whose tensors may be read later. `show`: print it at once."""
 
     def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Take a record that begins with these values of RECORD_KEYS, and has its statistics later; False: emit it."""
+        """Take a record whose statistics are computed later; False: the caller has to `emit` it.
+
+        start: the values of RECORD_KEYS, with which the record begins
+        """
 
     def fail(self, site: PlacedHook, what: str) -> None:
-        """A site cannot do what its hook asks for: raise, or take note of it."""
+        """A site cannot do what its hook asks for: raise HookError, or in a trial run note it."""
 
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op of a site, or one that takes note of its failures."""
+        """The op of a site; in a trial run a version that notes its exceptions."""
 
     def settle(self) -> None:
-        """Read what is pending."""
+        """Read the tensors of pending records."""
 
 
 class PlacedHook:
-    """Implements `hookrun.actions.base.Site`; made anew at each installation.
+    """Implements `hookrun.actions.base.Site`; each installation creates new ones.
 
     fired:   how often the hook fired here (its schedule let it through)
-    within:  path of the tensor that the hook is attached to, where a gradient hook is attached to each of several
-    at:      path of the tensor that the action is given, within that
-    idle:    firings in which it found nothing to act on
-    changed: elements that its edits changed, out of `total`, while the clock was counting
-    of_call: the call that a gradient or a saved tensor belongs to; None: the call under way
-    of_pass: the pass over the tokens that a gradient belongs to; None: the one under way
-    chosen:  the positions that the firing under way is about, under `tokens`
+    within:  path of the tensor that the hook is attached to, if a gradient hook is attached to several
+    at:      path, below `within`, of the tensor that the action is given
+    idle:    firings in which the hook found nothing to act on
+    changed: how many of the `total` elements its edits changed, counted while `clock.counting`
+    of_call: the number of the call that a gradient or a saved tensor belongs to; None: the current call
+    of_pass: the pass over the tokens that a gradient belongs to; None: the current pass
+    chosen_tokens: the positions that `tokens` selects in the current firing
     tokenizer: for the text of tokens; None: not known
     part:    the part of a tensor that the action acts on; None: all of it
-    whole:   the tensor that the part under way is of, where `needs_whole`
+    whole:   the whole tensor while the action is given a part of it, if `needs_whole`
 
-    What belongs to one firing (`within`, `at`, `of_call`, `of_pass`, `args`, `whole`, `chosen`) is kept apart for each
-    thread.
+    The attributes of one firing (`within`, `at`, `of_call`, `of_pass`, `args`, `whole`, `chosen_tokens`) are separate
+    for each thread.
     """
 
     def __init__(
@@ -136,7 +139,7 @@ class PlacedHook:
 
     @property
     def at(self) -> str:
-        """Path of the tensor that the action is given."""
+        """Path, below `within`, of the tensor that the action is given."""
         return self.firing_state.at
 
     @at.setter
@@ -145,7 +148,7 @@ class PlacedHook:
 
     @property
     def of_call(self) -> int | None:
-        """The call that a gradient or a saved tensor belongs to."""
+        """The number of the call that a gradient or a saved tensor belongs to; None: the current call."""
         return self.firing_state.of_call
 
     @of_call.setter
@@ -154,7 +157,7 @@ class PlacedHook:
 
     @property
     def of_pass(self) -> Pass | None:
-        """The pass over the tokens that a gradient belongs to."""
+        """The pass over the tokens that a gradient belongs to; None: the current pass."""
         return self.firing_state.of_pass
 
     @of_pass.setter
@@ -163,17 +166,17 @@ class PlacedHook:
 
     @property
     def tokens_now(self) -> Pass | None:
-        """The pass over the tokens that the firing under way belongs to; None: nothing says which."""
-        return self._tokens.under_way
+        """The pass over the tokens that the current firing belongs to; None: not known."""
+        return self._tokens.model_pass
 
     @property
     def chosen_tokens(self) -> Chosen | None:
-        """The positions that the firing under way is about, under `tokens`."""
+        """The positions that `tokens` selects in the current firing."""
         return self.firing_state.chosen
 
     @property
     def whole(self) -> Tensor | None:
-        """The tensor that the part under way is of."""
+        """The whole tensor while the action is given a part of it."""
         return self.firing_state.whole
 
     @whole.setter
@@ -182,26 +185,26 @@ class PlacedHook:
 
     @cached_property
     def where(self) -> str:
-        """For messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
+        """Hook and place for messages: ``hook 'clip_fc' (grad, clamp) on fc.weight``."""
         what = f"{self.hook_type}, {self.spec.action.action_name}"
         return f"hook {self.hook_name!r} ({what}) on {self.path or '(root)'}"
 
     @property
     def call(self) -> int:
-        """The number of the module's call within the forward, from 0; a gradient belongs to the call that it is of."""
+        """The number of the module's call within the forward pass, from 0; a gradient has the number of its call."""
         of_call = self.firing_state.of_call
         if of_call is not None:
             return of_call
         return 0 if self.calls is None else self.calls.now.number
 
     def number_calls(self, calls: Calls | None) -> None:
-        """Take the numbers of the module's calls from there; draws in the forward pass are then found again."""
+        """Number the module's calls with `calls`; a recomputed forward then repeats the random draws of its call."""
         self.calls = self._tokens.calls = calls
         if self.hook_type.phase == "forward":
             self._draws.calls = calls
 
     def state_dict(self) -> dict[str, Any]:
-        """What it counted, how far its draws are, and what objects of the user's own say of themselves."""
+        """The counts, the positions of the random draws, and the `state_dict()` of the user's own objects."""
         return {
             "fired": self.fired,
             "idle": self.idle,
@@ -213,7 +216,7 @@ class PlacedHook:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a `state_dict`."""
         self.fired, self.idle = state["fired"], state["idle"]
         self.changed, self.total = state["changed"], state["total"]
         self._draws.load_state_dict(state["draws"])
@@ -224,7 +227,7 @@ class PlacedHook:
     # ---- values ------------------------------------------------------------------------------------------------
 
     def constant(self, field: str) -> Callable[[Tensor], Tensor]:
-        """The value of `field` in the dtype and on the device of the argument; its part, where it has `at: same`."""
+        """A function tensor -> the value of `field` in the tensor's dtype and device; with `at: same` its part."""
         given = getattr(self.spec.action, field)
         return self._outside.constant(given, self._values.get(field))
 
@@ -233,7 +236,7 @@ class PlacedHook:
         return self._functions[field]
 
     def context(self) -> HookContext:
-        """The firing under way."""
+        """What a user's own function may know about the current firing."""
         clock, keys = self.clock, self.spec.keys
         return HookContext(
             self.hook_name,
@@ -249,14 +252,17 @@ class PlacedHook:
         )
 
     def holds(self, own: Any) -> None:
-        """The action keeps this object from firing to firing."""
+        """Include the state of this object, which the action keeps between firings, in `state_dict`."""
         self._held.add(own)
 
     def trainable(self, field: str) -> Callable[[], nn.Parameter]:
-        """Gives the added parameter, as it is in the module at that time; made on the first installation."""
+        """A function that returns the added parameter, looked up in the module at each call.
+
+        The first installation adds the parameter to the module.
+        """
         name = self.spec.action.adds(self.hook_name)
         if name is None:
-            raise self._undeclared("adds a parameter", "its `adds` names none")
+            raise self._undeclared("adds a parameter", "return its name from `adds`")
         present = partial(getattr, self.module, name)
         if was_added(self.module, name):
             return present
@@ -269,7 +275,7 @@ class PlacedHook:
 
     @property
     def args(self) -> tuple[Any, ...]:
-        """The arguments of the module call under way."""
+        """The arguments of the current module call."""
         if not self.spec.action.reads_arguments:
             raise self._undeclared("reads the module's arguments", "declare `reads_arguments = True`")
         return self.firing_state.args
@@ -279,41 +285,41 @@ class PlacedHook:
         self.firing_state.args = args
 
     def leaves(self, value: Any) -> Iterator[tuple[str, Tensor | None]]:
-        """Every tensor and every None, with its path."""
+        """Every tensor and every None in the value, with its path."""
         return containers.leaves(value)
 
     def rebuild(self, value: Any, change: Callable[[Any], Any]) -> Any:
-        """The value with `change` applied to every member that is not a container; in a capture also within caches."""
+        """The value with `change` applied to every member that is not a container; for captures also inside caches."""
         rebuild = copied if self.spec.action.captures else containers.rebuild
         return rebuild(value, change)
 
     def traced(self, value: Any) -> bool:
-        """Whether a tensor of the value only stands for others, since the model is being exported or traced."""
+        """Whether a tensor of the value is a placeholder, because the model is being exported or traced."""
         found = (tensor for tensor in containers.tensors(value) if not tensor.is_meta)
         return self.sink.has_values and any(readable(tensor) is None for tensor in found)
 
     def generator(self, like: Tensor) -> Generator:
-        """Seeded anew for each draw, so that a draw depends only on which one it is."""
-        if not self.spec.action.draws:  # activation checkpointing would repeat the call with other numbers
+        """A generator on the tensor's device, with a seed for this draw, so that a draw depends on its number only."""
+        if not self.spec.action.draws:  # activation checkpointing would recompute the call with other numbers
             raise self._undeclared("draws random numbers", "declare `draws = True`")
         return self._draws.generator(like.device)
 
     def drawn(self, like: Tensor, fill: Fill) -> Tensor:
-        """Random numbers in the form of `like`."""
+        """Random numbers in shape, dtype and device of `like`."""
         return drawn(like, fill, self.generator(like), self.clock.rows if self.hook_type.of_rows else None)
 
     def chance(self) -> float:
-        """A number from 0 to 1 that decides whether this firing takes place, the same where it is repeated."""
+        """A number from 0 to 1 that decides whether this firing takes place; the same when the call is recomputed."""
         return self._draws.chance(self.spec.keys.when.seed)
 
     @property
     def draws(self) -> bool:
-        """Whether what the hook does here may depend on which of its draws it is."""
+        """Whether the hook's effect here may depend on the number of its random draw."""
         return self.spec.action.draws or self.spec.keys.when.probability < 1 or bool(self._values)
 
     @property
     def draws_place(self) -> tuple[dict[str, int], int]:
-        """Which draw comes next here: an installation that is given it draws the same."""
+        """The position of the next random draw; another installation set to it draws the same numbers."""
         return self._draws.state_dict(), self.calls.total if self.calls is not None else 0
 
     @draws_place.setter
@@ -326,7 +332,7 @@ class PlacedHook:
     # ---- records and captures ----------------------------------------------------------------------------------
 
     def emit(self, data: Mapping[str, Any], path: str | None = None, *, show: bool = False) -> None:
-        """Append a record."""
+        """Send a record to the sink; path: of the tensor, by default the one that the action was given."""
         clock, firing = self.clock, self.firing_state
         at = firing.within + (firing.at if path is None else path)
         when = clock.mode, clock.epoch, clock.step, self.call
@@ -336,18 +342,18 @@ class PlacedHook:
         self.sink.emit({**dict(zip(RECORD_KEYS, start, strict=True)), **data}, show=show)
 
     def fail(self, what: str) -> None:
-        """The hook cannot do what it asks for here: HookError, but for a shape check, which collects it."""
+        """The hook cannot do its work here: raises HookError; a trial run collects the message instead."""
         self.sink.fail(self, what)
 
     def keep(self) -> Keeper:
-        """Hand captured values to the sink."""
+        """A function that gives captured values to the sink."""
         if not self.spec.action.captures:
             raise self._undeclared("keeps values", "declare `captures = True`")
         keep = self.sink.keeper(self)
         return keep if self.spec.keys.tokens is None else self._with_tokens(keep)
 
     def _with_tokens(self, keep: Keeper) -> Keeper:
-        """`keep`, told which sample and which token each row is of."""
+        """`keep`, called with the sample and the token of each row."""
 
         def keep_rows(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             chosen = self.firing_state.chosen
@@ -359,7 +365,7 @@ class PlacedHook:
         return keep_rows
 
     def chosen(self, keep: Keep) -> Callable[[Sequence[int]], Tensor]:
-        """The rows of the chosen samples; all of them where the samples are not real."""
+        """A function shape -> the row numbers of the samples that `keep` chooses; in a trial run of all rows."""
         if not self.sink.has_values:
             return lambda shape: torch.arange(*shape[:1] or (1,), device="cpu")
         kept = KeptSamples(keep, self.clock, self._hook_seed, self.where)
@@ -374,11 +380,11 @@ class PlacedHook:
         return rows_of_tokens
 
     def judge(self, ok: Tensor, message: str, policy: str, least: Tensor, largest: Tensor) -> None:
-        """`error` waits for the verdict and raises; the others leave it in a record that is read later."""
+        """Judge a check: policy `error` reads the result and raises CheckFailed, others emit a record."""
         judge(self, ok, message, policy, least, largest)
 
     def found_nothing(self) -> None:
-        """The firing under way found nothing for its action."""
+        """Count the current firing as idle: it found nothing for its action."""
         if self._idle_at != self.fired:
             self._idle_at = self.fired
             self.idle += 1

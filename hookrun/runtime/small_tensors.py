@@ -1,7 +1,7 @@
-"""The statistics of many small tensors in one go: on these a reduction costs its call, not its elements.
+"""Computes the statistics of many small tensors together: for them the call of a reduction costs more than its work.
 
-A small tensor is copied into a row of a buffer when the hook fires, so that nothing that happens to it later is seen.
-The rows of one shape are measured together when the buffer is full or the records are read.
+A small tensor is copied into a row of a buffer when the hook fires, so later writes to the tensor do not matter. The
+rows of one shape are measured together when the buffer is full or the records are read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from torch.nn import Parameter
 
 from hookrun.actions.base import RECORD_KEYS
 from hookrun.actions.tensors import holds_data
-from hookrun.runtime.under_way import computes, computing
+from hookrun.runtime.direct_computation import computes, computing
 
 LARGEST = 1 << 13
-"""Elements; below torch's grain of parallel work, so that a row's result does not depend on how many rows there are."""
-_BUFFER = 1 << 18  # elements: they stay in the cache of a core
+"""Most elements of a small tensor; too few for torch to split a row over threads, so that the result of a row does not
+depend on the number of rows."""
+_BUFFER = 1 << 18  # elements: they fit into the cache of a core
 _MOST_ROWS = 64
 _PART = 512
 _MOST_BUFFERS = 32
@@ -32,23 +33,23 @@ _MEASURED_IN = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
 }
-"""In which dtype the tensors of a dtype are measured."""
+"""dtype of a tensor -> dtype in which its statistics are computed."""
 
 Waiting = list[Any]
-"""Holds one record: the values that it begins with, as a tuple, and once it is complete the record, a dict."""
+"""A list with one element: first the tuple of values with which the record begins, later the whole record, a dict."""
 
 
 class SmallTensors:
-    """Holds copies of small tensors until `measure` finds the statistics of all of them. Threads may share it."""
+    """Holds copies of small tensors until `measure` computes the statistics of all of them. It is thread-safe."""
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._buffers = dict[Any, _Buffer]()
 
     def add(self, x: Tensor, of: tuple[str, ...], start: tuple[Any, ...]) -> Waiting | None:
-        """Take a copy of the tensor. None where it is not a small plain tensor.
+        """Copy the tensor; returns its record, which `measure` completes, or None if it is not a small plain tensor.
 
-        of:    which statistics its record is to have
+        of:    the statistics for the record
         start: the values of RECORD_KEYS, with which the record begins
         """
         if not _is_plain(x):
@@ -59,14 +60,14 @@ class SmallTensors:
             if buffer is None:
                 if x.numel() == 0 or x.numel() > LARGEST:
                     return None
-                if len(self._buffers) == _MOST_BUFFERS:  # of sequences that differ in length, for one
+                if len(self._buffers) == _MOST_BUFFERS:  # for example with sequences of many lengths
                     self.measure()
                     self._buffers.clear()
                 buffer = self._buffers[key] = _Buffer(x, of)
             return buffer.add(x, start)
 
     def measure(self) -> None:
-        """Complete every record that waits for its statistics."""
+        """Complete all records that wait for their statistics."""
         if not self._buffers:
             return
         with self._lock, computing():
@@ -75,11 +76,11 @@ class SmallTensors:
 
 
 _known_keys = set[int]()
-"""The dispatch keys of plain tensors met so far: they tell device, layout and what wraps a tensor in one look."""
+"""The dispatch keys of the plain tensors seen so far; they depend on device, layout and wrappers of a tensor."""
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether its elements lie in memory of this process, can be copied now, and a copy says all there is to say."""
+    """Whether it is an ordinary strided CPU tensor whose values can be copied now."""
     kind = type(x)
     if (kind is not Tensor and kind is not Parameter) or forward_ad._current_level >= 0 or not computes():
         return False
@@ -102,13 +103,13 @@ class _Buffer:
         self._shape = x.shape
         self._known = {"numel": x.numel(), "bytes": x.numel() * x.element_size()}
         self._capacity = max(1, min(_MOST_ROWS, _BUFFER // x.numel()))
-        with torch.inference_mode(False):  # what is made in inference mode cannot be written outside it
+        with torch.inference_mode(False):  # an inference tensor could not be written outside inference mode
             self._rows = torch.empty(self._capacity, x.numel(), dtype=_MEASURED_IN[x.dtype], device="cpu")
         self._places = list[Tensor]()
         self._waiting = list[Waiting]()
 
     def add(self, x: Tensor, start: tuple[Any, ...]) -> Waiting:
-        """Copy the tensor into the next row."""
+        """Copy the tensor into the next row; returns its record, which `measure` completes."""
         number = len(self._waiting)
         if number == len(self._places):
             with torch.inference_mode(False):
@@ -128,7 +129,7 @@ class _Buffer:
         return waiting
 
     def measure(self) -> None:
-        """Complete the records; the rows are free again."""
+        """Complete the records and free the rows."""
         records, self._waiting = self._waiting, []
         if not records:
             return
@@ -148,7 +149,7 @@ Step = Callable[[Tensor, int, Mapping[str, Any]], Any]
 
 
 def _norm(rows: Tensor) -> Tensor:
-    """Of parts of each row first, where the rows are long: torch adds up in few accumulators there."""
+    """[R]: the norm of each row. Long rows are reduced in parts, because torch sums a row in few accumulators."""
     n = rows.shape[1]
     if n > _PART and n % _PART == 0:
         rows = torch.linalg.vector_norm(rows.view(len(rows), -1, _PART), dim=2)
@@ -157,7 +158,7 @@ def _norm(rows: Tensor) -> Tensor:
 
 
 def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
-    """Around the rounded mean, corrected for that rounding; the rows are overwritten."""
+    """[R]: the variance around the rounded mean, corrected for the rounding. Overwrites the rows."""
     around = rows.sub_(found["mean"].unsqueeze(1))
     off = around.sum(1).double()
     squares = _norm(around).double().square()
@@ -165,7 +166,7 @@ def _variance(rows: Tensor, n: int, found: Mapping[str, Any]) -> Tensor:
     return spread / (n - 1)
 
 
-# Every statistic of rows [R, n], and what has to be found before it. `var` comes last: it overwrites the rows.
+# Each statistic of rows [R, n], with the statistics that it needs first. `var` comes last: it overwrites the rows.
 _STEPS: Mapping[str, tuple[Step, Sequence[str]]] = {
     "sum": (lambda rows, n, found: rows.sum(1), ()),
     "mean": (lambda rows, n, found: rows.mean(1), ()),
@@ -183,7 +184,7 @@ _STEPS: Mapping[str, tuple[Step, Sequence[str]]] = {
 
 
 def _in_order(of: Sequence[str]) -> list[str]:
-    """The steps for these statistics and for what they need, as `_STEPS` has them."""
+    """These statistics and the ones they need, in the order of `_STEPS`."""
     needed = set[str]()
     ahead = [name for name in of if name in _STEPS]
     while ahead:

@@ -1,8 +1,8 @@
-"""Whether a module's output belongs to nobody but the call that hands it to a forward hook, which may overwrite it.
+"""Finds out whether only the current call refers to a module's output, so that a forward hook may overwrite it.
 
-Python counts the references to an object, but how many of them are those of the call itself depends on the version of
-Python and of torch. So it is found by experiment: values that only the call refers to, and values that something else
-refers to as well, go through the same lines. Where the counts do not tell the two apart, nothing is ever overwritten.
+Python counts the references to an object, but the number of references that the call itself holds depends on the
+versions of Python and torch. It is found by experiment: values that only the call refers to, and values with one more
+reference, go through the same code. If their counts do not differ, nothing is ever overwritten.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from torch.nn.modules.module import _has_any_global_hook
 from hookrun.tensor_copies import alone_in_memory
 
 _CALLS = 24
-"""Of each kind, in the experiment: after some of them Python runs the same lines in a faster way."""
+"""Calls of each kind in one experiment: enough for Python's specializing interpreter to optimize the code."""
 
 _EXPERIMENTS = 3
-"""How often it is tried: the first one may come while a compiler or a debugger has changed how Python calls."""
+"""How many experiments are tried: the first may run while a compiler or a debugger has changed how Python calls."""
 
 _MOST = 4
-"""References that a call has: torch's variable and the hook's, and two arguments. What makes them more may also end."""
+"""The most references that a call may hold: torch's variable, the hook's variable and two arguments. More would come
+from something else, such as a debugger, that may end later."""
 
 
 class _Trial(local):
     """The experiments of one thread.
 
     probe:  the hooked module
-    counts: what its hook saw in the calls under way: the references to the output, and the code of the caller
+    counts: what its hook has seen: (references to the output, code of the caller) for each call; None: no experiment
     """
 
     probe: _Probe | None = None
@@ -43,11 +44,11 @@ class _Trial(local):
 
 
 class SoleReference:
-    """Tells outputs that only the call refers to, for one way in which forward hooks are called.
+    """Recognizes outputs to which only the call refers, for one way of calling forward hooks.
 
-    register: put a hook on a module that is called in that way, asks `overwritable` about the module's output, and
-              leaves it as it is
-    size:     how many elements the outputs have that the hook asks about
+    register: registers a hook on a module; the hook is called in that way, calls `overwritable` with the module's
+              output and does not change it
+    size:     the number of elements of the outputs in the experiment
     """
 
     def __init__(self, register: Callable[[nn.Module], object], size: int) -> None:
@@ -59,22 +60,22 @@ class SoleReference:
         self._expected: tuple[int, CodeType] | None = None
 
     def overwritable(self, output: Tensor, references: int, caller: CodeType) -> bool:
-        """Whether nobody can notice when the output is overwritten. It is a plain tensor.
+        """Whether the output, a plain tensor, can be overwritten without any effect elsewhere.
 
-        references: what `sys.getrefcount` says of it in the call of this function
-        caller:     the code that called the hook
+        references: `sys.getrefcount(output)`, evaluated in the argument list of this call
+        caller:     the code object of the function that called the hook
         """
         if self._trial.counts is not None:
             self._trial.counts.append((references, caller))
             return False
-        if _has_any_global_hook():  # which would see the experiment's modules
+        if _has_any_global_hook():  # a global hook would see the experiment's modules
             return False
         if self._expected is None and self._left:
             self._find_out()
         return (
             (references, caller) == self._expected
             and _is_untouched(output)
-            and self._counts([False]) == [self._expected]  # also at this moment
+            and self._counts([False]) == [self._expected]  # the count is still the same now
         )
 
     def _find_out(self) -> None:
@@ -84,7 +85,7 @@ class SoleReference:
                 self._expected = self._experiment()
 
     def _experiment(self) -> tuple[int, CodeType] | None:
-        """The count and the caller of a value that only the call refers to; None where they do not tell."""
+        """(count, caller) of a value that only the call refers to; None if the counts do not tell the kinds apart."""
         counts = self._counts([False, True] * _CALLS)
         if len(counts) != 2 * _CALLS or len({caller for _, caller in counts}) != 1:
             return None
@@ -92,7 +93,7 @@ class SoleReference:
         return counts[0] if len(free) == 1 and max(free) <= _MOST and min(held) > max(free) else None
 
     def _counts(self, keeps: Sequence[bool]) -> list[tuple[int, CodeType]]:
-        """What the hook sees of new values, each of which the module keeps or not."""
+        """What the hook sees in calls of the probe, one for each of `keeps`: whether the probe keeps its output."""
         trial = self._trial
         if trial.probe is None:
             probe = _Probe(self._size)
@@ -109,7 +110,7 @@ class SoleReference:
 
 
 class _Probe(nn.Module):
-    """Returns a new value at each call, and refers to it or not."""
+    """Returns a new value at each call; with `keeps` it also keeps a reference to the value."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -118,19 +119,19 @@ class _Probe(nn.Module):
         self.kept: Any = None
 
     def forward(self, x: Any) -> Tensor:
-        value = torch.empty(self.size, device="cpu")  # nothing is written: it takes no memory
+        value = torch.empty(self.size, device="cpu")  # never written, so the system gives it no memory pages
         self.kept = value if self.keeps else None
         return value
 
 
 def _counts_are_deferred() -> bool:
-    """Whether this Python may leave references uncounted: without the GIL, or compiling as it runs."""
+    """Whether this Python may defer reference counts: without the GIL, or with the JIT."""
     jit = getattr(sys, "_jit", None)
     return bool(sysconfig.get_config_var("Py_GIL_DISABLED")) or (jit is not None and jit.is_enabled())
 
 
 def _is_untouched(output: Tensor) -> bool:
-    """Whether all that there is to say of the tensor is its elements, and no view or other holder has its memory."""
+    """Whether the tensor has no autograd state, attributes or weak references, and nothing else uses its memory."""
     return (
         not output.requires_grad
         and not output._is_view()

@@ -1,4 +1,4 @@
-"""The state of hooks that an earlier process saved: whether it is of this plan, and that of the user's own objects."""
+"""Loading the state of hooks: the check that it belongs to the same plan, and the state of the user's own objects."""
 
 from __future__ import annotations
 
@@ -11,34 +11,36 @@ _SHOWN = 6
 
 
 def require_same_plan(state: Mapping[str, Any], plan: str, sites: Iterable[tuple[str, str]]) -> None:
-    """HookrunError with what differs, where the state was saved under another plan.
+    """Raise HookrunError, with the differences, if the state was saved under another plan.
 
-    state: of `Installation.state_dict`
-    plan:  the hash of the plan that is installed
-    sites: hook name and module path of everything that is installed
+    state: from `Installation.state_dict`
+    plan:  the hash of the installed plan
+    sites: (hook name, module path) of all installed hooks
     """
     here = set(sites)
     there = {(hook, path) for hook, modules in state["sites"].items() for path in modules}
     if state["plan"] == plan and here == there:
         return
     differences = [
-        *_told("the state alone has", there - here),
-        *_told("the plan alone has", here - there),
-    ] or [f"hooks of the same names do something else: plan {state['plan'][:12]} there, {plan[:12]} here"]
+        *_difference("only the state has", there - here),
+        *_difference("only the plan has", here - there),
+    ] or [
+        f"hooks of the same names have other settings: plan {state['plan'][:12]} in the state, {plan[:12]} here"
+    ]
     raise HookrunError(
         "the state was saved under another plan:\n  "
         + "\n  ".join(differences)
-        + "\n  go on with the hooks, the model and the seed that it was saved with"
+        + "\n  use the hooks, the model and the seed with which it was saved"
     )
 
 
-def _told(who: str, sites: set[tuple[str, str]]) -> Iterator[str]:
+def _difference(who: str, sites: set[tuple[str, str]]) -> Iterator[str]:
     if sites:
         yield f"{who} " + listed([f"{hook} on {path or '(root)'}" for hook, path in sorted(sites)], _SHOWN)
 
 
 class HeldObjects:
-    """Objects of the user's own at a site that have a `state_dict()` and a `load_state_dict()`.
+    """The user's own objects at a site that have `state_dict()` and `load_state_dict()`.
 
     where: the hook and its place, for messages
     """
@@ -48,15 +50,15 @@ class HeldObjects:
         self._objects = list[Any]()
 
     def add(self, own: Any) -> None:
-        """One more; the order is that in which the plan makes them."""
+        """Add an object; the plan creates them always in the same order."""
         self._objects.append(own)
 
     def state_dict(self) -> list[Any]:
-        """What each says of itself. HookError with the hook for what it raises."""
+        """The `state_dict()` of each object. Its exceptions become a HookError that names the hook."""
         return [self._called(own, "state_dict") for own in self._objects]
 
     def load_state_dict(self, state: Sequence[Any]) -> None:
-        """Go on from there; of another plan there may be more or fewer."""
+        """Load the state of each object; for another plan there may be more or fewer states than objects."""
         for own, held in zip(self._objects, state, strict=False):
             self._called(own, "load_state_dict", held)
 

@@ -1,4 +1,4 @@
-"""The records of `stats`: by a compiled function where there is one, else small tensors together, by torch."""
+"""The records of `stats`: computed by a compiled function if possible; else small tensors together, by torch."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
 class Statistics:
-    """Finds the statistics of tensors at once, or keeps copies of them until `measure` is called."""
+    """Computes the statistics of tensors at once, or keeps copies until `measure` is called."""
 
     def __init__(self) -> None:
         self._small = SmallTensors()
         self._measures = dict[tuple[str, ...], Measure | None]()
 
     def add(self, x: Tensor, of: tuple[str, ...], start: tuple[Any, ...]) -> Waiting | None:
-        """A record that has its statistics after `measure` at the latest. None: somebody else has to compute them.
+        """A record that is complete after `measure` at the latest. None: the caller has to compute the statistics.
 
-        of:    which statistics its record is to have
+        of:    the statistics for the record
         start: the values of RECORD_KEYS, with which the record begins
         """
         if of not in self._measures:
@@ -35,5 +35,5 @@ class Statistics:
         return self._small.add(x, of, start)
 
     def measure(self) -> None:
-        """Complete every record that waits for its statistics."""
+        """Complete all records that wait for their statistics."""
         self._small.measure()

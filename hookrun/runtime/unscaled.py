@@ -1,4 +1,4 @@
-"""Gradients without the factor that mixed precision's gradient scaler puts on the loss."""
+"""Gradients without the factor of mixed precision's gradient scaler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.runtime.clock import Clock
 
 
 def unscaled(op: Op, clock: Clock) -> Op:
-    """The op on gradients without the factor that the gradient scaler put on the loss."""
+    """The op, applied to gradients without the gradient scaler's factor; its result gets the factor again."""
     if clock.scaler is None:
         return op
 
@@ -25,10 +25,9 @@ def unscaled(op: Op, clock: Clock) -> Op:
 
 
 def run_unscaled(op: Op, value: Any, scale: Tensor) -> Any:
-    """The op on a value without its factor, which it has again afterwards.
+    """Divide the value by the scale, apply the op and multiply the result by the scale again.
 
-    It sees 16-bit gradients in 32 bits: unscaled, small ones would be lost, which is what the factor is there to
-    prevent.
+    The op gets 16-bit gradients as 32-bit ones: in 16 bits small unscaled gradients would underflow.
     """
     plain = rebuild(value, lambda leaf: _unscaled_tensor(leaf, scale) if isinstance(leaf, Tensor) else leaf)
     new = op(plain)

@@ -1,4 +1,4 @@
-"""Registers a plan's hooks on a model, through `Module.apply`, and takes them off again."""
+"""Registers a plan's hooks on a model, through `Module.apply`, and removes them again."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from hookrun.plan.plan import Match, PlannedHook, ResolvedPlan
 from hookrun.runtime.apply_action import Op, compose
 from hookrun.runtime.clock import Calls, Clock, gate
 from hookrun.runtime.compiled import Tracing
+from hookrun.runtime.compiled_stats import with_compiled_stats
 from hookrun.runtime.hooked_parameters import HookedParameters
 from hookrun.runtime.hooks import registered_hooks
 from hookrun.runtime.hooks.base import Firing, ModuleHook, ParameterHook, RegisteredHook, Shared
@@ -26,10 +27,9 @@ from hookrun.runtime.hooks.calls import CallCounter, ForwardCounter
 from hookrun.runtime.hooks.installation import AtInstallation
 from hookrun.runtime.hooks.optimizer_step import OptimizerSteps
 from hookrun.runtime.optimizers import follow, unfollow
-from hookrun.runtime.records_at_once import at_once
 from hookrun.runtime.reduced import ReducedGradients
 from hookrun.runtime.sharded import is_sharded
-from hookrun.runtime.sharded_models import inside_of_sharding, too_late
+from hookrun.runtime.sharded_models import move_inside_sharding, sharded_too_early
 from hookrun.runtime.site import PlacedHook, Sink
 from hookrun.runtime.tokens.sequences import Sequences
 from hookrun.runtime.unscaled import unscaled
@@ -41,12 +41,12 @@ R = TypeVar("R", bound=RegisteredHook)
 class Wiring:
     """The registered hooks of one plan on one model.
 
-    sites:   one for each hook and module or parameter, in the order of installation
-    tracing: what they do inside compiled graphs
-    sequences: which tokens the calls of the model compute; None where no hook asks, or none are installed
+    sites:     one for each hook and module or parameter, in the order of installation
+    tracing:   what the sites do inside compiled graphs
+    sequences: which tokens the calls of the model compute; None where no hook has `tokens`, or before installation
 
     restored: the identities of the hooks that had changed the model when its present state was saved
-    reduced:  runs the hooks on gradients of parameters, where several ranks compute these; None: torch does
+    reduced:  runs the hooks on parameter gradients after they were summed over several ranks; None: torch runs them
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Wiring:
         self._hooked = HookedParameters(model)
 
     def install(self) -> None:
-        """Register everything. Raises CompileError, before it registers anything, where the model is not the plan's."""
+        """Register all hooks. Raises CompileError, before the first one, if the plan was made for another model."""
         modules = dict(self._model.named_modules(remove_duplicate=False))
         self._require_same_model(modules)
         self.clock.on_change = self.tracing.reschedule
@@ -83,10 +83,10 @@ class Wiring:
         self._install_on_modules(modules)
         self._install_on_parameters(modules)
         self._forget_tokens()
-        inside_of_sharding(self._model, {handle.id for handle in self._handles})
+        move_inside_sharding(self._model, {handle.id for handle in self._handles})
 
     def _require_same_model(self, modules: Mapping[str, nn.Module]) -> None:
-        """CompileError where the model is not the one that the plan was made for, or has been compiled since."""
+        """Raise CompileError if the plan was made for another model, or if the model has been compiled since."""
         if (reason := unhookable(self._model)) is not None:
             raise CompileError([Problem("model", reason.what, reason.hint)])
         there = {name for name, _ in self._model.named_parameters(remove_duplicate=False)}
@@ -100,14 +100,14 @@ class Wiring:
                 text = f"the plan is for a {match.type} at {owner or '(root)'}, this model has {found} there"
                 problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
             elif hook.spec.on_parameters and match.path not in there:
-                text = f"the plan is for the parameter {match.path}, which this model has not"
+                text = f"the plan is for the parameter {match.path}, which this model does not have"
                 problems.append(Problem(hook.spec.where, text, "compile the spec against this model"))
-        problems += too_late(self.plan, self._model)
+        problems += sharded_too_early(self.plan, self._model)
         if problems:
             raise CompileError(problems)
 
     def _planned(self, *kinds: type[RegisteredHook]) -> Iterable[tuple[PlannedHook, Match]]:
-        """Every hook with each of its matches; those that are registered as one of `kinds`, if any are given."""
+        """Each hook with each of its matches; only hooks that are registered as one of `kinds`, if any are given."""
         for hook in self.plan.hooks:
             if not kinds or issubclass(registered_hooks()[hook.spec.hook_type], kinds):
                 yield from ((hook, match) for match in hook.matches)
@@ -137,7 +137,7 @@ class Wiring:
         alone = action.pointwise and site.part is None and keys.target is None
         pointwise = action.build_into(site) if alone else None
         traced = self.tracing.of(site, targeted=targeted)
-        op = finished(at_once(site, composed.op))
+        op = finished(with_compiled_stats(site, composed.op))
         return Firing(site, op, traced, pointwise, open_gate, op_of_new)
 
     def _made(self, kind: type[R], sites: Sequence[PlacedHook]) -> R:
@@ -161,15 +161,14 @@ class Wiring:
             by_module[id(modules[match.path])].append((hook, match))
 
         def visit(module: nn.Module) -> None:
-            if planned := by_module.pop(
-                id(module), None
-            ):  # apply visits a shared module once for each parent
+            # apply visits a shared module once for each parent
+            if planned := by_module.pop(id(module), None):
                 self._install_on(module, planned)
 
         self._model.apply(visit)
 
     def _install_on(self, module: nn.Module, planned: Iterable[tuple[PlannedHook, Match]]) -> None:
-        """Every hook of one module, one callable for each type; the inner ones run closest to the forward."""
+        """Install the hooks of one module, one callable per type; those of greater depth run closer to the forward."""
         by_kind = defaultdict[type[ModuleHook], list[PlacedHook]](list)
         planned = list(planned)
         calls = self._calls(module, [hook for hook, _ in planned])
@@ -244,10 +243,10 @@ class Wiring:
             self._shared.closing.callback(unfollow, self._hooked)
         for (path, hook_type), sites in on_gradients.items():
             if not parameters[path].requires_grad:
-                raise HookrunError(f"{sites[0].where}: the parameter requires no gradient")
+                raise HookrunError(f"{sites[0].where}: the parameter does not require a gradient")
             registered = self._made(cast(type[ParameterHook], registered_hooks()[hook_type]), sites)
             if self._reduced is None:
-                if not is_sharded(parameters[path]):  # where none is ever called
+                if not is_sharded(parameters[path]):  # torch never calls tensor hooks of a sharded parameter
                     self._handles.append(registered.register(parameters[path]))
                 if gradients is not None:
                     gradients.add(parameters[path], registered)
@@ -261,7 +260,10 @@ class Wiring:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within the block none of these hooks runs in a forward; hooks of others do. What `apply` hooks did stays."""
+        """Within the block none of these hooks runs in a forward pass; hooks registered by others still do.
+
+        Changes by `apply` hooks stay in the model.
+        """
         ours = {handle.id for handle in self._handles}
         kept = list[tuple[dict[int, Any], dict[int, Any]]]()
         for module in self._model.modules():
@@ -277,10 +279,10 @@ class Wiring:
             for registered, before in kept:
                 added = {number: hook for number, hook in registered.items() if number not in before}
                 registered.clear()
-                registered.update(before | added)  # each in its old place
+                registered.update(before | added)  # each at its old position
 
     def _gradients_of_ranks(self) -> GradientsOfWrapped | None:
-        """Where torch.distributed joins processes, the user's own loop may wrap the model; None where it does not."""
+        """For a user's own loop that may wrap the model in DDP or fully_shard; None without a process group."""
         added = self.plan.added()
         if not in_group() or not (self._hooked or added):
             return None
@@ -291,11 +293,11 @@ class Wiring:
         return gradients
 
     def follow_parameters(self) -> None:
-        """Parameters have been divided over the ranks: their hooks go with them."""
+        """Move hooks to the shards that fully_shard has put in the place of the parameters."""
         self._hooked.follow()
 
     def remove(self) -> None:
-        """Remove every hook of this installation, and nothing else. What `apply` hooks did to the model stays."""
+        """Remove every hook of this installation, and nothing else. Changes by `apply` hooks stay in the model."""
         while self._handles:
             self._handles.pop().remove()
         for registered in self._registered:
@@ -303,12 +305,12 @@ class Wiring:
         self._registered.clear()
         self._hooked.clear()
         self.sequences = self.clock.passes = None
-        self.clock.on_change = None  # whose sites hold the clock: a cycle, with the model in it
+        self.clock.on_change = None  # breaks a reference cycle: clock -> tracing -> sites -> clock, model
         self._shared.closing.close()
 
 
 def _needs_calls(hook: PlannedHook) -> bool:
-    """Whether activation checkpointing has to find a call again."""
+    """Whether the calls must be numbered, so that a recomputation under activation checkpointing can be identified."""
     spec = hook.spec
     draws = spec.draws_in_forward
     if draws and spec.action.own_functions() and spec.keys.when.probability == 1:
@@ -317,12 +319,15 @@ def _needs_calls(hook: PlannedHook) -> bool:
 
 
 def _owner(hook: PlannedHook, match: Match) -> str:
-    """The path of the module that is hooked, or that owns the parameter."""
+    """The path of the hooked module, or of the module that owns the hooked parameter."""
     return match.path.rpartition(".")[0] if hook.spec.on_parameters else match.path
 
 
 def _of_own_rows(op: Op, clock: Clock, site: PlacedHook, value: Any) -> Any:
-    """Edits alone act in a pass for other ranks, and of these the ones that its gradients of zeros pass through."""
+    """Run the op; in a pass that this rank makes for other ranks only, run it only if it edits in the forward pass.
+
+    The gradients of such a pass are all zero, so observers and edits of gradients are left out.
+    """
     idle = clock.stands_in and (site.spec.action.observes or site.hook_type.phase == "backward")
     return value if idle else op(value)
 

@@ -1,8 +1,7 @@
-"""Hooks on gradients of parameters in a loop of the user's own, where DDP or fully_shard sums the gradients.
+"""Hooks on parameter gradients in a user's own loop with DDP or fully_shard, which sum the gradients.
 
-A tensor hook would see the rank's own part, and one on a sharded parameter is never called. So nothing runs while
-gradients are computed; once the backward pass is over, and the reduced gradients are in their place, the hooks run on
-these.
+A tensor hook would see only the rank's own part, and torch never calls one on a sharded parameter. Therefore the hooks
+run after the backward pass, on the summed gradients.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from hookrun.runtime.sharded_models import is_fully_sharded, reduces
 
 
 def in_group() -> bool:
-    """Whether torch.distributed has joined this process with others, or with none."""
+    """Whether torch.distributed has a process group, of any size."""
     return distributed.is_available() and distributed.is_initialized()
 
 
 class GradientsOfWrapped(RegisteredHook):
-    """The hooks on gradients of an installation's parameters; each forward pass of the model tells who reduces them.
+    """An installation's hooks on parameter gradients; each forward of the model finds out what sums the gradients.
 
-    added: module path and name of the parameters that hooks added
+    added: (module path, name) of the parameters that hooks added
     """
 
     def __init__(
@@ -60,12 +59,12 @@ class GradientsOfWrapped(RegisteredHook):
             hooked.on_move(self._move)
 
     def add(self, parameter: nn.Parameter, hook: ParameterHook) -> None:
-        """The registered hook waits for the reduced gradient from now on, where the model is wrapped."""
+        """Let the registered hook wait for the summed gradient whenever the model is wrapped."""
         self._reduced.add(parameter, hook)
-        hook.waits = partial(self._wait, parameter, hook.before_accumulation)
+        hook.waits = partial(self._defer, parameter, hook.before_accumulation)
 
     def clear(self) -> None:
-        """Run nothing from now on."""
+        """Drop all hooks: the object does nothing from now on."""
         super().clear()
         self._reduced, self._wrapper, self._hooked, self._model = ReducedGradients(), None, None, None
 
@@ -73,7 +72,7 @@ class GradientsOfWrapped(RegisteredHook):
         self._reduced.move(moves)
 
     def forward_pre(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook of the model. HookError where a hooked parameter was replaced."""
+        """torch's forward pre-hook of the model. Raises HookError if a hooked parameter was replaced."""
         if self._hooked is None or tracing():
             return
         in_backward = torch._C._current_graph_task_id() != -1
@@ -84,7 +83,7 @@ class GradientsOfWrapped(RegisteredHook):
             if not self._sharded:
                 self._hooked.require_all()
         wrapper = self._whole or DistributedDataParallel._get_active_ddp_module()
-        # No other backward pass comes of a forward without gradients, or of one that a backward pass repeats.
+        # A forward without gradients, or a recomputed one, does not start another backward pass.
         if wrapper is not None or (torch.is_grad_enabled() and not in_backward):
             self._wrapper = wrapper
         if self._added and self._wrapper is not None and self._wrapper is not self._checked:
@@ -92,14 +91,14 @@ class GradientsOfWrapped(RegisteredHook):
             self._checked = self._wrapper
 
     def _forget_failed(self) -> None:
-        """No backward pass is under way: what one has left behind failed."""
+        """Outside a backward pass: drop the state that a failed backward pass has left."""
         if self._begun:
             self._put_back()
         elif self._reached:
             self._reached, self._before = set(), {}
 
     def _require_added(self, model: nn.Module, wrapper: DistributedDataParallel) -> None:
-        """The wrapper reduces the gradients of what was there when it was made."""
+        """Raise HookError if hooks added a parameter after the model was wrapped: its gradient would not be summed."""
         known = {id(parameter) for parameter in wrapper._module_parameters}
         for owner, name in self._added:
             added = model.get_submodule(owner)._parameters.get(name)
@@ -107,30 +106,30 @@ class GradientsOfWrapped(RegisteredHook):
                 path = f"{owner}.{name}" if owner else name
                 raise HookError(
                     f"hooks added the parameter {path} to a model that DistributedDataParallel had wrapped, which does "
-                    "not sum its gradient over the ranks: install the hooks first, and wrap the model then"
+                    "not sum its gradient over the ranks: install the hooks first, then wrap the model"
                 )
 
     # ---- DistributedDataParallel -------------------------------------------------------------------------------
 
-    def _wait(self, parameter: nn.Parameter, before_accumulation: bool) -> bool:
-        """Whether the gradient that is being computed is this rank's part of one."""
+    def _defer(self, parameter: nn.Parameter, before_accumulation: bool) -> bool:
+        """Defer the parameter's hooks to the end of the backward pass; False if the gradient is not a rank's part."""
         if self._wrapper is None:
             return False
         if not self._reached:
-            Variable._execution_engine.queue_callback(self._over)
+            Variable._execution_engine.queue_callback(self._backward_ended)
         self._reached.add(id(parameter))
         if before_accumulation:
             earlier = None if parameter.grad is None else parameter.grad.detach().clone()
             self._before[id(parameter)] = (parameter, earlier)
         return True
 
-    def _over(self) -> None:
-        """The backward pass is over; what the wrapper has queued meanwhile, putting the sums in place, comes first."""
+    def _backward_ended(self) -> None:
+        """Queue the hooks behind the wrapper's own callbacks, which put the summed gradients in place."""
         Variable._execution_engine.queue_callback(self._run)
 
     @torch.no_grad()
     def _run(self) -> None:
-        """Every gradient is reduced. `grad` hooks run on what this backward pass has added to it."""
+        """Run the hooks on summed gradients; `grad` hooks see only what this backward pass has added."""
         if self._begun:
             self._run_sharded()
             return
@@ -150,18 +149,18 @@ class GradientsOfWrapped(RegisteredHook):
     # ---- fully_shard -------------------------------------------------------------------------------------------
 
     def forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        """torch's forward hook of the model: its output tells when a backward pass begins."""
+        """torch's forward hook of the model: a gradient of its output marks the beginning of a backward pass."""
         if self._sharded and not tracing() and torch.is_grad_enabled():
             for tensor in tensors(output):
                 if tensor.requires_grad:
                     tensor.register_hook(self._begin)
 
     def _begin(self, grad: Tensor) -> None:
-        """A backward pass begins: what `grad` hooks will see is set apart from the gradients of those before."""
+        """At the beginning of a backward pass: set earlier gradients aside, so that `grad` hooks see only new ones."""
         if self._begun or self._hooked is None:
             return
         self._begun = True
-        Variable._execution_engine.queue_callback(self._over)
+        Variable._execution_engine.queue_callback(self._backward_ended)
         first = {id(each) for each in self._reduced.before_accumulation}
         for parameter in filter(is_sharded, self._reduced.parameters):
             gradient = parameter.grad
@@ -187,7 +186,7 @@ class GradientsOfWrapped(RegisteredHook):
         self._reduced.run(before, reached)
 
     def _changed(self, parameter: nn.Parameter) -> bool:
-        """Whether this backward pass has reached the parameter."""
+        """Whether this backward pass has changed the parameter's gradient."""
         gradient = parameter.grad
         if not is_sharded(gradient):
             return False
@@ -195,7 +194,7 @@ class GradientsOfWrapped(RegisteredHook):
         return gradient is not earlier or _version(gradient) != version
 
     def _put_back(self) -> None:
-        """No gradient of the pass is whole: those before it are as they were."""
+        """Restore the gradients from before a backward pass whose gradients were not summed."""
         for parameter, earlier in self._before.values():
             if parameter.grad is None:
                 parameter.grad = earlier
@@ -203,13 +202,13 @@ class GradientsOfWrapped(RegisteredHook):
 
 
 def _version(gradient: Any) -> int:
-    """Of this rank's part, which fully_shard adds to."""
+    """The version of this rank's part, to which fully_shard adds in place."""
     found: int = gradient.to_local()._version
     return found
 
 
 def _not_whole(under: str, hint: str) -> HookError:
     return HookError(
-        f"a `grad` hook acts on the gradient of each micro-batch, and under {under} no rank has it whole: "
+        f"a `grad` hook acts on the gradient of each micro-batch, which is not summed over the ranks under {under}: "
         f"use post_accumulate_grad or optimizer_step_pre, or {hint}"
     )

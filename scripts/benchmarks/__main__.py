@@ -1,4 +1,4 @@
-"""Measure one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|ranks|lm|peers|all]``."""
+"""Measures one subject or all: ``scripts/bench [hooks|start|selectors|capture|stats|loop|ranks|lm|peers|all]``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table, and write it where asked. 1 where a row failed or values differed."""
+    """Print the table, and write it to files on request. Returns 1 if a row failed or values differed, else 0."""
     given = sys.argv[1:] if argv is None else list(argv)
     args = parsed(given)
     settings = Settings(args.rounds, args.seconds, peers=args.subject in ("peers", "all"))
@@ -32,13 +32,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of other libraries, and of hooks that a block leaves unused
+                warnings.simplefilter("ignore")  # other libraries' warnings, and those about unused hooks
                 result = work.measure(settings)
         except OtherOutputs as error:
             print(f"\n{work.name}: {error}", file=sys.stderr)
             wrong = 1
             continue
-        except Exception:  # the other rows are worth having; the exit code tells
+        except Exception:  # go on with the other rows; the exit code reports the failure
             print(f"\n{work.name}:", file=sys.stderr)
             traceback.print_exc()
             wrong = 1
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _without_files(argv: Sequence[str]) -> list[str]:
-    """The arguments without those that say where the table goes, which are of one machine."""
+    """The arguments without --json and --readme and their paths, which belong to one machine."""
     kept, of_file = list[str](), False
     for word in argv:
         if of_file and not word.startswith("-"):
@@ -69,30 +69,31 @@ def _without_files(argv: Sequence[str]) -> list[str]:
 
 
 def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
-        description="What hooks cost, as ratios within one run, beside hand-written hooks and other libraries.",
+        description="Measure the cost of hooks, as ratios within one run, with hookrun, hand-written hooks and other "
+        "libraries.",
     )
     parser.add_argument(
-        "subject", nargs="?", default="all", choices=[*SUBJECTS, "all"], help="all unless given"
+        "subject", nargs="?", default="all", choices=[*SUBJECTS, "all"], help="by default all"
     )
-    parser.add_argument("--row", action="append", help="of the subject this row alone; may be repeated")
+    parser.add_argument("--row", action="append", help="only this row of the subject; may be repeated")
     parser.add_argument(
         "--rounds",
         type=at_least_one,
         default=40,
-        help="interleaved rounds; files and processes take an eighth",
+        help="interleaved rounds; an eighth of them for files and processes",
     )
-    parser.add_argument("--seconds", type=float, default=6.0, help="about so long for each row")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
+    parser.add_argument("--seconds", type=float, default=6.0, help="approximate time for each row")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
     parser.add_argument(
         "--readme",
         type=Path,
         nargs="?",
         const=README,
         metavar="FILE",
-        help="write table and picture into README.md",
+        help="write the table and the picture into FILE, by default README.md",
     )
     args = parser.parse_args(argv)
     names = [work.name for work in of_subject(args.subject)]
@@ -102,7 +103,7 @@ def parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def at_least_one(text: str) -> int:
-    """A number of rounds."""
+    """The number of rounds in an argument; ArgumentTypeError below 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError("expected at least 1")

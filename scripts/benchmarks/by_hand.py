@@ -1,4 +1,4 @@
-"""Hooks as a person writes them."""
+"""Hand-written hooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.models import leaves
 
 
 def captures(model: Any, names: Iterable[str], x: Any, *, clone: bool) -> tuple[Run, Outputs]:
-    """Outputs, each firing kept: by reference, which an in-place successor overwrites, or as a clone."""
+    """Forward hooks that keep the outputs: by reference, which in-place successors overwrite, or as clones."""
     kept: dict[str, list[Any]] = {name: [] for name in names}
 
     def hook(name: str, module: Any, args: Any, output: Any) -> None:
@@ -23,7 +23,7 @@ def captures(model: Any, names: Iterable[str], x: Any, *, clone: bool) -> tuple[
 
 
 def kept_by(kept: dict[str, list[Any]], forward: Run) -> tuple[Run, Outputs]:
-    """A forward that is forgotten, and one that says what it kept of modules that ran once."""
+    """Two functions: a forward that drops what was kept, and one that returns the outputs of modules that ran once."""
 
     def run() -> None:
         forward()
@@ -41,16 +41,16 @@ def kept_by(kept: dict[str, list[Any]], forward: Run) -> tuple[Run, Outputs]:
 
 
 def edits(model: Any, cls: type, edit: Callable[[Any], Any]) -> None:
-    """A hook on each leaf of a class that returns another output."""
+    """Register a hook on each leaf of a class that returns the edited output."""
     for _, module in leaves(model, cls):
         module.register_forward_hook(lambda module, args, output: edit(output))
 
 
 def statistics(model: Any, names: Iterable[str], x: Any) -> tuple[Run, Outputs]:
-    """mean, std, min, max and norm of each output, each a tensor that nothing waits for.
+    """mean, std, min, max and norm of each output, as tensors, without synchronizing with the device.
 
-    What is compared is computed in float64: of the millions of elements of a convolution's output torch's float32 norm
-    is off by 2e-4.
+    For the comparison they are computed in float64: torch's float32 norm of the millions of elements of a
+    convolution's output is off by 2e-4.
     """
     seen: dict[str, tuple[Any, ...]] = {}
     compares = False

@@ -1,6 +1,7 @@
 """One of two processes that train under DistributedDataParallel: ``python -m benchmarks.ddp_steps RANK PORT ROUNDS``.
 
-Rank 0 prints, as JSON, the seconds of each way in each round, and how far its weights are from those by hand.
+Rank 0 prints, as JSON, the seconds of each way in each round, and the largest difference between the weights of hookrun
+and those of hand-written hooks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ COMPARED = 3
 
 
 class Way:
-    """Steps of training on this rank's rows. kept: what the hooks of the last step captured."""
+    """Training steps on this rank's rows, without hooks."""
 
     def __init__(self, rank: int) -> None:
         import torch
@@ -42,14 +43,14 @@ class Way:
         self.forget()
 
     def before_step(self) -> None:
-        """What is done to gradients by hand."""
+        """Change the gradients before the optimizer's step."""
 
     def forget(self) -> None:
-        """Captures are of one step."""
+        """Drop the captures of the step."""
 
 
 class ByHand(Way):
-    """Clones of the activations by forward hooks, the reduced gradients clamped before the step."""
+    """Hand-written: forward hooks clone the activations, the reduced gradients are clamped before the step."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank)
@@ -68,7 +69,7 @@ class ByHand(Way):
 
 
 class Ours(Way):
-    """The same as configuration."""
+    """The same with hookrun."""
 
     def __init__(self, rank: int, stack: ExitStack) -> None:
         super().__init__(rank)
@@ -88,7 +89,7 @@ class Ours(Way):
 
 
 def main(rank: int, port: str, rounds: int) -> dict[str, Any]:
-    """Measure in this process, beside the other one."""
+    """Measure as one of the two processes; returns the times and the difference of the weights."""
     import torch
     from torch import distributed
 

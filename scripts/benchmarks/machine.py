@@ -1,4 +1,4 @@
-"""What a table was measured with: the machine and the versions."""
+"""The machine and the package versions of a benchmark."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """date, machine, Python and the versions of everything measured; None: not installed."""
+    """Date, machine, load, and the versions of Python and all measured packages; None: not installed."""
     versions: dict[str, str | None] = {"Python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """Its name, as the system says it."""
+    """The name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Ways of doing the same work, their outputs compared, then timed in interleaved rounds."""
+"""Compares the outputs of several ways to do the same work, then times them in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import Any
 
 Run = Callable[[], object]
 Outputs = Callable[[], Mapping[str, Any]]
-"""Does the work once, and says what came of it: tensors by name."""
+"""Does the work once and returns its results: tensors by name."""
 
 Times = Mapping[str, list[float]]
-"""Way -> its seconds in each round."""
+"""Name of a way -> its seconds in each round."""
 
 OURS = "hookrun"
 
 
 class OtherOutputs(Exception):
-    """A way that gives other values than the first one."""
+    """hookrun gives other values than the first way."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """How thoroughly to measure.
 
-    rounds:  interleaved rounds of what takes microseconds; whole processes and files take fewer
-    seconds: about so long for all ways of one work together
-    peers:   other libraries too
+    rounds:  interleaved rounds for short work; fewer are used for processes and files
+    seconds: the approximate time for all ways of one row together
+    peers:   measure other libraries too
     """
 
     rounds: int = 40
@@ -38,13 +38,13 @@ class Settings:
     peers: bool = False
 
     def slow(self, least: int = 3) -> int:
-        """Rounds of what takes seconds."""
+        """The number of rounds for work that takes seconds."""
         return max(self.rounds // 8, min(least, self.rounds))
 
 
 @dataclass(frozen=True)
 class Timing:
-    """One way: median seconds, and the median over the rounds of its ratio to the base."""
+    """One way: its median seconds, and the median of its ratios to the base in each round."""
 
     name: str
     seconds: float
@@ -55,10 +55,11 @@ class Timing:
 class Result:
     """One row of the table.
 
-    base:     the way that ratios are to
-    target:   hookrun's ratio is to be at most that; None: there is none
-    compared: the ways whose outputs were found equal
-    missing:  way -> why it is not there
+    work:     what was measured
+    base:     the way to which the ratios refer
+    target:   the largest ratio that hookrun should have; None: no target
+    compared: the ways whose outputs were equal
+    missing:  way -> why it was not measured
     """
 
     work: str
@@ -70,20 +71,22 @@ class Result:
 
     @property
     def ratio(self) -> float | None:
-        """That of hookrun."""
+        """hookrun's ratio to the base; None: hookrun was not measured."""
         return next((each.ratio for each in self.timings if each.name == OURS), None)
 
     @property
     def reached(self) -> bool | None:
-        """Whether hookrun keeps to the target; None where there is nothing to keep to."""
+        """Whether hookrun reaches the target; None: no target or no ratio."""
         return None if self.target is None or self.ratio is None else self.ratio <= self.target
 
 
 @dataclass
 class Ways:
-    """The ways of doing one work, the base first. A peer that fails is missing; hookrun that fails is an error.
+    """The ways to do the same work, the base first. If a peer fails it is listed as missing; hookrun must not fail.
 
-    lasting: the names of outputs that peers have to give rightly, where others are overwritten in place; None: all
+    lasting: the names of the outputs that are compared for peers, without those that are overwritten in place;
+             None: all
+    stack:   closed when the ways have been measured
     """
 
     runs: dict[str, Run] = field(default_factory=dict)
@@ -93,7 +96,7 @@ class Ways:
     stack: ExitStack = field(default_factory=ExitStack)
 
     def add(self, name: str, run: Run, outputs: Outputs | None = None) -> None:
-        """A way that is always there."""
+        """Add a way."""
         self.runs[name] = run
         if outputs is not None:
             self.outputs[name] = outputs
@@ -101,7 +104,7 @@ class Ways:
     def peer(
         self, name: str, module: str, make: Callable[[], tuple[Run, Outputs]], *, wanted: bool = True
     ) -> None:
-        """Another library's way, where that can be imported and does this work."""
+        """Add another library's way, if the library is installed and can do this work."""
         if not wanted:
             return
         if importlib.util.find_spec(module) is None:
@@ -117,7 +120,10 @@ class Ways:
         self.add(name, run, outputs)
 
     def compare(self) -> tuple[str, ...]:
-        """The ways that give the values of the first one that says what it gives. A peer that does not is missing."""
+        """Compare all outputs with those of the first way that has outputs; returns the names of the equal ways.
+
+        A peer with other values is removed and listed as missing. Raises OtherOutputs if hookrun has other values.
+        """
         if not self.outputs:
             return ()
         first, *others = self.outputs
@@ -135,12 +141,12 @@ class Ways:
 
 
 def difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
-    """What is not as it should be, or None. There may be more than what is wanted."""
+    """How the found outputs differ from the wanted ones, or None. Further outputs are ignored."""
     import torch
 
     for name, value in wanted.items():
         if name not in found:
-            return f"nothing of {name}"
+            return f"no output {name}"
         try:
             torch.testing.assert_close(
                 torch.as_tensor(found[name]), torch.as_tensor(value), rtol=1e-4, atol=1e-4, check_dtype=False
@@ -151,7 +157,7 @@ def difference(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> str | Non
 
 
 def interleaved(runs: Mapping[str, Run], rounds: int, seconds: float) -> Times:
-    """The seconds of each way in each round, its runs repeated so that all rounds together take about `seconds`."""
+    """The seconds of each way in each round; work is repeated so that all rounds together take about `seconds`."""
     names = list(runs)
     for run in runs.values():
         run()
@@ -161,7 +167,7 @@ def interleaved(runs: Mapping[str, Run], rounds: int, seconds: float) -> Times:
     repeats = max(1, int(seconds / rounds / (time.perf_counter() - start)))
     times: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
-        for name in names if number % 2 else reversed(names):  # whoever comes first has no advantage
+        for name in names if number % 2 else reversed(names):  # so that the order favours none
             run = runs[name]
             start = time.perf_counter()
             for _ in range(repeats):
@@ -179,7 +185,7 @@ def judged(
     compared: tuple[str, ...] = (),
     missing: Mapping[str, str] | None = None,
 ) -> Result:
-    """The medians of what was timed. base: the first way, unless another is named."""
+    """The result from the times. base: by default the first way."""
     names = list(times)
     base = names[0] if base is None else base
     timings = tuple(
@@ -202,7 +208,7 @@ def measured(
     base: str | None = None,
     slow: bool = False,
 ) -> Result:
-    """Compare what the ways give, then time them. slow: one run takes more than some milliseconds."""
+    """Compare the outputs of the ways, then time them. slow: a single run takes more than a few milliseconds."""
     with ways.stack:
         compared = ways.compare()
         rounds = max(settings.rounds // 3, 3) if slow else settings.rounds

@@ -1,4 +1,4 @@
-"""The models that are measured, each with an input: the same weights whenever one is made."""
+"""The measured models, each with an input; all copies of a model have the same weights."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to be made as often as there are ways, and what it is called with.
+    """A model and its input.
 
-    argument: the name of its forward's argument
+    make:     creates the model; called once for each way
+    x:        the input
+    argument: the name of the forward's argument
     repeated: leaves that run more than once in a forward
     """
 
@@ -28,7 +30,7 @@ def leaves(model: Any, cls: type | None = None) -> list[tuple[str, Any]]:
 
 
 def running(subject: Subject) -> list[str]:
-    """The leaves that run, by name, in the order in which they do first."""
+    """The names of the leaves that run, in the order of their first calls."""
     model, found = subject.make(), dict[str, None]()
     for name, module in leaves(model):
         module.register_forward_hook(lambda module, args, output, name=name: found.setdefault(name))
@@ -37,7 +39,7 @@ def running(subject: Subject) -> list[str]:
 
 
 def mlp(width: int = 64, batch: int = 32) -> Subject:
-    """8 Linear layers with ReLU between them, 15 leaves: where dispatch is all there is."""
+    """8 Linear layers with ReLU between them, 15 leaves: so small that the time is mostly dispatch."""
     import torch
     from torch import nn
 
@@ -67,7 +69,7 @@ def resnet18() -> Subject:
 
 
 def gpt2(layers: int = 4, length: int = 64) -> Subject:
-    """A random GPT-2 and one prompt; 41 leaves run, since its attention's dropout modules never do."""
+    """A random GPT-2 and one prompt; 41 leaves run (the dropout modules of its attention do not)."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 

@@ -1,4 +1,4 @@
-"""The same work as other libraries do it. Each function imports its library, and may fail where that does not fit."""
+"""The same work done by other libraries. Each function imports its library, and may raise if that cannot do it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ CAPTURING = ("captum", "nnsight", "pyvene", "timm")
 
 
 def add_captures(ways: Ways, subject: Subject, names: Sequence[str], *, wanted: bool) -> None:
-    """Every library that captures the outputs of any module. torchlens has a process of its own: see `apart`."""
+    """Add all libraries that capture outputs of any module. torchlens runs in its own process: see `works.peers`."""
     for name in CAPTURING:
         make = globals()[f"{name}_captures"]
         ways.peer(name, name, lambda make=make: make(subject, names), wanted=wanted)
 
 
 def captum_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]:
-    """LayerActivation of all layers at once."""
+    """captum's LayerActivation of all layers at once."""
     from captum.attr import LayerActivation
 
     model = subject.make()
@@ -38,7 +38,7 @@ def captum_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Output
 
 
 def nnsight_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]:
-    """One trace that saves every output."""
+    """One trace of nnsight that saves all outputs."""
     import nnsight
 
     model = nnsight.NNsight(subject.make())
@@ -54,7 +54,7 @@ def nnsight_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Outpu
 
 
 def nnsight_edit(subject: Subject, names: Sequence[str], edit: Callable[[Any], Any]) -> tuple[Run, Outputs]:
-    """One trace that sets outputs anew."""
+    """One trace of nnsight that replaces outputs."""
     import nnsight
 
     model = nnsight.NNsight(subject.make())
@@ -72,7 +72,7 @@ def nnsight_edit(subject: Subject, names: Sequence[str], edit: Callable[[Any], A
 
 
 def pyvene_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]:
-    """An intervention at each output that keeps it."""
+    """A pyvene intervention at each output that keeps it."""
     kept: dict[str, list[Any]] = {name: [] for name in names}
 
     def keeper(name: str) -> Callable[..., Any]:
@@ -87,7 +87,7 @@ def pyvene_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Output
 
 
 def pyvene_edit(subject: Subject, names: Sequence[str], edit: Callable[[Any], Any]) -> tuple[Run, Outputs]:
-    """An intervention at each output that changes it."""
+    """A pyvene intervention at each output that changes it."""
     run = _pyvene(subject, [(name, lambda base, source=None, subspaces=None: edit(base)) for name in names])
     return run, lambda: {"output": logits(run())}
 
@@ -96,9 +96,8 @@ def _pyvene(subject: Subject, interventions: Sequence[tuple[str, Callable[..., A
     import pyvene
 
     model = subject.make()
-    if not hasattr(
-        model, "config"
-    ):  # it asks every model for one, and takes numbered children of a name alone
+    # pyvene needs one, and takes numbered children only below a named module
+    if not hasattr(model, "config"):
         model = named(model)
         interventions = [(f"net.{name}", function) for name, function in interventions]
         argument = "x"
@@ -113,7 +112,7 @@ def _pyvene(subject: Subject, interventions: Sequence[tuple[str, Callable[..., A
 
 
 def named(model: Any) -> Any:
-    """The model under a name, with the configuration that pyvene looks for."""
+    """The model as child `net` of a module with the attribute `config` that pyvene needs."""
     from torch import nn
 
     class Named(nn.Module):
@@ -133,7 +132,7 @@ def _bracketed(name: str) -> str:
 
 
 def timm_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]:
-    """Its hooks for features, by reference."""
+    """timm's feature hooks, which keep references."""
     from timm.models._features import FeatureHooks
 
     model, device = subject.make(), subject.x.device
@@ -147,7 +146,7 @@ def timm_captures(subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]
 
 
 def bridge(subject: Subject) -> Any:
-    """TransformerLens's view of a transformers model, from a folder with its configuration: nothing is downloaded."""
+    """TransformerLens's bridge to a transformers model; its configuration is read from a folder, not downloaded."""
     from transformer_lens.model_bridge import TransformerBridge
 
     model = subject.make()
@@ -157,7 +156,7 @@ def bridge(subject: Subject) -> Any:
 
 
 def logits(output: Any) -> Any:
-    """The tensor of an output."""
+    """The logits of a model output, or its only tensor."""
     return _plain(getattr(output, "logits", output))
 
 

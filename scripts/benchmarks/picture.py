@@ -1,4 +1,4 @@
-"""The results as a picture for the README: a dot for each way, on one axis of ratios. SVG for light and dark pages."""
+"""Draws the results as an SVG for the README: a dot for each way on an axis of ratios, for light and dark pages."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _STYLE = """
 
 
 def picture(results: Sequence[Result]) -> str:
-    """An SVG with a row for each work that has a ratio: hookrun, the first way by hand, the best other library."""
+    """An SVG with a row for each result that has a ratio: hookrun, the first way by hand, the best other library."""
     shown = [(result, _marks(result)) for result in results if result.ratio is not None]
     most = max([1.5, *(max(marks.values()) for _, marks in shown)])
     height = TOP + ROW * len(shown) + BOTTOM
 
     def across(ratio: float) -> float:
-        """Where a ratio lies; below 0.8 at the left edge."""
+        """The x coordinate of a ratio on the logarithmic axis; ratios below 0.8 are at its left edge."""
         share = math.log(max(ratio, 0.8) / 0.8) / math.log(most * 1.1 / 0.8)
         return LEFT + share * (WIDTH - LEFT - RIGHT)
 
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="t d">',
         '<title id="t">What hooks cost, relative to the work without them</title>',
-        f'<desc id="d">{escape(_said(shown))}</desc><style>{_STYLE}\n</style>',
+        f'<desc id="d">{escape(_description(shown))}</desc><style>{_STYLE}\n</style>',
         *_legend(),
     ]
     for tick in (tick for tick in _TICKS if tick <= most * 1.1):
@@ -54,7 +54,7 @@ def picture(results: Sequence[Result]) -> str:
 
 
 def _marks(result: Result) -> dict[str, float]:
-    """What is drawn of a row, later ones above."""
+    """kind -> ratio of the marks in a row, in drawing order: later marks cover earlier ones."""
     peers = [each.ratio for each in result.timings if is_peer(each, result)]
     hand = [each.ratio for each in result.timings if each.name.startswith("by hand")]
     marks = {"target": result.target} | {"peer": min(peers, default=None), "hand": next(iter(hand), None)}
@@ -80,8 +80,8 @@ def _short(work: str, most: int = 42) -> str:
     return work if len(work) <= most else work[: most - 1].rstrip(" ,") + "…"
 
 
-def _said(shown: Sequence[tuple[Result, Mapping[str, float]]]) -> str:
-    """The picture in words."""
+def _description(shown: Sequence[tuple[Result, Mapping[str, float]]]) -> str:
+    """The picture as text, for screen readers."""
     names = {"ours": "hookrun", "hand": "by hand", "peer": "best other library", "target": "target"}
     return " ".join(
         f"{result.work}: " + ", ".join(f"{names[kind]} {ratio:.2f}" for kind, ratio in marks.items()) + "."

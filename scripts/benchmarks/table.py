@@ -1,4 +1,4 @@
-"""The results as a table in a terminal, as JSON and as the table of the README."""
+"""Formats the results: as a table in the terminal, as JSON, and as the table of the README."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BEGIN, END = "<!-- benchmark -->", "<!-- end of benchmark -->"
 
 
 def shown(result: Result) -> str:
-    """One row with all its ways."""
+    """One result as text, with a line for each way."""
     target = "" if result.target is None else f"    target: ≤ {result.target:g}"
-    said = {True: ", reached", False: ", missed", None: ""}[result.reached]
-    lines = [f"{result.work}{target}{said}"]
+    verdict = {True: ", reached", False: ", missed", None: ""}[result.reached]
+    lines = [f"{result.work}{target}{verdict}"]
     width = max([28, *(len(each.name) for each in result.timings)])
     for each in result.timings:
         mark = " (1)" if each.name == result.base else ""
@@ -28,7 +28,7 @@ def shown(result: Result) -> str:
 
 
 def seconds(value: float) -> str:
-    """With the unit that fits."""
+    """A time in s, ms or µs."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if value >= size:
             return f"{value / size:.3g} {unit}" if value < 1000 * size else f"{value / size:.0f} {unit}"
@@ -36,13 +36,13 @@ def seconds(value: float) -> str:
 
 
 def as_json(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Everything that was measured."""
+    """All measurements as JSON."""
     rows = [{**asdict(each), "ratio": each.ratio, "reached": each.reached} for each in results]
     return json.dumps({"command": command, **machine, "rows": rows}, indent=1, ensure_ascii=False) + "\n"
 
 
 def readme_table(command: str, machine: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Ratios: by hand, the best other library, hookrun, the target; then what they were measured with."""
+    """The ratios as a Markdown table: by hand, other libraries, hookrun, target; then machine and versions."""
     head = ("work", "relative to", "by hand", "other libraries", "hookrun", "target")
     rows = [head, tuple("---" for _ in head)]
     for result in results:
@@ -51,10 +51,10 @@ def readme_table(command: str, machine: Mapping[str, Any], results: Sequence[Res
         target = "" if result.target is None else f"≤ {result.target:g}"
         others = [each for each in result.timings if is_peer(each, result)]
         hand = " / ".join(f"{each.ratio:.2f}" for each in result.timings if each.name.startswith("by hand"))
-        told = ", ".join(
+        peers = ", ".join(
             f"{each.name} {each.ratio:.2f}" for each in sorted(others, key=lambda each: each.ratio)
         )
-        rows.append((result.work, result.base, hand or "–", told or "–", f"**{result.ratio:.2f}**", target))
+        rows.append((result.work, result.base, hand or "–", peers or "–", f"**{result.ratio:.2f}**", target))
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     lines += ["", f"From one run of `{command}` on {machine['machine']}, {machine['date']}, with {versions}."]
@@ -62,7 +62,7 @@ def readme_table(command: str, machine: Mapping[str, Any], results: Sequence[Res
 
 
 def is_peer(timing: Timing, result: Result) -> bool:
-    """Whether it is another library's, or another way of writing a file."""
+    """Whether the way is that of another library, or another way of writing a file."""
     name = timing.name
     return name not in (OURS, result.base, "bare", "compute alone") and not name.startswith(
         ("by hand", "raw ", "four in place", "one in place")
@@ -70,7 +70,7 @@ def is_peer(timing: Timing, result: Result) -> bool:
 
 
 def written(text: str, table: str) -> str:
-    """A README with the table between its markers. ValueError where they are not there."""
+    """A README text with the table between its markers. Raises ValueError if the markers are missing."""
     start, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,4 +1,4 @@
-"""How many threads torch uses, and whether it records gradients, for a while."""
+"""Sets torch's number of threads and its gradient mode within a block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def threads(count: int, *, grad: bool = True) -> Iterator[None]:
-    """At most so many threads: where layers are tiny, more only add noise."""
+    """Use `count` threads inside the block: with tiny layers more threads only add noise.
+
+    grad: whether autograd is enabled inside the block
+    """
     import torch
 
     before = torch.get_num_threads()

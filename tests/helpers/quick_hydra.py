@@ -1,17 +1,17 @@
-"""Hydra composes faster for the tests: what it makes of the shipped configuration is made once in a process.
+"""Caches for Hydra, so that the tests compose faster: the shipped configuration is read and merged once per process.
 
-A small run spends four fifths of its time in Hydra: it composes twice, and each time reads and merges the same twenty
-files, for each of some thousand runs. Pure functions of Hydra are remembered here, each result as a pickle, so that
-no run sees what another has done to its copy. Nothing of hookrun's own is: its readers and checks are called as ever.
+A small run spends four fifths of its time in Hydra, which composes twice and each time reads and merges the same twenty
+files, in about a thousand runs. Here the results of Hydra's pure functions are cached as pickles, so that a run cannot
+change the cached objects. hookrun's own readers and checks are not cached. Cached are:
 
-- the content of a config file of hookrun's or Hydra's own folder: not of a user's, which tests write
-- the defaults list, where there are no other folders, and the merged content of its files
-- what a typed line says, unless it calls a function: `shuffle` draws
+- the content of config files in the folders of hookrun and Hydra, but not of files that tests write
+- the defaults list, if there are no other config folders, and the merged content of its files
+- parsed overrides, except those that call a function: `shuffle` draws random numbers
 
-Half of what is left goes into deep copies of configurations, each node of which OmegaConf makes anew and then fills;
-here they are filled at once.
+Half of the remaining time goes into deep copies of configurations. OmegaConf creates each node and then fills it; here
+the copies are created filled.
 
-tests/cli/test_quick_hydra.py compares it with Hydra as it is.
+tests/cli/test_quick_hydra.py compares it with plain Hydra.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _shipped: dict[tuple[str, ...], bool] = {}
 def _remembered(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
     if key not in _memory:
         made = make()
-        with suppress(pickle.PicklingError):  # of a class that a scan for plugins has made again
+        with suppress(pickle.PicklingError):  # for a class that a scan for plugins has created a second time
             _memory[key] = pickle.dumps(made)
         return made
     return pickle.loads(_memory[key])
@@ -55,7 +55,7 @@ def _place(source: ConfigSource) -> tuple[str, ...]:
 
 
 def _is_shipped(source: ConfigSource | None) -> bool:
-    """Whether its files stay as they are: hookrun's own folder, and what Hydra and its plugins bring."""
+    """Whether its files do not change during the tests: the folders of hookrun, Hydra and Hydra's plugins."""
     if source is None:
         return False
     place = _place(source)
@@ -121,7 +121,7 @@ def _parse(original: Original) -> Original:
 
 
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
-    """What OmegaConf's ``__deepcopy__`` makes of a node: values are shared, and so is the parent."""
+    """The same copy of a node as OmegaConf's ``__deepcopy__`` makes: values and the parent are shared."""
     new = object.__new__(type(node))
     content = node.__dict__.get("_content")
     metadata = object.__new__(type(node._metadata))
@@ -170,12 +170,12 @@ REMEMBERING: list[tuple[object, str, Callable[[Original], Original]]] = [
     (OverridesParser, "parse_rule", _parse),
     *((each, "__deepcopy__", _deepcopy) for each in _COPIED),
 ]
-"""Where each function is, and what makes the quick one of it."""
+"""(owner, name) of each function, with the decorator that makes the cached version."""
 
 
 @contextmanager
 def quick_hydra() -> Iterator[None]:
-    """Within it, Hydra remembers."""
+    """Use the caches inside the block."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for owner, name, remembering in REMEMBERING:
             monkeypatch.setattr(owner, name, remembering(getattr(owner, name)))
@@ -184,7 +184,7 @@ def quick_hydra() -> Iterator[None]:
 
 @contextmanager
 def plain_hydra() -> Iterator[None]:
-    """Within it, inside `quick_hydra`, Hydra is as it is."""
+    """Use plain Hydra inside the block, which is inside a `quick_hydra` block."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         for owner, name, _ in REMEMBERING:
             monkeypatch.setattr(owner, name, getattr(owner, name).__wrapped__)

@@ -1,7 +1,7 @@
-"""For programs that fork a child for each run: what the first child imports, the later ones find imported.
+"""For programs that fork a child for each run: modules that the first child imports are imported for later children.
 
-A training run imports a thousand modules as it goes, which takes longer than the run; the parent cannot train itself,
-since the threads of a gradient do not survive a fork.
+A training run imports a thousand modules, which takes longer than the run. The parent cannot train itself to import
+them, because autograd's threads do not survive a fork.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 
 def first_child(run: Callable[[], int]) -> int:
-    """Fork a child that ends with what `run` returns, import what it has imported, and return its exit code."""
+    """Fork a child that exits with the result of `run`, import its modules here, and return its exit code."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -28,6 +28,6 @@ def first_child(run: Callable[[], int]) -> int:
         names = pipe.read().split("\n")
     for name in names:
         if name not in sys.modules:
-            with contextlib.suppress(Exception):  # some are made as the program runs, and are not to be found
+            with contextlib.suppress(Exception):  # some are created at run time and cannot be imported
                 importlib.import_module(name)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

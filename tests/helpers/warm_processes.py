@@ -1,8 +1,8 @@
-"""Processes that are there at once: forks of one that has imported torch and hookrun, which takes seconds.
+"""Processes that start at once: forks of a process that has imported torch and hookrun, which takes seconds.
 
-For tests that need a process and not its start: to kill it, to send it signals, to let several run at once. Its `-c`
-program finds Python, torch and hookrun imported, and Hydra as `quick_hydra` has it. What a start imports, a hash seed
-or an option of Python needs `subprocess` still.
+For tests that need a process but do not test its start: to kill it, to send it signals, to run several at once. Its
+`-c` program finds torch and hookrun imported, and Hydra with the caches of `quick_hydra`. Tests of imports at start, of
+a hash seed or of Python's options still need `subprocess`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SERVER = Path(__file__).with_name("warm_server.py")
 
 
 class WarmServer:
-    """Starts the server, which stays small until it is used."""
+    """Starts the server; the server imports nothing until it gets the first request."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="warm-")
@@ -36,7 +36,7 @@ class WarmServer:
         )
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
@@ -44,7 +44,7 @@ class WarmServer:
 
 
 class Process:
-    """One program, as `subprocess.Popen` has it."""
+    """A started program, with the methods of `subprocess.Popen`."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class Process:
         self.returncode: int | None = None
 
     def wait(self) -> int:
-        """Its exit code, as soon as it has ended; negative: the signal that has killed it."""
+        """Wait for its end; returns the exit code, or the negative number of the signal that killed it."""
         if self.returncode is None:
             self.returncode = int(self._lines.readline())
             self._lines.close()
@@ -66,7 +66,7 @@ class Process:
             self._connection.setblocking(False)
             try:
                 if not self._connection.recv(1, socket.MSG_PEEK):
-                    raise ChildProcessError(f"nobody knows what became of process {self.pid}")
+                    raise ChildProcessError(f"the server closed the connection of process {self.pid}")
             except BlockingIOError:
                 return None
             finally:
@@ -74,18 +74,18 @@ class Process:
         return self.wait()
 
     def kill(self) -> None:
-        """As a machine does that has no memory left."""
+        """Send SIGKILL, as the kernel does when memory runs out."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What `subprocess.run` gives."""
+    """The result of a program, with the attributes of `subprocess.CompletedProcess`."""
 
     returncode: int
     stdout: str
@@ -94,7 +94,7 @@ class Done:
 
 @dataclass(frozen=True)
 class WarmProcesses:
-    """address: where the server listens"""
+    """Starts programs through the server. address: the path of the server's socket."""
 
     address: str
 
@@ -109,7 +109,7 @@ class WarmProcesses:
         stdout: IO[str] | int | None = None,
         stderr: IO[str] | int | None = None,
     ) -> Process:
-        """Start a program; paths: put before all others that Python looks at; streams: files, None: the null device."""
+        """Start a program. paths: put first into `sys.path`; streams: files, None: the null device."""
         request = {
             "program": program,
             "argv": [str(each) for each in argv],
@@ -135,7 +135,7 @@ class WarmProcesses:
         env: Mapping[str, str] | None = None,
         paths: tuple[str | Path, ...] = (),
     ) -> Done:
-        """Run a program to its end, with nothing to read."""
+        """Run a program to its end, with empty stdin."""
         with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
             process = self.start(program, *argv, cwd=cwd, env=env, paths=paths, stdout=out, stderr=err)
             code = process.wait()

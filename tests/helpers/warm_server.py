@@ -1,7 +1,7 @@
-"""A process that has imported everything, and runs each program in a fork of itself: see `warm_processes`.
+"""A server that has imported everything and runs each program in a fork of itself: see `warm_processes`.
 
-Nothing is imported before the first program comes. Each connection is one program: a supervisor is forked for it, which
-forks the process of the program, says its id, waits for its end and says its exit code.
+It imports nothing before the first request. Each connection is one program: the server forks a supervisor, which forks
+the program's process, sends its id, waits for its end and sends its exit code.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALL = ("compute.device=cpu", "compute.threads=1", "train.limit_batches=1", *HO
 
 
 def warm_up() -> None:
-    """Import what small runs import, and let Hydra remember; no gradient, whose threads would not survive a fork."""
+    """Import the modules of small runs and fill Hydra's caches; without gradients: threads do not survive a fork."""
     import torch
     from quick_hydra import quick_hydra
     from warm_children import first_child
@@ -49,7 +49,7 @@ def warm_up() -> None:
 
 
 def run(program: str, argv: list[str]) -> int:
-    """As `python -c` does, but for what that does once it is over: threads and modules are not torn down."""
+    """Run a program like `python -c`, without Python's teardown of threads and modules; returns the exit code."""
     module = ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["-c", *argv]
@@ -70,7 +70,7 @@ def run(program: str, argv: list[str]) -> int:
 
 
 def started(request: dict[str, Any], streams: list[int]) -> int:
-    """The id of the process that runs what was asked for."""
+    """Fork a process that runs the requested program; returns its id."""
     process = os.fork()
     if process:
         return process
@@ -80,7 +80,7 @@ def started(request: dict[str, Any], streams: list[int]) -> int:
         os.fdopen(number, mode, buffering=1, closefd=False) for number, mode in ((0, "r"), (1, "w"), (2, "w"))
     )
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc, assignment]
-    os.closerange(3, 256)  # those of the server
+    os.closerange(3, 256)  # the server's files
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -90,7 +90,7 @@ def started(request: dict[str, Any], streams: list[int]) -> int:
 
 
 def supervise(connection: socket.socket) -> None:
-    """One program, from its start to its exit code."""
+    """Serve one connection: start the program, wait for its end, send its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
     with connection.makefile("rb") as lines:
@@ -100,12 +100,12 @@ def supervise(connection: socket.socket) -> None:
         os.close(stream)
     connection.sendall(f"{process}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    with contextlib.suppress(OSError):  # nobody waits for it
+    with contextlib.suppress(OSError):  # the client may not wait for the exit code
         connection.sendall(f"{code}\n".encode())
 
 
 def serve(address: str) -> None:
-    """Until whoever started this process is gone, which closes its stdin."""
+    """Serve connections until stdin is closed, by the end of the process that started the server."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen(64)

@@ -44,7 +44,7 @@ def test_hooks_under_a_wrapper_see_reduced_gradients(
         ]
     )
     assert max(found.values()) < 1e-6
-    assert "under no_sync() no rank has it whole" in refused["grad under no_sync"]
-    assert "under set_requires_gradient_sync(False) no rank has it whole" in refused["grad without sync"]
+    assert "not summed over the ranks under no_sync()" in refused["grad under no_sync"]
+    assert "not summed over the ranks under set_requires_gradient_sync(False)" in refused["grad without sync"]
     assert "the parameter 0.weight was replaced after hooks were installed" in refused["replaced"]
     assert "does not sum its gradient over the ranks" in refused["added to a wrapped model"]

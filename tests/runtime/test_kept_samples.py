@@ -74,7 +74,7 @@ def test_each_sample_is_as_likely_as_any_other() -> None:
     ("samples", "population", "keep", "value", "said"),
     [
         (None, 10, {"every": 2}, X, "does not know which samples these are: set hooks.samples"),
-        (range(10), None, {"reservoir": 2}, X, "out of how many: set hooks.population"),
+        (range(10), None, {"reservoir": 2}, X, "how many there are: set hooks.population"),
         (range(9), 10, {"every": 2}, X, r"sees a tensor of shape \[10, 4\] in a batch of 9"),
     ],
     ids=["no samples", "no population", "another batch"],

@@ -200,9 +200,9 @@ def test_a_state_of_another_plan_is_refused_with_the_difference() -> None:
     model = net()
     spec = {"a": {"select": "0", "hook": "forward", "action": "noise", "std": 0.1}}
     others = {
-        "the state alone has a on 0\n  the plan alone has b on 0": {"b": spec["a"]},
-        "the plan alone has a on 1": {"a": {**spec["a"], "select": ["0", "1"]}},
-        "hooks of the same names do something else: plan": {"a": {**spec["a"], "std": 0.2}},
+        "only the state has a on 0\n  only the plan has b on 0": {"b": spec["a"]},
+        "only the plan has a on 1": {"a": {**spec["a"], "select": ["0", "1"]}},
+        "hooks of the same names have other settings: plan": {"a": {**spec["a"], "std": 0.2}},
     }
     with hookrun.compile(spec, model).install(model) as hooks:
         model(torch.ones(2, 3))
@@ -211,7 +211,7 @@ def test_a_state_of_another_plan_is_refused_with_the_difference() -> None:
         with hookrun.compile(other, model).install(model) as hooks:
             with pytest.raises(HookrunError) as caught:
                 hooks.load_state_dict(state)
-            assert message in str(caught.value) and "go on with the hooks" in str(caught.value)
+            assert message in str(caught.value) and "use the hooks, the model" in str(caught.value)
             hooks.load_state_dict(state, strict=False)
             assert [hooks.fired[each] for each in hooks.fired if each == ("a", "0")] in ([], [1])
             model(torch.ones(2, 3))

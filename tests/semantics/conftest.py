@@ -1,4 +1,4 @@
-"""Every action on every hook type that takes it: an `alone` test runs with each."""
+"""Runs a test that has an argument `alone` with every action on every hook type that allows the action."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def parameters(action: str, hook: str) -> dict[str, Any]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`alone`: a hook of the configuration that lacks only its `select`."""
+    """`alone`: the configuration of one hook, without `select`."""
     if "alone" in metafunc.fixturenames:
         hooks = [
             {"hook": hook, "action": name, **parameters(name, hook)}
@@ -44,7 +44,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Hooks that do nothing are part of many set-ups here; test_never_fired.py is about the warning."""
+    """Ignore the warning about hooks that did nothing, except in test_never_fired.py, which tests the warning."""
     here = Path(__file__).parent
     for item in items:
         if item.path.parent == here and item.path.name != "test_never_fired.py":

@@ -1,4 +1,4 @@
-"""Activation checkpointing repeats calls in the backward pass: records stay single, edits and noise are the same."""
+"""Activation checkpointing recomputes calls in the backward pass: edits and noise repeat, records do not double."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Run = Callable[..., Any]
 
 
 def plainly(function: Run, *args: Any) -> Any:
-    """In the place of `checkpoint`: the reference."""
+    """Call the function without checkpointing: the reference."""
     return function(*args)
 
 
@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Three blocks, each a region of its own; `shared` is called in every region, twice in the last."""
+    """Three blocks, each in its own region; `shared` is called in every region, twice in the last one."""
 
     def __init__(self, run: Run = plainly) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ INPUT = torch.linspace(-1, 1, 24).reshape(4, 6)
 
 
 def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list[Tensor], Any]:
-    """The gradients of each step, and the installation."""
+    """Train some steps; returns the gradients of each step, and the installation."""
     gradients = list[Tensor]()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with hookrun.hooked(net, hooks) as installed:
@@ -110,7 +110,7 @@ def trained(net: nn.Module, hooks: dict[str, Any], steps: int = 3) -> tuple[list
         {"hook": "saved_tensors", "action": "offload", "to": "cpu"},
     ],
 )
-def test_gradients_are_those_without_checkpointing(mode: str, hook: dict[str, Any]) -> None:
+def test_gradients_equal_those_without_checkpointing(mode: str, hook: dict[str, Any]) -> None:
     plain, other = nets(checkpointed(mode))
     hooks = {"h": {"select": ["**.inner", "shared", "blocks.1"], **hook}}
     expected, without = trained(plain, hooks)
@@ -123,7 +123,7 @@ def test_gradients_are_those_without_checkpointing(mode: str, hook: dict[str, An
 @pytest.mark.cases("mode", MODES)
 @pytest.mark.cases("kind", ["forward_pre", "forward", "output_grad", "backward", "backward_pre"])
 @pytest.mark.cases("action", ["capture", "stats", "print", "check"])
-def test_there_is_one_record_for_each_logical_call(
+def test_a_recomputed_call_is_recorded_once(
     mode: str, kind: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain, other = nets(checkpointed(mode))
@@ -143,7 +143,7 @@ def test_there_is_one_record_for_each_logical_call(
 
 @pytest.mark.cases("mode", MODES)
 @pytest.mark.cases("kind", ["grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post"])
-def test_hooks_on_parameters_fire_as_without(mode: str, kind: str) -> None:
+def test_hooks_on_parameters_fire_as_often_as_without_checkpointing(mode: str, kind: str) -> None:
     plain, other = nets(checkpointed(mode))
     hooks = {"h": {"select": "blocks", "hook": kind, "action": "clamp", "min": -0.01, "max": 0.01}}
     expected, without = trained(plain, hooks)
@@ -156,7 +156,7 @@ NOISE = {"h": {"select": ["**.inner", "shared"], "hook": "forward", "action": "n
 
 
 class Nested(Net):
-    """The three regions lie within one."""
+    """The three regions are inside an outer region."""
 
     around: Run = staticmethod(plainly)
 
@@ -164,12 +164,11 @@ class Nested(Net):
         return self.around(super().forward, self.around(self.shared, x))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:None of the inputs have requires_grad"
-)  # of the inner region, in the first run
+# from the inner region, in the first run
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.cases("inner", MODES)
 @pytest.mark.cases("outer", MODES)
-def test_a_region_within_a_region(outer: str, inner: str) -> None:
+def test_nested_regions_give_the_results_without_checkpointing(outer: str, inner: str) -> None:
     torch.manual_seed(0)
     plain, other = Nested(), Nested(checkpointed(inner))
     other.load_state_dict(plain.state_dict())
@@ -183,7 +182,7 @@ def test_a_region_within_a_region(outer: str, inner: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_whole_model_as_a_region(mode: str) -> None:
+def test_a_checkpoint_of_the_whole_model_gives_the_results_without_checkpointing(mode: str) -> None:
     plain, other = nets(plainly)
     hooks = NOISE | {
         "once": {"select": "shared", "hook": "forward", "action": "capture", "when": {"call": 3}}
@@ -201,8 +200,8 @@ def test_the_whole_model_as_a_region(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_two_forwards_before_two_backwards(mode: str) -> None:
-    """The regions of the first forward are repeated last, or first: each repeats its own calls."""
+def test_each_of_two_forwards_recomputes_its_own_calls(mode: str) -> None:
+    """The backward passes run in both orders."""
     plain, other = nets(checkpointed(mode))
     for order in ((0, 1), (1, 0)):
         gradients = list[Any]()
@@ -216,7 +215,7 @@ def test_two_forwards_before_two_backwards(mode: str) -> None:
         assert_same(gradients[1], gradients[0])
 
 
-def test_a_graph_that_is_retained_is_repeated_twice() -> None:
+def test_two_backward_passes_through_a_retained_graph_recompute_twice() -> None:
     plain, other = nets(checkpointed("not reentrant"))
     gradients = list[Any]()
     for net in (plain, other):
@@ -229,8 +228,8 @@ def test_a_graph_that_is_retained_is_repeated_twice() -> None:
 
 
 @pytest.mark.parametrize("early_stop", [True, False])
-def test_a_repetition_may_stop_within_an_action(early_stop: bool) -> None:
-    """The last tensor that a region saves may be an action's own: the end of the repetition passes through it."""
+def test_recomputation_may_stop_early_inside_an_action(early_stop: bool) -> None:
+    """An action may save the last tensor of a region; torch then ends the recomputation by an exception inside it."""
     hooks = {"h": {"select": "1", "hook": "forward", "action": "scale", "factor": [2.0, 3.0]}}
     net = nn.Sequential(nn.Linear(2, 2), nn.Identity())
     x = torch.ones(3, 2, requires_grad=True)
@@ -243,7 +242,7 @@ def test_a_repetition_may_stop_within_an_action(early_stop: bool) -> None:
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpoint_sequential(use_reentrant: bool) -> None:
+def test_checkpoint_sequential_gives_the_results_without_checkpointing(use_reentrant: bool) -> None:
     torch.manual_seed(0)
     plain = nn.Sequential(*(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)))
     other = copy.deepcopy(plain)
@@ -263,7 +262,7 @@ def test_checkpoint_sequential(use_reentrant: bool) -> None:
     assert_same(results[1], results[0])
 
 
-def test_a_module_that_a_backward_pass_calls_for_itself_is_no_repetition() -> None:
+def test_a_module_called_by_a_custom_backward_is_not_a_recomputation() -> None:
     layer = nn.Linear(2, 2)
 
     class Implicit(torch.autograd.Function):
@@ -282,7 +281,7 @@ def test_a_module_that_a_backward_pass_calls_for_itself_is_no_repetition() -> No
     assert installed.fired["seen", ""] == 1
 
 
-def test_bytes_that_are_saved_are_counted_once() -> None:
+def test_saved_bytes_are_counted_once() -> None:
     plain, other = nets(checkpointed("not reentrant"))
     hooks = {"h": {"select": "blocks.0.outer", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]}}
     _, without = trained(plain, hooks, steps=1)
@@ -297,7 +296,7 @@ def in_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Equal, tensors and floats but for rounding."""
+    """Assert that two values are equal, tensors and floats within rounding."""
     assert type(found) is type(expected)
     match expected:
         case Tensor():

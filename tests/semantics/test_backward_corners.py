@@ -1,4 +1,4 @@
-"""The backward pass in its corners: the right gradients, or an error that names hook and module."""
+"""Corner cases of the backward pass: the gradients are right, or an error names hook and module."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def spec(select: Any, hook: str = "backward", **keys: Any) -> dict[str, Any]:
 
 
 def gradients(model: nn.Module, x: Tensor, hooks_of: dict[str, Any]) -> tuple[list[Tensor | None], Any]:
-    """Of the input and of every parameter, under the hooks; and the installation."""
+    """The gradients of the input and of every parameter with the hooks, and the installation."""
     model.zero_grad()
     x = x.clone().requires_grad_()
     with hookrun.hooked(model, hooks_of) as hooks:
@@ -42,7 +42,7 @@ def summed(value: Any) -> Tensor:
     return torch.zeros(())
 
 
-# ---- in place, before and behind
+# ---- in-place operations before and after the hooked module
 
 
 class InPlace(nn.Module):
@@ -69,7 +69,7 @@ SUCCESSORS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
 @pytest.mark.cases("name", SUCCESSORS)
-def test_an_in_place_successor(name: str, kind: str) -> None:
+def test_gradients_are_right_before_an_in_place_successor(name: str, kind: str) -> None:
     torch.manual_seed(0)
     model = InPlace(SUCCESSORS[name])
     expected, _ = gradients(model, X, {})
@@ -77,7 +77,7 @@ def test_an_in_place_successor(name: str, kind: str) -> None:
     assert_close(found, expected)
     assert hooks.fired["h", "first"] == 1
 
-    kept: list[Tensor] = []  # the reference: the gradient of a copy that the successor is given instead
+    kept: list[Tensor] = []  # the reference: the same gradient if the successor gets a copy
     x = X.clone().requires_grad_()
     first = model.first(x)
     first.register_hook(kept.append)
@@ -89,7 +89,7 @@ def test_an_in_place_successor(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("action", [{"action": "capture"}, {"action": "scale", "factor": 1}])
-def test_every_module_of_a_resnet18_in_training_at_once(action: dict[str, Any]) -> None:
+def test_every_module_of_a_resnet18_in_training_can_be_hooked_at_once(action: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = torchvision.models.resnet18(num_classes=5)
     images = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
@@ -102,15 +102,14 @@ def test_every_module_of_a_resnet18_in_training_at_once(action: dict[str, Any]) 
         assert (ours - theirs).norm() <= 1e-3 * theirs.norm()  # type: ignore[union-attr, operator]
     assert len(hooks.fired) == len(list(model.modules()))
     for (_, path), count in hooks.fired.items():
-        assert count == (
-            2 if path.startswith("layer") and path.endswith("relu") else 1
-        )  # used twice in each block
+        # used twice in each block
+        assert count == (2 if path.startswith("layer") and path.endswith("relu") else 1)
     if action["action"] == "capture":
         assert_close(hooks.captures["h"][""][0]["grad_input"], found[0])
 
 
 class Same(nn.Module):
-    """Hands on what it was given, in some form."""
+    """Returns its input or a view of it."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -138,7 +137,7 @@ RETURNING: dict[str, nn.Module] = {
 
 
 class Around(nn.Module):
-    """The module's input is used beside it too."""
+    """Uses the input of the hooked module in another way too."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -153,8 +152,8 @@ class Around(nn.Module):
 
 @pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
 @pytest.mark.cases("name", RETURNING)
-def test_a_module_that_returns_its_input(name: str, kind: str) -> None:
-    """The gradient is that of this module's use alone, and an edit reaches that alone."""
+def test_a_module_that_returns_its_input_sees_the_gradient_of_its_own_use(name: str, kind: str) -> None:
+    """Hooks see and edit the gradient of this module's use only, not that of other uses of the input."""
     torch.manual_seed(0)
     model = Around(RETURNING[name])
     expected, _ = gradients(model, X, {})
@@ -175,7 +174,7 @@ def test_a_module_that_returns_its_input(name: str, kind: str) -> None:
 
 
 class Many(nn.Module):
-    """Keyword inputs, one of them without gradient; a dictionary, a list and None as outputs."""
+    """Takes keyword inputs, one of them without gradient; returns a dictionary with a list and None."""
 
     def forward(self, x: Tensor, *, factor: Tensor, index: Tensor, none: None = None) -> dict[str, Any]:
         return {"out": [x * factor, x + 1], "index": index + 1, "none": none, "unused": x * 7}
@@ -193,7 +192,7 @@ class WithMany(nn.Module):
         return found["out"][0] * found["out"][1]
 
 
-def test_dict_outputs_keyword_inputs_and_gradients_that_are_none() -> None:
+def test_dict_outputs_keyword_inputs_and_none_gradients_are_seen() -> None:
     torch.manual_seed(0)
     model = WithMany()
     expected, _ = gradients(model, X, {})
@@ -231,17 +230,17 @@ def test_a_target_edits_one_of_several_gradients(target: str, position: int) -> 
 # ---- nothing to see
 
 
-def test_an_edit_of_a_gradient_that_is_none_is_reported() -> None:
+def test_an_edit_that_finds_only_a_none_gradient_is_reported() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     with hookrun.hooked(
         model, {"h": {"select": "0", "hook": "backward", "action": "scale", "factor": 2}}
     ) as hooks:
-        model(X).sum().backward()  # the first module's input requires no gradient
+        model(X).sum().backward()  # the first module's input does not require a gradient
     assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
-def test_a_module_that_carries_no_gradient_is_an_error_that_names_it(kind: str) -> None:
+def test_a_module_whose_output_has_no_gradient_is_an_error_that_names_it(kind: str) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1))
     message = rf"hook 'h' \({kind}, capture\) on 0: its output carries no gradient"
     with pytest.raises(hookrun.HookrunError, match=message), hookrun.hooked(model, spec("0", kind)):
@@ -256,7 +255,7 @@ def test_a_module_that_carries_no_gradient_is_an_error_that_names_it(kind: str) 
 
 @pytest.mark.cases("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.cases("kind", ["backward", "backward_pre", "output_grad"])
-def test_without_gradients_nothing_fires_and_that_is_reported(kind: str, mode: Any) -> None:
+def test_under_no_grad_gradient_hooks_do_not_fire_and_are_reported(kind: str, mode: Any) -> None:
     model = nn.Linear(4, 4)
     with hookrun.hooked(model, spec("", kind)) as hooks, mode():
         found = model(X)
@@ -277,7 +276,7 @@ def twice(kind: str, edit: dict[str, Any]) -> tuple[Tensor | None, Any]:
     return x.grad, hooks
 
 
-def test_a_module_used_twice_is_that_of_pytorchs_own_hook() -> None:
+def test_a_module_used_twice_fires_as_pytorchs_own_hook() -> None:
     torch.manual_seed(0)
     layer = nn.Linear(4, 4)
     model = nn.Sequential(layer, nn.Tanh(), layer)
@@ -298,7 +297,7 @@ def test_a_module_used_twice_is_that_of_pytorchs_own_hook() -> None:
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad", "grad"])
-def test_a_graph_that_is_retained_fires_again(kind: str) -> None:
+def test_a_second_backward_through_a_retained_graph_fires_again(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 1))
     x = X.clone().requires_grad_()
@@ -320,8 +319,8 @@ class Cubic(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
-def test_double_backward_goes_through_the_edit(kind: str) -> None:
-    """A gradient penalty: the edited gradient is differentiated, as with PyTorch's own hooks."""
+def test_double_backward_differentiates_the_edit(kind: str) -> None:
+    """A gradient penalty differentiates the edited gradient, as with PyTorch's own hooks."""
 
     def penalty(model: nn.Module) -> tuple[Tensor, Tensor]:
         x = X.clone().requires_grad_()
@@ -346,7 +345,7 @@ def test_double_backward_goes_through_the_edit(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["backward", "backward_pre", "output_grad"])
-def test_autograd_grad_fires_them_too(kind: str) -> None:
+def test_autograd_grad_fires_gradient_hooks(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     x = X.clone().requires_grad_()
     (plain,) = torch.autograd.grad(model(x).sum(), x)
@@ -365,7 +364,7 @@ def test_a_leaf_given_as_an_input_gets_its_gradient() -> None:
     assert leaf.is_leaf
 
 
-def test_an_in_place_module_writes_to_the_caller_s_tensor_as_without_hooks() -> None:
+def test_an_in_place_module_writes_the_callers_tensor_as_without_hooks() -> None:
     model = nn.ReLU(inplace=True)
     x = X.clone().requires_grad_()
     y = x * 1
@@ -373,7 +372,7 @@ def test_an_in_place_module_writes_to_the_caller_s_tensor_as_without_hooks() -> 
         out = model(y)
     assert_close(y.detach(), X.relu())
     assert_close(out.detach(), X.relu())
-    summed(y).backward()  # through the tensor that was written
+    summed(y).backward()  # through the caller's tensor, which was written in place
     weights = torch.arange(1.0, 13).reshape(3, 4)
     assert_close(x.grad, weights * (X > 0))
 

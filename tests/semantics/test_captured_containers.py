@@ -1,4 +1,4 @@
-"""Whatever holds the tensors of a value is copied with them, or refused by name: nothing captured grows or changes."""
+"""A capture copies a value's containers too, or refuses an unknown object by name: captures do not change later."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPTURE: dict[str, Any] = {"h": {"select": "", "hook": "forward", "action": "cap
 
 
 def captured(value: Any, change: Callable[[Any], object], spec: dict[str, Any] = CAPTURE) -> Any:
-    """What a capture holds of a value that is changed afterwards."""
+    """The capture of a value that is changed afterwards."""
     model = nn.Identity()
     with hookrun.hooked(model, spec) as hooks:
         model(value)
@@ -62,7 +62,7 @@ Pair = namedtuple("Pair", ["x", "notes"])
 
 
 class Registered:
-    """A container that a user told torch about."""
+    """A container that is registered with torch's pytree."""
 
     def __init__(self, x: Tensor, notes: list[int]) -> None:
         self.x = x
@@ -94,7 +94,7 @@ CONTAINERS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor], Ca
 
 
 @pytest.mark.cases("kind", CONTAINERS)
-def test_a_container_is_copied_with_its_tensors_and_its_plain_members(kind: str) -> None:
+def test_a_captured_container_is_copied_with_tensors_and_plain_members(kind: str) -> None:
     make, tensor_of, notes_of = CONTAINERS[kind]
     value = make(torch.ones(3, requires_grad=True) * 1)
 
@@ -131,7 +131,7 @@ class Colour(enum.Enum):
     RED = 1
 
 
-def test_plain_values_stay_what_they_are() -> None:
+def test_a_capture_keeps_plain_values_unchanged() -> None:
     value = [
         None,
         True,
@@ -150,14 +150,14 @@ def test_plain_values_stay_what_they_are() -> None:
     assert len(kept) == 12 and kept[:3] == [None, True, 1] and kept[-2:] == [Colour.RED, len]
 
 
-def test_a_packed_sequence() -> None:
+def test_a_captured_packed_sequence_does_not_follow_later_writes() -> None:
     packed = pack_padded_sequence(torch.ones(3, 2, 4), torch.tensor([3, 2]))
     kept = captured(packed, lambda value: value.data.zero_())
     assert isinstance(kept, PackedSequence) and bool((kept.data == 1).all())
     assert kept.batch_sizes.tolist() == [2, 2, 1]
 
 
-def test_a_tensor_that_stands_twice_in_a_value_is_kept_once() -> None:
+def test_a_tensor_that_occurs_twice_in_a_value_is_kept_once() -> None:
     x = torch.ones(3)
     kept = captured({"last": x, "all": (x, x)}, lambda value: value["last"].zero_())
     assert kept["last"] is kept["all"][0] is kept["all"][1] and kept["last"].tolist() == [1.0] * 3
@@ -173,7 +173,7 @@ def gpt2() -> nn.Module:
     return model
 
 
-def test_a_cache_is_kept_as_it_was_detached_and_does_not_grow() -> None:
+def test_a_captured_cache_is_detached_and_does_not_grow() -> None:
     model = gpt2()
     ids = torch.arange(4).reshape(1, 4)
     with hookrun.hooked(model, CAPTURE) as hooks:
@@ -188,10 +188,10 @@ def test_a_cache_is_kept_as_it_was_detached_and_does_not_grow() -> None:
     for kept in (first, second):
         assert all(tensor.grad_fn is None and not tensor.requires_grad for tensor in held(kept))
         assert len(list(held(kept))) >= 4
-    assert cache.layers[0].keys.grad_fn is not None  # the model's own stays in its graph
+    assert cache.layers[0].keys.grad_fn is not None  # the model's own cache stays in the graph
 
 
-def test_an_encoder_decoder_cache() -> None:
+def test_a_captured_encoder_decoder_cache_does_not_grow() -> None:
     cache_utils = pytest.importorskip("transformers.cache_utils")
     first, second = cache_utils.DynamicCache(), cache_utils.DynamicCache()
     first.update(torch.ones(1, 1, 2, 2), torch.ones(1, 1, 2, 2), 0)
@@ -201,7 +201,7 @@ def test_an_encoder_decoder_cache() -> None:
     assert kept.self_attention_cache.get_seq_length() == 2 and first.get_seq_length() == 3
 
 
-def test_dtype_and_index_reach_into_a_cache() -> None:
+def test_dtype_applies_to_the_tensors_inside_a_cache() -> None:
     spec = {"h": {**CAPTURE["h"], "dtype": "float16"}}
     model = gpt2()
     with hookrun.hooked(model, spec) as hooks:
@@ -210,7 +210,7 @@ def test_dtype_and_index_reach_into_a_cache() -> None:
     assert cache.layers[1].values.dtype == torch.float16
 
 
-def test_a_cache_in_the_arguments_and_through_a_target() -> None:
+def test_a_cache_can_be_captured_from_arguments_and_through_a_target() -> None:
     model = gpt2()
     spec = {
         "h": {"select": "transformer.h.1", "hook": "forward_pre", "action": "capture"},
@@ -226,7 +226,7 @@ def test_a_cache_in_the_arguments_and_through_a_target() -> None:
 
 
 class Opaque:
-    """An object that nobody told torch about."""
+    """An object that is not registered with torch's pytree."""
 
     def __init__(self, x: Tensor) -> None:
         self.logits = x
@@ -253,7 +253,7 @@ class Returns(nn.Module):
         (lambda x: np.array([x, None], dtype=object), None, "`target:`"),
     ],
 )
-def test_what_cannot_be_copied_is_refused_by_name(make: Any, at: str | None, hint: str) -> None:
+def test_an_object_that_cannot_be_copied_is_refused_by_name(make: Any, at: str | None, hint: str) -> None:
     model = nn.Sequential(Returns(make))
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
     with (
@@ -269,14 +269,14 @@ def test_what_cannot_be_copied_is_refused_by_name(make: Any, at: str | None, hin
     assert hooks.captures["h"]["0"] == []
 
 
-def test_it_is_refused_when_the_plan_is_compiled_where_an_example_shows_it() -> None:
+def test_with_an_example_an_object_that_cannot_be_copied_is_refused_at_compile_time() -> None:
     model = nn.Sequential(nn.Linear(2, 2), Returns(Opaque))
     spec = hookrun.load_spec({"h": {"select": "1", "hook": "forward", "action": "capture"}})
     with pytest.raises(hookrun.CompileError, match=r"on 1: it cannot copy the Opaque.*target: logits"):
         compile_plan(spec, model, example=((torch.ones(1, 2),), {}))
 
 
-def test_the_next_step_that_is_named_works() -> None:
+def test_the_target_that_the_error_suggests_works() -> None:
     model = nn.Sequential(Returns(lambda x: (1, Opaque(x))))
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture", "target": "[1].logits"}}
     with hookrun.hooked(model, spec) as hooks:
@@ -284,7 +284,7 @@ def test_the_next_step_that_is_named_works() -> None:
     assert hooks.captures["h"]["0"][0].tolist() == [1.0, 1.0]
 
 
-def test_an_object_that_others_hold_is_read_and_never_replaced() -> None:
+def test_an_edit_never_replaces_an_attribute_of_an_unknown_object() -> None:
     model = nn.Sequential(Returns(Opaque))
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0, "target": "logits"}}
     with (

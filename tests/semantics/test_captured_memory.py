@@ -1,4 +1,4 @@
-"""A captured part holds the memory of that part only, and `max_bytes` counts what is held and cuts at the row."""
+"""A captured part holds the memory of that part only; `max_bytes` counts this memory and cuts a batch at a row."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTH, LENGTH, BATCH = 8, 200, 4
 
 
 class Makes(nn.Module):
-    """Returns what a function makes of its input."""
+    """Applies a function to its input."""
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class Makes(nn.Module):
 
 
 def kept_bytes(value: Any) -> int:
-    """What the storages of a captured value take."""
+    """The bytes of the storages of a captured value."""
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in held(value)}
     return sum(storages.values())
 
@@ -51,7 +51,7 @@ PARTS: dict[str, tuple[Callable[[Tensor], Any], dict[str, Any], int]] = {
 
 @pytest.mark.cases("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.cases("name", PARTS)
-def test_a_part_is_kept_without_the_rest(name: str, mode: Any) -> None:
+def test_a_captured_part_holds_the_memory_of_that_part_only(name: str, mode: Any) -> None:
     make, keys, elements = PARTS[name]
     model = Makes(make)
     x = torch.rand(BATCH, LENGTH, WIDTH)
@@ -63,7 +63,7 @@ def test_a_part_is_kept_without_the_rest(name: str, mode: Any) -> None:
         assert kept_bytes(kept) == 4 * elements
 
 
-def test_the_bytes_that_are_held_are_counted() -> None:
+def test_max_bytes_counts_the_bytes_of_captured_parts() -> None:
     model = Makes(lambda x: x[:, 0])
     size = 4 * BATCH * WIDTH
     spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 5 * size}}
@@ -74,7 +74,7 @@ def test_the_bytes_that_are_held_are_counted() -> None:
     assert len(kept) == 5 and sum(map(kept_bytes, kept)) == 5 * size
 
 
-def test_an_expanded_tensor_counts_with_what_it_holds() -> None:
+def test_max_bytes_counts_the_memory_of_an_expanded_tensor() -> None:
     model = Makes(lambda x: (x[:1, :1] * 1).expand(BATCH, LENGTH, WIDTH))
     spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 8 * 4 * WIDTH}}
     with hookrun.hooked(model, spec) as hooks:
@@ -100,7 +100,7 @@ def test_a_batch_beyond_max_bytes_is_cut_at_the_row(limit: int, rows: int) -> No
     assert sum(map(kept_bytes, kept)) <= limit * 4
 
 
-def test_a_container_is_cut_as_one() -> None:
+def test_all_tensors_of_a_container_are_cut_at_the_same_row() -> None:
     model = Makes(lambda x: (x, {"pooled": x[:, 0]}))
     spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 3 * 4 * (3 + 1) + 5}}
     with hookrun.hooked(model, spec) as hooks:
@@ -113,7 +113,7 @@ def test_a_container_is_cut_as_one() -> None:
 @pytest.mark.parametrize(
     "make", [lambda x: (x, x.sum()), lambda x: (x, x[:2]), lambda x: x.sum(), lambda x: x.to_sparse()]
 )
-def test_what_has_no_rows_of_one_batch_is_kept_whole_or_not_at_all(make: Callable[[Tensor], Any]) -> None:
+def test_a_value_without_batch_rows_is_kept_whole_or_not_at_all(make: Callable[[Tensor], Any]) -> None:
     model = Makes(make)
     spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 2}}
     with hookrun.hooked(model, spec) as hooks:
@@ -121,7 +121,7 @@ def test_what_has_no_rows_of_one_batch_is_kept_whole_or_not_at_all(make: Callabl
     assert hooks.captures["h"][""] == [] and hooks.records[0]["spent"] == 2
 
 
-def test_a_parameter_is_not_a_batch() -> None:
+def test_a_parameter_gradient_is_not_cut_at_a_row() -> None:
     model = nn.Linear(4, 4)
     spec = {"h": {"select": "weight", "hook": "grad", "action": "capture", "max_bytes": 32}}
     with hookrun.hooked(model, spec) as hooks:
@@ -154,7 +154,7 @@ def test_on_disk_the_rows_that_fit_are_kept_with_their_sample_ids(tmp_path: Any)
 
 
 @pytest.mark.parametrize("keep", ["every", "reservoir"])
-def test_chosen_samples_are_cut_after_they_were_chosen(keep: str) -> None:
+def test_max_bytes_cuts_after_keep_has_chosen_samples(keep: str) -> None:
     model = nn.Identity()
     chosen = {"every": 2} if keep == "every" else {"reservoir": 6}
     spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 3 * 4, "keep": chosen}}

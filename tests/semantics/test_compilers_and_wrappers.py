@@ -1,4 +1,4 @@
-"""Compilers and wrappers: what can be compiled is, in one graph; what cannot is refused, and says why."""
+"""Compilers and wrappers: hooks that can be compiled give one graph, others are refused with the reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INPUT = torch.linspace(-1, 1, 8).reshape(2, 4)
 
 
 class Net(nn.Module):
-    """Attention-like names, a tuple output, a keyword argument."""
+    """Has names as in attention, a tuple output and a keyword argument."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,9 @@ def trained(call: Any, model: nn.Module) -> tuple[Tensor, list[Tensor | None]]:
 
 
 @pytest.mark.parametrize("name", POINTWISE)
-def test_installed_then_compiled_is_one_graph_with_the_same_values(model: nn.Module, name: str) -> None:
+def test_compiling_after_installation_gives_one_graph_with_the_same_values(
+    model: nn.Module, name: str
+) -> None:
     with hookrun.hooked(model, {"h": POINTWISE[name]}) as hooks:
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         expected = trained(model, model)
@@ -98,7 +100,7 @@ def test_installed_then_compiled_is_one_graph_with_the_same_values(model: nn.Mod
 
 
 def test_a_schedule_compiles_once(model: nn.Module) -> None:
-    """Steps and epochs are tensors in the graph; each mode of the model has a graph of its own, as without hooks."""
+    """Step and epoch are tensors in the graph; each mode of the model has its own graph, as without hooks."""
     hooks_of = {
         "a": {**POINTWISE["scale"], "when": {"step": {"start": 1, "every": 2}}},
         "b": {**POINTWISE["clamp"], "when": {"epoch": [1], "mode": "train"}},
@@ -122,7 +124,7 @@ def test_a_schedule_compiles_once(model: nn.Module) -> None:
         assert graphs() == 2
 
 
-def test_inductor_gives_the_same(model: nn.Module) -> None:
+def test_inductor_gives_the_same_values(model: nn.Module) -> None:
     chosen = ("scale by a list", "clamp", "target", "output_grad")
     hooks_of = {f"h{number}": POINTWISE[name] for number, name in enumerate(chosen)}
     with hookrun.hooked(model, hooks_of) as hooks:
@@ -140,7 +142,7 @@ def test_after_the_block_the_compiled_model_runs_without_hooks(model: nn.Module)
 
 
 class Broken(Net):
-    """torch.compile makes several graphs of it."""
+    """torch.compile splits it into several graphs."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.act(self.first(x))
@@ -150,8 +152,8 @@ class Broken(Net):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Net, Broken])
-def test_a_graph_of_another_model_of_the_class_is_not_taken(kind: type[nn.Module]) -> None:
-    """torch does not look at hooks when it asks whether a graph fits: `hooks.compile()` makes its own."""
+def test_hooks_compile_does_not_reuse_a_graph_of_another_model_of_the_class(kind: type[nn.Module]) -> None:
+    """torch's guards do not look at hooks, so torch.compile would reuse the graph of a model without hooks."""
     one, two, three = kind(), kind(), kind()
     torch.compile(one, backend="eager")(INPUT)
     compiled = list[Any]()
@@ -184,7 +186,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("fullgraph", [True, False])
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_no_graph_can_hold_is_refused_with_the_reason(
+def test_a_hook_that_cannot_be_compiled_is_refused_with_the_reason(
     model: nn.Module, name: str, fullgraph: bool
 ) -> None:
     hook, reason = REFUSED[name]
@@ -197,14 +199,14 @@ def test_what_no_graph_can_hold_is_refused_with_the_reason(
     assert "fine" not in str(caught.value)
 
 
-def test_everything_that_no_graph_can_hold_is_reported_at_once(model: nn.Module) -> None:
+def test_all_hooks_that_cannot_be_compiled_are_reported_at_once(model: nn.Module) -> None:
     hooks_of = {f"h{number}": {"select": "act", **hook} for number, (hook, _) in enumerate(REFUSED.values())}
     with hookrun.hooked(model, hooks_of) as hooks, pytest.raises(hookrun.CompileError) as caught:
         hooks.compile()
     assert len(caught.value.errors) == len(REFUSED)
 
 
-def test_a_compiled_model_is_refused(model: nn.Module) -> None:
+def test_hooks_on_a_compiled_model_are_refused(model: nn.Module) -> None:
     hook = {"h": POINTWISE["scale"]}
     with pytest.raises(hookrun.CompileError, match="already compiled module"):
         hookrun.compile(hook, torch.compile(model, backend="eager"))
@@ -213,7 +215,7 @@ def test_a_compiled_model_is_refused(model: nn.Module) -> None:
         hookrun.compile(hook, model)
 
 
-def test_a_model_compiled_in_place_under_its_hooks_runs_them_and_takes_no_others(model: nn.Module) -> None:
+def test_a_model_compiled_in_place_runs_its_hooks_and_refuses_new_ones(model: nn.Module) -> None:
     plan = hookrun.compile({"h": POINTWISE["scale"]}, model)
     with plan.install(model) as hooks:
         expected = model(INPUT)
@@ -224,7 +226,7 @@ def test_a_model_compiled_in_place_under_its_hooks_runs_them_and_takes_no_others
         plan.install(model).__enter__()
 
 
-def test_a_compiled_module_inside_a_model_is_refused_where_a_hook_names_it(model: nn.Module) -> None:
+def test_a_hook_on_a_compiled_module_inside_a_model_is_refused(model: nn.Module) -> None:
     model.pair = torch.compile(nn.Sequential(nn.ReLU()), backend="eager")
     with pytest.raises(hookrun.CompileError, match="pair: an already compiled module"):
         hookrun.compile({"h": {"select": "type:ReLU", "hook": "forward", "action": "capture"}}, model)
@@ -247,20 +249,21 @@ def test_data_parallel_is_refused_with_advice(model: nn.Module) -> None:
 EXPORTABLE = [name for name in POINTWISE if "grad" not in name and name != "freeze"]
 
 
-@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")  # what `linear` reads
+# `linear` reads the module's arguments.
+@pytest.mark.filterwarnings("ignore:While compiling, we found certain side effects")
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", EXPORTABLE)
-def test_an_exported_program_has_the_hooks_baked_in(model: nn.Module, name: str, strict: bool) -> None:
+def test_an_exported_program_contains_the_hooks(model: nn.Module, name: str, strict: bool) -> None:
     bare = model(INPUT)
     with hookrun.hooked(model, {"h": POINTWISE[name]}), torch.no_grad():
         expected = model(INPUT)
         program = torch.export.export(model.eval(), (INPUT,), strict=strict)
     torch.testing.assert_close(program.module()(INPUT), expected)
-    assert (expected - bare).norm() > 1e-3 or name == "linear"  # which computes what the layer computes
+    assert (expected - bare).norm() > 1e-3 or name == "linear"  # `linear` computes the same as the layer
 
 
 def test_a_distributed_wrapper_takes_the_hooks_of_the_model_inside(model: nn.Module, tmp_path: Any) -> None:
-    """DistributedDataParallel's own module is what is hooked, under the names that the wrapper gives."""
+    """The module inside DistributedDataParallel is hooked, under the names that it has in the wrapper."""
     import torch.distributed as dist
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)

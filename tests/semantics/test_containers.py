@@ -1,4 +1,4 @@
-"""Containers: whatever holds the tensors keeps its type, and an edit changes the tensors it is for and nothing else."""
+"""Containers keep their type, and an edit changes only the tensors that it selects."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Slots:
 
 
 class Config(dict[str, Any]):
-    """A dictionary with something more."""
+    """A dictionary with an attribute."""
 
     note = "kept"
 
 
 class Returns(nn.Module):
-    """Returns what it is given."""
+    """Returns its argument."""
 
     def forward(self, value: Any) -> Any:
         return value
@@ -103,7 +103,7 @@ VALUES: dict[str, Any] = {
 
 
 def doubled(value: Any) -> Any:
-    """The expected value, by hand."""
+    """The expected value, computed by hand."""
     match value:
         case Tensor():
             return value * 2 if value.is_floating_point() else value
@@ -123,7 +123,7 @@ def doubled(value: Any) -> Any:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """Equal in type and content, member by member."""
+    """Assert that two values have equal types and contents, member by member."""
     assert type(found) is type(expected)
     match expected:
         case Tensor():
@@ -160,7 +160,7 @@ def test_a_capture_is_the_container_with_detached_tensors(name: str) -> None:
     assert hooks.captures["h"]["inner"][0] is not value
 
 
-def test_what_subclasses_carry_beside_their_content_stays() -> None:
+def test_attributes_of_container_subclasses_stay() -> None:
     value = Config(a=t(1))
     value.note = "mine"  # type: ignore[misc]
     found = edited(value)
@@ -210,12 +210,12 @@ def nestings() -> st.SearchStrategy[Any]:
 
 @given(nestings())
 @settings(max_examples=200, deadline=None)
-def test_in_any_nesting_exactly_the_floating_point_tensors_are_edited(value: Any) -> None:
+def test_in_any_nesting_only_floating_point_tensors_are_edited(value: Any) -> None:
     assert_same(edited(value), doubled(value))
 
 
 def paths(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
-    """Every tensor with a target that names it."""
+    """(target, tensor) for every tensor in a value."""
     match value:
         case Tensor():
             return [(path, value)]
@@ -234,7 +234,7 @@ def paths(value: Any, path: str = "") -> list[tuple[str, Tensor]]:
 
 @given(nestings(), st.integers(0, 10**6))
 @settings(max_examples=200, deadline=None)
-def test_a_target_edits_that_tensor_and_every_other_member_is_the_same_object(value: Any, seed: int) -> None:
+def test_a_target_edits_one_tensor_and_keeps_all_other_member_objects(value: Any, seed: int) -> None:
     named = [each for each in paths(value) if each[0] and each[1].is_floating_point()]
     if not named:
         return
@@ -280,7 +280,9 @@ class Caller(nn.Module):
     ],
     ids=str,
 )
-def test_arguments_are_named_by_position_or_keyword(target: str | None, weights: tuple[int, ...]) -> None:
+def test_a_target_names_arguments_by_position_or_keyword(
+    target: str | None, weights: tuple[int, ...]
+) -> None:
     model = Caller()
     spec = {**DOUBLE, "hook": "forward_pre"} | ({"target": target} if target else {})
     with hookrun.hooked(model, {"h": spec}):
@@ -288,7 +290,7 @@ def test_arguments_are_named_by_position_or_keyword(target: str | None, weights:
     assert_close(found, t(sum(w * 10**n for n, w in enumerate(weights))))
 
 
-def test_keyword_only_calls_are_seen() -> None:
+def test_forward_pre_sees_calls_with_keyword_arguments_only() -> None:
     class OnlyKeywords(nn.Module):
         def forward(self, *, a: Tensor, b: Tensor) -> Tensor:
             return a - b
@@ -342,10 +344,10 @@ def test_every_action_keeps_shape_dtype_and_device(action: str, dtype: torch.dty
     ],
     ids=lambda hook: hook["action"],
 )
-def test_a_shape_that_an_action_would_change_is_an_error_that_names_hook_and_module(
+def test_an_action_that_changes_a_shape_is_an_error_that_names_hook_and_module(
     hook: dict[str, Any],
 ) -> None:
-    """Also without an example to check the plan with."""
+    """The plan is compiled without an example, so the error comes at run time."""
 
     class Halved(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
@@ -362,7 +364,7 @@ def test_a_shape_that_an_action_would_change_is_an_error_that_names_hook_and_mod
         hookrun.compile(spec, model, example=((torch.ones(2, 2),), {}))
 
 
-def test_a_packed_sequence_stays_one() -> None:
+def test_an_edited_packed_sequence_stays_a_packed_sequence() -> None:
     packed = nn.utils.rnn.pack_sequence([torch.ones(3, 2), torch.ones(1, 2)])
     model = Outer()
     with hookrun.hooked(model, {"h": {**DOUBLE, "target": "data"}}):

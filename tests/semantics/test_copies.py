@@ -1,4 +1,4 @@
-"""Copies: a deep copy or a pickle of a hooked model works, is not hooked, and writes into nobody's records."""
+"""A deep copy or an unpickled copy of a hooked model works, is not hooked, and does not write into the records."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def step(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.cases("way", WAYS)
-def test_a_copy_of_a_hooked_model_is_a_model_without_hooks(alone: dict[str, Any], way: str) -> None:
+def test_a_copy_of_a_hooked_model_has_no_hooks(alone: dict[str, Any], way: str) -> None:
     model = net()
     with hookrun.hooked(model, {"h": {"select": "first", **alone}}) as hooks:
         other = WAYS[way](model)
@@ -81,7 +81,7 @@ def test_a_copy_of_a_hooked_model_is_a_model_without_hooks(alone: dict[str, Any]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_copy_can_be_hooked_anew(way: str) -> None:
+def test_a_copy_of_a_hooked_model_can_be_hooked(way: str) -> None:
     model = net()
     spec = {
         "seen": {"select": "**", "hook": "forward", "action": "capture"},
@@ -98,7 +98,7 @@ def test_a_copy_can_be_hooked_anew(way: str) -> None:
     assert torch.equal(other(X), model(X))
 
 
-def test_the_state_of_a_hooked_model_loads_into_one_without_hooks() -> None:
+def test_the_state_dict_of_a_hooked_model_loads_into_a_model_without_hooks() -> None:
     model = net()
     observers = {
         f"{name}_{hook}": {"select": "first", "hook": hook, "action": name}
@@ -112,7 +112,7 @@ def test_the_state_of_a_hooked_model_loads_into_one_without_hooks() -> None:
     net().load_state_dict(state)
 
 
-def test_an_added_parameter_is_in_the_state_until_it_is_taken_away() -> None:
+def test_an_added_parameter_is_in_the_state_dict_until_it_is_uninstalled() -> None:
     model = net()
     spec = {
         "offset": {"select": "act", "hook": "forward", "action": "add_bias", "value": 0.5, "trainable": True}
@@ -126,7 +126,7 @@ def test_an_added_parameter_is_in_the_state_until_it_is_taken_away() -> None:
     with pytest.raises(RuntimeError, match=r"act\.offset_bias"):
         net().load_state_dict(with_it)
     again = net()
-    with hookrun.hooked(again, spec):  # and back into a model with the same hooks
+    with hookrun.hooked(again, spec):  # a model with the same hooks loads it
         again.load_state_dict(with_it)
 
 

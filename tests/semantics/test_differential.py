@@ -1,6 +1,6 @@
-"""Random models under random hooks give what hand-registered PyTorch hooks give.
+"""Random models with random hooks give the same results as with hand-registered PyTorch hooks.
 
-`python tests/semantics/test_differential.py 100000` tries so many models, from seed 0 or from the second argument on.
+`python tests/semantics/test_differential.py COUNT [SEED]` tries COUNT models, from SEED (default 0) on.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Residual(nn.Module):
 
 
 class Pair(nn.Module):
-    """Returns a tuple, which `Join` adds up."""
+    """Returns a tuple, which `Join` sums."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Pair(nn.Module):
 
 
 class Named(nn.Module):
-    """Returns a dict, with an entry that carries no gradient."""
+    """Returns a dict, with an entry without gradient."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Checkpointed(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes into what the module before it returned."""
+    """Writes in place into the output of the module before it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ def each_tensor(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 class EditGradient(torch.autograd.Function):
-    """The identity, whose gradient is edited: what `output_grad` means, with a copy instead of an alias."""
+    """The identity with an edited gradient: the definition of `output_grad`, with a copy instead of an alias."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, edit: Callable[[Tensor], Tensor]) -> Tensor:
@@ -190,11 +190,11 @@ class ByHand:
         self.parameters = dict(model.named_parameters())
         self.at_step: list[tuple[nn.Parameter, Callable[[Tensor], Tensor]]] = []
         self.accumulated: list[tuple[nn.Parameter, Callable[[Tensor], Tensor]]] = []
-        for kind in ("forward_pre", "forward"):  # edits first, then what watches the final output
+        for kind in ("forward_pre", "forward"):  # edits first, then hooks on the final output
             for name, hook in spec.items():
                 if hook["hook"] == kind:
                     self.on_module(name, hook)
-        for name, hook in reversed(spec.items()):  # the outermost node meets the gradient first
+        for name, hook in reversed(spec.items()):  # the outermost node sees the gradient first
             if hook["hook"] == "output_grad":
                 self.on_module(name, hook)
         for name, hook in spec.items():
@@ -254,7 +254,7 @@ class ByHand:
             self.at_step.append((parameter, act))
 
     def after_accumulation(self) -> None:
-        """What hookrun does in the last micro-batch's backward and before the optimizer's step."""
+        """Run the hooks that hookrun runs in the last micro-batch's backward and before the optimizer's step."""
         with torch.no_grad():
             for parameter, act in (*self.accumulated, *self.at_step):
                 if parameter.grad is not None:
@@ -285,13 +285,13 @@ def spec_of(seed: int, model: nn.Module) -> dict[str, dict[str, Any]]:
         )
         select = rng.choice(modules if on_module else parameters)
         if select in inside_checkpoint and kind == "output_grad":
-            continue  # by hand it is seen at the recomputation; tests/semantics/test_activation_checkpointing.py
+            continue  # a hook by hand fires in the recomputation; see test_activation_checkpointing.py
         action = rng.choice(["capture", *EDITS])
         keys = EDITS[action][0] if action in EDITS else {}
         if action == "add_bias" and not on_module:
             action, keys = "scale", EDITS["scale"][0]
         if action == "add_bias" and kind == "forward_pre" and "inner" in select:
-            action, keys = "scale", EDITS["scale"][0]  # a keyword argument of no dimensions
+            action, keys = "scale", EDITS["scale"][0]  # the keyword argument is a 0-dimensional tensor
         spec[f"h{number}"] = {"select": select, "hook": kind, "action": action, **keys}
     return spec
 
@@ -336,14 +336,14 @@ def tensors_of(value: Any) -> Iterator[Tensor]:
 
 
 def close(mine: Tensor, theirs: Tensor) -> bool:
-    """Equal but for the rounding of sums in another order."""
+    """Whether two values are equal up to the rounding of sums in another order."""
     relative, absolute = (1e-3, 1e-4) if mine.dtype == torch.float32 else (1e-9, 1e-11)
     same = torch.allclose(mine.double(), theirs.double(), relative, absolute, equal_nan=True)
     return mine.dtype == theirs.dtype and same
 
 
 def difference(seed: int) -> str | None:
-    """How hookrun and hooks by hand differ on the model of that seed, or None."""
+    """How hookrun and hooks by hand differ on the model of this seed, or None."""
     spec = spec_of(seed, model_of(seed))
     one, other = model_of(seed), model_of(seed)
     by_hand = ByHand(one, spec)

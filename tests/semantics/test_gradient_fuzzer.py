@@ -1,8 +1,8 @@
-"""Random small models: what gradient hooks see and do, against the same model with an identity written into it.
+"""Random small models: gradient hooks see and do the same as autograd identities that are inserted by hand.
 
-The reference puts a node around each call of the hooked module by hand: an identity on the inputs and one on the
-outputs, out of place, in a model in which nothing is written in place. The other model is the one that people write:
-in-place modules and functions, residuals, reused modules, dicts, modules that hand on their input.
+The reference model has no in-place operations; each call of the hooked module has an identity on its inputs and one on
+its outputs. The hooked model is written as in practice: in-place modules and functions, residuals, reused modules,
+dicts, modules that return their input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WIDTH = 4
 
 
 class Double(nn.Module):
-    """A module that writes its input in place, with a parameter."""
+    """A module with a parameter that writes its input in place."""
 
     def __init__(self, in_place: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Double(nn.Module):
 
 
 class Pair(nn.Module):
-    """Two outputs, one of which is used inside for the other."""
+    """Two outputs, one computed from the other."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Prompt(nn.Module):
 
 
 class Cut(nn.Module):
-    """Returns a view of what it computed."""
+    """Returns a view of its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,9 +100,9 @@ BETWEEN = ["nothing", "residual", "iadd", "relu_", "scaled"]
 
 
 class Model(nn.Module):
-    """Steps of one module each; `in_place=False` is the same function with nothing written in place.
+    """A sequence of steps, one module each; `in_place=False`: the same function without in-place operations.
 
-    around: what is done to the call of a module: (its name, the call, the value) -> output
+    around: replaces the call of a module: (its name, the call, the value) -> output
     """
 
     def __init__(self, plan: list[tuple[str, str]], in_place: bool) -> None:
@@ -154,7 +154,7 @@ class Model(nn.Module):
 
 
 def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A new container with other tensors."""
+    """A new container with a function applied to each tensor."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -163,7 +163,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def by_hand(model: Model, hooked: str, kind: str, factor: float, seen: list[Tensor]) -> None:
-    """Put identities around each call of the hooked module; `seen` are the gradients that they meet."""
+    """Put identities around each call of the hooked module; the gradients that they see are appended to `seen`."""
 
     def watched(tensor: Tensor) -> Tensor:
         copy = tensor * 1.0
@@ -207,7 +207,7 @@ def in_order(tensors: list[Tensor]) -> list[list[float]]:
 
 
 def valid_steps(draw: random.Random) -> list[tuple[str, str]]:
-    """Steps of a model that runs without hooks: torch refuses to write what an earlier step needs for its backward."""
+    """Random steps of a model that runs without hooks: torch refuses in-place writes of tensors for the backward."""
     while True:
         steps = [(draw.choice(list(MODULES)), draw.choice(BETWEEN)) for _ in range(draw.randint(2, 6))]
         try:
@@ -218,7 +218,7 @@ def valid_steps(draw: random.Random) -> list[tuple[str, str]]:
 
 
 def compare(seed: int) -> str:
-    """One random model under one random hook: "same", or "refused"; AssertionError where they differ."""
+    """Try one random model with one random hook: "same" or "refused"; AssertionError if the gradients differ."""
     draw = random.Random(seed)
     steps = valid_steps(draw)
     hooked, kind = draw.choice(steps)[0], draw.choice(["output_grad", "backward", "backward_pre"])
@@ -249,7 +249,7 @@ def compare(seed: int) -> str:
     if factor == 1:
         if kind == "output_grad":
             assert all(map(torch.equal, found, plain)), "an observer changes nothing"
-        # the gradients of a call's tensors come in another order there
+        # there the gradients of a call arrive in another order
         assert_close(in_order(captured(hooks, hooked)), in_order(seen))
     return "same"
 

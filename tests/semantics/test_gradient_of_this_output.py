@@ -1,4 +1,4 @@
-"""`output_grad` is the gradient of this output, of this call; observers of gradients change nothing around it."""
+"""`output_grad` is the gradient of one output of one call; observers of gradients do not change other gradients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def weighted(output: Tensor) -> Tensor:
 
 
 class Written(nn.Module):
-    """A function of three modules: a layer, one that hands on its input, and one that flattens it."""
+    """Applies a function to three modules: a layer, one that returns its input, and one that flattens its input."""
 
     def __init__(self, function: Callable[[Written, Tensor], Tensor]) -> None:
         super().__init__()
@@ -81,9 +81,7 @@ CASES = {
 
 @pytest.mark.cases("kind", KINDS)
 @pytest.mark.cases("name", CASES)
-def test_what_is_written_later_through_an_alias_is_as_without_the_hook_or_refused(
-    name: str, kind: str
-) -> None:
+def test_a_later_write_through_an_alias_gives_the_same_gradients_or_is_refused(name: str, kind: str) -> None:
     function, select = CASES[name]
     model, x, y = Written(function), X.clone().requires_grad_(), X.clone().requires_grad_()
     expected = model(x)
@@ -101,7 +99,7 @@ def test_what_is_written_later_through_an_alias_is_as_without_the_hook_or_refuse
     assert hooks.fired["h", select] == 1
 
 
-def test_what_is_used_before_and_after_it_is_written_is_refused_by_name() -> None:
+def test_an_output_used_before_and_after_an_in_place_write_is_refused_by_name() -> None:
     def both(m: Written, x: Tensor) -> Tensor:
         y = m.same(m.lin(x))
         before = y + 1
@@ -115,7 +113,7 @@ def test_what_is_used_before_and_after_it_is_written_is_refused_by_name() -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_in_place_activation_followed_by_an_in_place_module(kind: str) -> None:
+def test_an_in_place_activation_before_an_in_place_module_sees_its_gradient(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Hardswish(inplace=True), nn.Dropout(0.0, inplace=True))
     seen = list[Tensor]()
@@ -138,7 +136,7 @@ def test_every_activation_of_a_stock_mobilenet_fires() -> None:
 
 
 class State(nn.Module):
-    """Changes the caller's dict, and returns it or not."""
+    """Changes the caller's dict, and may return it."""
 
     def __init__(self, returns: bool) -> None:
         super().__init__()
@@ -153,7 +151,7 @@ class State(nn.Module):
 
 @pytest.mark.cases("returns", [True, False])
 @pytest.mark.cases("kind", KINDS)
-def test_the_caller_s_containers_stay_the_caller_s(kind: str, returns: bool) -> None:
+def test_the_callers_containers_keep_their_identity(kind: str, returns: bool) -> None:
     model = State(returns)
 
     def run() -> tuple[dict[str, Any], Any, Tensor, Tensor]:
@@ -188,19 +186,20 @@ class Parameter(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
-def test_a_module_that_returns_its_own_parameter(kind: str) -> None:
+def test_a_module_that_returns_its_own_parameter_sees_its_gradient(kind: str) -> None:
     model = Parameter()
     spec = {"h": {"select": "", "hook": kind, "action": "scale", "factor": 2}}
     with hookrun.hooked(model, spec):
         for _ in range(3):
             model.prompt.grad = None
             (model() + model.prompt).sum().backward()
-            assert torch.equal(model.prompt.grad, torch.full((4,), 3.0))  # twice, and once past the module
+            # 2 from the module, 1 from the direct use
+            assert torch.equal(model.prompt.grad, torch.full((4,), 3.0))
     assert not model.prompt._backward_hooks
 
 
 class Hidden(nn.Module):
-    """All hidden states, the last of which is an output of its own too."""
+    """Returns all hidden states; the last one is also a separate output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +213,7 @@ class Hidden(nn.Module):
         return {"last": x, "states": tuple(states)}
 
 
-def test_one_tensor_at_two_places_of_an_output_is_acted_on_once() -> None:
+def test_a_tensor_at_two_places_of_an_output_is_acted_on_once() -> None:
     torch.manual_seed(0)
     model = Hidden()
 
@@ -242,8 +241,8 @@ def test_a_hidden_state_sees_the_gradient_of_its_own_use_alone() -> None:
 
 
 @pytest.mark.parametrize("kind", ["output_grad", "backward_pre"])
-def test_views_and_parts_that_are_written_later(kind: str) -> None:
-    """What a module returns of its own, in whichever form, may be written in place."""
+def test_views_and_parts_may_be_written_in_place_later(kind: str) -> None:
+    """A module's own output may be written in place, even if it is a view or a part of a tensor."""
     for cut in (
         lambda y: y[:, :2],
         lambda y: y.t(),
@@ -266,8 +265,8 @@ def test_views_and_parts_that_are_written_later(kind: str) -> None:
 
 @pytest.mark.cases("last", [nn.Linear(3, 3), nn.Identity(), nn.Dropout(0.0)])
 @pytest.mark.cases("before", [False, True])
-def test_the_module_around_meets_the_gradient_first(last: nn.Module, before: bool) -> None:
-    """A Sequential returns what its last module returned: one tensor, two outputs."""
+def test_an_outer_module_sees_the_gradient_before_the_inner_one(last: nn.Module, before: bool) -> None:
+    """A Sequential returns the output of its last module: one tensor is the output of two modules."""
     model = nn.Sequential(nn.Sequential(nn.Linear(3, 3), last))
     edit = {"hook": "output_grad", "action": "add_bias", "value": 1.0}
     spec: dict[str, Any] = {

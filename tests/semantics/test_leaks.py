@@ -1,4 +1,4 @@
-"""No leaks: a thousand installations leave the model collectable, with the garbage collector off."""
+"""No leaks: after hundreds of installations the model is freed without the garbage collector."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def step(model: nn.Module) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _what_was_there_before() -> None:
-    """Set aside what lives already, which the collector would otherwise go through before each test."""
-    step(net())  # what torch makes once
+def _freeze_existing_objects() -> None:
+    """Freeze the objects that exist already, so that the collector does not traverse them before each test."""
+    step(net())  # torch creates some objects only once
     gc.collect()
     gc.freeze()
 
@@ -66,7 +66,7 @@ def alive(kind: type) -> int:
 
 
 @pytest.mark.cases("kind", [*EVERY, "all"])
-def test_hundreds_of_cycles_leave_the_model_collectable(kind: str) -> None:
+def test_hundreds_of_installations_leave_the_model_collectable(kind: str) -> None:
     model = net()
     spec = EVERY if kind == "all" else {kind: EVERY[kind]}
     plan = hookrun.compile(spec, model)
@@ -84,8 +84,8 @@ def test_hundreds_of_cycles_leave_the_model_collectable(kind: str) -> None:
     assert gone[1]() is None
 
 
-def test_nor_does_any_action_alone_keep_it(alone: dict[str, Any]) -> None:
-    """One hook that torch.compile could trace holds more than one among others that it could not."""
+def test_no_single_action_keeps_the_model_alive(alone: dict[str, Any]) -> None:
+    """A hook alone refers to more objects: with another one that cannot be compiled no traced version is made."""
     model = net()
     plan = hookrun.compile({"h": {"select": "0", **alone}}, model)
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_nor_does_any_action_alone_keep_it(alone: dict[str, Any]) -> None:
     [{"step": {"every": 2}}, {"epoch": [0]}, {"call": 0}, {"mode": "train"}, {"probability": 0.5}],
     ids=str,
 )
-def test_nor_does_any_schedule(when: dict[str, Any]) -> None:
+def test_no_schedule_keeps_the_model_alive(when: dict[str, Any]) -> None:
     model = net()
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2, "when": when}}
     with hookrun.hooked(model, spec) as hooks:
@@ -112,7 +112,7 @@ def test_nor_does_any_schedule(when: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["forward", "backward", "output_grad", "forward_pre"])
-def test_nor_does_an_exception_keep_it(kind: str) -> None:
+def test_an_exception_does_not_keep_the_model_alive(kind: str) -> None:
     model = net()
     spec = {**EVERY, "failing": {"select": "2", "hook": kind, "action": "check", "max": -1e9}}
     for _ in range(20):
@@ -151,6 +151,6 @@ def test_a_compiled_plan_does_not_keep_the_model() -> None:
     plan = hookrun.compile(EVERY, model, example=((X,), {}))
     gone = weakref.ref(model)
     del model
-    gc.collect()  # the shape check's fake run leaves cycles of torch's own
+    gc.collect()  # in a trial run with fake tensors torch itself leaves reference cycles
     assert gone() is None
     assert len(plan.hooks) == len(EVERY)

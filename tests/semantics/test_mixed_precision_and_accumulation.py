@@ -1,4 +1,4 @@
-"""Mixed precision and accumulation: hooks see true gradients, once per micro-batch or once per step by their type."""
+"""Mixed precision and accumulation: hooks see unscaled gradients, per micro-batch or per step as their type says."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_an_edit_acts_on_the_true_gradient_and_the_optimizer_uses_it(
 
 
 def test_small_gradients_in_half_precision_are_not_lost() -> None:
-    """The factor is there so that they are not: hooks see them in 32 bits."""
+    """The scaler's factor keeps them from underflowing; hooks see the unscaled gradients in 32 bits."""
     scaler, model = GradScaler("cpu", init_scale=2.0**14), net(torch.float16)
     spec = {"h": {"select": "2", "hook": "output_grad", "action": "capture"}}
     with hookrun.compile(spec, model).install(model, scaler=scaler) as hooks:
@@ -106,7 +106,7 @@ def test_small_gradients_in_half_precision_are_not_lost() -> None:
     assert_close(hooks.captures["h"]["2"][0], torch.full((4, 2), 1e-8), rtol=1e-2, atol=0)
 
 
-def test_a_step_that_the_scaler_skips_is_no_step() -> None:
+def test_a_step_that_the_scaler_skips_does_not_count_as_a_step() -> None:
     scaler, model = GradScaler("cpu"), net()
     before = [parameter.detach().clone() for parameter in model.parameters()]
     spec = {
@@ -171,7 +171,7 @@ def accumulated(model: nn.Module, spec: dict[str, Any], parts: int, scaler: Grad
         ("optimizer_step_post", 1),
     ],
 )
-def test_how_often_each_type_fires(kind: str, per_step: int, scaled: bool) -> None:
+def test_hook_types_fire_per_micro_batch_or_per_step(kind: str, per_step: int, scaled: bool) -> None:
     scaler = GradScaler("cpu") if scaled else None
     hooks = accumulated(
         net(), {"h": {"select": selected(kind), "hook": kind, "action": "capture"}}, 4, scaler
@@ -182,10 +182,10 @@ def test_how_often_each_type_fires(kind: str, per_step: int, scaled: bool) -> No
 @pytest.mark.cases("scaled", [False, True])
 @pytest.mark.cases("kind", ["post_accumulate_grad", "optimizer_step_pre"])
 @pytest.mark.cases("action", [{"action": "scale", "factor": 0.5}, {"action": "clamp", "max": 0.2}])
-def test_four_micro_batches_give_what_one_large_batch_gives(
+def test_four_micro_batches_give_the_gradient_of_one_large_batch(
     kind: str, action: dict[str, Any], scaled: bool
 ) -> None:
-    """A scale of 0.5 by PyTorch's own hook on each of four micro-batches gives 0.94 of one gradient, not 2."""
+    """With PyTorch's own hook, a scale of 0.5 on each of four micro-batches gives 0.94 of one gradient, not 2."""
     spec = {"h": {"select": "**", "hook": kind, **action}}
     whole, parts = net(), net()
     accumulated(whole, spec, 1)
@@ -248,7 +248,7 @@ def run(folder: Path, name: str, *overrides: str) -> hookrun.Run:
 
 
 @pytest.mark.parametrize("kind", ["post_accumulate_grad", "optimizer_step_pre"])
-def test_a_run_with_accumulation_gives_what_one_with_larger_batches_gives(kind: str, tmp_path: Path) -> None:
+def test_a_run_with_accumulation_equals_a_run_with_larger_batches(kind: str, tmp_path: Path) -> None:
     seen = f"+hooks.seen={{select: '**', hook: {kind}, action: capture}}"
     clip = f"+hooks.clip={{select: '**', hook: {kind}, action: clamp, max: 0.01}}"
     whole = run(tmp_path, "whole", seen, clip, "data.batch_size=64")

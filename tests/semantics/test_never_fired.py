@@ -1,4 +1,4 @@
-"""Never fired is reported, for every hook and module; `strict: true` fails the run."""
+"""A hook that never fired on a module is reported; `strict: true` fails the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def watched(select: object, hook: str = "forward", **keys: Any) -> dict[str, Any
 
 
 def inactive(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str, str, str]]:
-    """What did nothing; leaving the block has warned of each such hook, in one line."""
+    """`hooks.inactive` after a run; asserts that leaving the block warned about each such hook, in one line."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with hookrun.hooked(model, spec) as hooks:
@@ -35,15 +35,14 @@ def inactive(model: nn.Module, spec: dict[str, Any], run: Any) -> list[tuple[str
     return hooks.inactive
 
 
-def test_the_out_proj_of_attention() -> None:
-    """Attention reads its weight, and never calls it."""
+def test_a_hook_on_the_out_proj_of_attention_is_reported() -> None:
+    """Attention reads the weight of out_proj, but never calls the module."""
     model = nn.MultiheadAttention(4, 2, batch_first=True)
     found = inactive(model, watched(["", "out_proj"]), lambda m: m(X, X, X))
     assert found == [("h", "out_proj", NEVER)]
     gradients = watched("out_proj", "grad")
-    assert (
-        inactive(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
-    )  # its parameters do train
+    # its parameters do train
+    assert inactive(model, gradients, lambda m: m(X, X, X)[0].sum().backward()) == []
 
 
 class Direct(nn.Module):
@@ -57,7 +56,7 @@ class Direct(nn.Module):
 
 
 @pytest.mark.parametrize("hook", ["forward_pre", "forward", "backward", "output_grad", "saved_tensors"])
-def test_a_direct_call_of_forward(hook: str) -> None:
+def test_a_module_whose_forward_is_called_directly_is_reported(hook: str) -> None:
     def run(model: nn.Module) -> None:
         model(X.clone().requires_grad_()).sum().backward()
 
@@ -65,7 +64,7 @@ def test_a_direct_call_of_forward(hook: str) -> None:
 
 
 @pytest.mark.parametrize("hook", ["backward", "backward_pre", "output_grad", "grad", "post_accumulate_grad"])
-def test_gradients_under_no_grad(hook: str) -> None:
+def test_gradient_hooks_under_no_grad_are_reported(hook: str) -> None:
     def run(model: nn.Module) -> None:
         with torch.no_grad():
             model(X)
@@ -85,7 +84,7 @@ class Branching(nn.Module):
         return self.one(x) if x.sum() > 0 else self.other(x)
 
 
-def test_a_branch_that_is_not_taken() -> None:
+def test_a_module_in_a_branch_that_is_not_taken_is_reported() -> None:
     assert inactive(Branching(), watched("*"), lambda m: m(X)) == [("h", "other", NEVER)]
     both = inactive(Branching(), watched("*"), lambda m: (m(X), m(-X)))
     assert both == []
@@ -96,11 +95,11 @@ INSIDE = ["layers.0", "layers.0.self_attn", "layers.0.linear1", "layers.0.dropou
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("train", [True, False])
-def test_a_fused_fast_path_in_evaluation(train: bool) -> None:
-    """In evaluation without gradients torch's encoder layer runs as one operation, which calls no module inside.
+def test_hooks_on_a_fused_encoder_layer_fire_or_are_reported(train: bool) -> None:
+    """In evaluation without gradients torch runs its encoder layer as one operation, which calls no inner module.
 
-    A hook on the layer itself, or on one inside it, is seen by torch or is reported: never is it silently without
-    effect.
+    Hooks on the layer or inside it either make torch take the slow path, or are reported: never are they silently
+    without effect.
     """
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
@@ -118,7 +117,7 @@ def test_a_fused_fast_path_in_evaluation(train: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_fused_fast_path_skips_hooks_on_what_is_inside() -> None:
+def test_hooks_inside_a_fused_encoder_layer_are_reported_if_torch_skips_them() -> None:
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
     with torch.no_grad():
         found = inactive(layer, watched(["linear1", "norm2"]), lambda m: m(X))
@@ -130,11 +129,11 @@ def test_a_fused_fast_path_skips_hooks_on_what_is_inside() -> None:
     assert ("linear1" in paths) == (not calls), "reported where torch itself does not call it"
 
 
-def test_a_schedule_that_never_holds() -> None:
+def test_a_schedule_that_never_holds_is_reported() -> None:
     assert inactive(Direct(), watched("called", when={"step": 5}), lambda m: m(X)) == [("h", "called", NEVER)]
 
 
-def test_each_pair_of_hook_and_module_is_reported_by_itself() -> None:
+def test_each_pair_of_hook_and_module_is_reported() -> None:
     spec = {
         "seen": {"select": "*", "hook": "forward", "action": "capture"},
         "grads": {"select": "one", "hook": "output_grad", "action": "capture"},
@@ -143,7 +142,7 @@ def test_each_pair_of_hook_and_module_is_reported_by_itself() -> None:
     assert sorted(found) == [("grads", "one", NEVER), ("seen", "other", NEVER)]
 
 
-def test_an_edit_of_integers_or_of_a_gradient_that_is_none_fired_and_did_nothing() -> None:
+def test_an_edit_of_integers_or_a_none_gradient_is_reported_as_idle() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -162,7 +161,7 @@ def test_an_edit_of_integers_or_of_a_gradient_that_is_none_fired_and_did_nothing
     assert sorted(found) == [("ids", "ids", IDLE), ("none", "table", IDLE)]
 
 
-def test_strict_raises_when_the_block_is_left() -> None:
+def test_strict_raises_on_leaving_the_block() -> None:
     model = Branching()
     with (
         pytest.raises(hookrun.HookrunError, match=r"strict: .*\n.*h never fired on other"),
@@ -171,7 +170,7 @@ def test_strict_raises_when_the_block_is_left() -> None:
         model(X)
 
 
-def test_the_warning_points_at_the_block() -> None:
+def test_the_warning_points_at_the_with_statement() -> None:
     model = Branching()
     with (
         pytest.warns(hookrun.HookrunWarning, match="h never fired on other") as caught,
@@ -181,7 +180,7 @@ def test_the_warning_points_at_the_block() -> None:
     assert caught[0].filename == __file__
 
 
-def test_python_s_own_filters_silence_it() -> None:
+def test_pythons_warning_filters_silence_the_warning() -> None:
     model = Branching()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("ignore", hookrun.HookrunWarning)
@@ -190,7 +189,7 @@ def test_python_s_own_filters_silence_it() -> None:
     assert hooks.inactive and not told
 
 
-def test_neither_where_the_model_never_ran_nor_while_an_exception_passes() -> None:
+def test_nothing_is_reported_if_the_model_never_ran_or_an_exception_passes() -> None:
     model = Branching()
     with hookrun.hooked(model, watched("*"), strict=True):
         pass
@@ -203,7 +202,7 @@ def test_neither_where_the_model_never_ran_nor_while_an_exception_passes() -> No
         raise ValueError("mine")
 
 
-def test_a_model_that_ran_in_parts_alone_has_run() -> None:
+def test_hooks_are_reported_if_only_a_part_of_the_model_ran() -> None:
     model = Direct()
     with (
         pytest.warns(hookrun.HookrunWarning, match="h never fired on direct"),
@@ -217,7 +216,7 @@ COMMAND = ["train.limit_batches=1", "train.epochs=1", "compute.device=cpu", "com
 
 
 @pytest.mark.parametrize(("strict", "code"), [("false", 0), ("true", 1)])
-def test_a_run_says_it_loudly_and_strict_fails(
+def test_a_run_prints_hooks_that_never_fired_and_strict_fails_it(
     strict: str, code: int, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""An observer changes nothing: ten models, many training steps each, bit-equal with and without."""
+"""Observers change nothing: the training of ten models is bit-equal with and without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IMAGE_STEPS = 12
 
 
 class Residual(nn.Module):
-    """In-place operations on both sides, of modules and of functions."""
+    """Has in-place operations, by modules and by functions, before and after its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class Attention(nn.Module):
 
 
 class Embedded(nn.Module):
-    """Integers in, a frozen part, an output that nobody uses."""
+    """Takes integers; has a frozen part and an unused output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ def everywhere(model: nn.Module) -> dict[str, Any]:
 
 
 def trained(model: nn.Module, hooks_of: dict[str, Any] | None) -> dict[str, Any]:
-    """Everything that the steps of training lead to; outputs and gradients of every step included."""
+    """Train; returns the final state, and the outputs and gradients of every step."""
     images = isinstance(model, torchvision.models.ResNet)
     batch = (
         torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -229,7 +229,7 @@ def test_backward_observers_are_equal_within_rounding(name: str) -> None:
 
 
 def carries_gradient(model: nn.Module, module: nn.Module) -> bool:
-    """Whether what the module returns in a forward requires a gradient."""
+    """Whether the module's output in a forward requires a gradient."""
     found: list[bool] = []
     handle = module.register_forward_hook(lambda _m, _a, output: found.append(_requires(output)))
     model(torch.ones(2, 6))

@@ -1,4 +1,4 @@
-"""Once per object: a module with several names or parents is hooked once; a module called often fires at each call."""
+"""A module with several names or parents is hooked once; a module that is called several times fires at each call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hookrun
 
 
 class Block(nn.Module):
-    """Calls its children in the order of their names, and some of them again."""
+    """Calls its children in the order of their names, some of them twice."""
 
     def __init__(self, again: bool) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 def random_tree(seed: int) -> nn.Module:
-    """Blocks and layers, some of them children of several parents or twice of one."""
+    """A tree of blocks and layers; some are children of several parents, or have two names in one parent."""
     draw = random.Random(seed)
     made: list[nn.Module] = []
 
@@ -52,7 +52,7 @@ def random_tree(seed: int) -> nn.Module:
 
 
 def calls_by_hand(model: nn.Module) -> dict[int, int]:
-    """How often each module object runs in one forward."""
+    """Module object -> how often it runs in one forward, counted by PyTorch's own hooks."""
     calls: dict[int, int] = {}
     handles = [
         module.register_forward_hook(lambda m, *_: calls.update({id(m): calls.get(id(m), 0) + 1}) and None)
@@ -65,7 +65,7 @@ def calls_by_hand(model: nn.Module) -> dict[int, int]:
 
 
 @pytest.mark.cases("part", range(4))
-def test_in_random_trees_each_object_is_hooked_once(part: int) -> None:
+def test_in_random_trees_each_module_object_is_hooked_once(part: int) -> None:
     for seed in range(part * 50, part * 50 + 50):
         model = random_tree(seed)
         select = ["**", "**.{a,b}*", "type:Block", "type:Tanh"][seed % 4]
@@ -85,7 +85,7 @@ def test_in_random_trees_each_object_is_hooked_once(part: int) -> None:
             model(torch.ones(1, 2))
         for target in hook.matches:
             count = calls.get(id(names[target.path]), 0)
-            for name in target.names:  # whichever name is asked for
+            for name in target.names:  # under each of its names
                 assert hooks.fired["h", name] == count
                 if count:
                     assert len(hooks.captures["h"][name]) == count
@@ -109,7 +109,7 @@ class Shared(nn.Module):
 @pytest.mark.parametrize(
     "select", ["first", "again", "inside.0", "type:Linear", ["inside.0", "first", "again"]]
 )
-def test_whichever_name_is_selected_the_plan_shows_all(select: object) -> None:
+def test_the_plan_shows_all_names_of_a_shared_module(select: object) -> None:
     plan = hookrun.compile({"h": {"select": select, "hook": "forward", "action": "capture"}}, Shared())
     (target,) = plan.hooks[0].matches
     assert (target.path, list(target.names)) == ("first", ["first", "again", "inside.0"])
@@ -131,7 +131,7 @@ def test_a_module_called_several_times_fires_at_each_call() -> None:
 
 
 @pytest.mark.cases("call", [0, 1, 2, [0, 2], {"start": 1}, {"every": 2}])
-def test_when_call_picks_calls_of_each_forward(call: object) -> None:
+def test_when_call_selects_calls_within_each_forward(call: object) -> None:
     torch.manual_seed(0)
     model, x = Shared(), torch.ones(1, 2)
     spec = {
@@ -158,16 +158,15 @@ def test_calls_count_from_0_within_each_forward_of_the_root() -> None:
     assert [record["call"] for record in hooks.records] == [0, 1, 2, 0, 1, 2]
 
 
-def test_a_gradient_belongs_to_the_call_that_it_is_of() -> None:
+def test_a_gradient_has_the_call_number_of_its_forward() -> None:
     model = Shared()
     spec = {"h": {"select": "first", "hook": "output_grad", "action": "capture", "when": {"call": 1}}}
     gradients = list[Tensor]()
     model.first.register_forward_hook(lambda _m, _a, output: output.register_hook(gradients.append) and None)
     with hookrun.hooked(model, spec) as hooks:
         model(torch.ones(1, 2)).square().sum().backward()
-    assert_close(
-        hooks.captures["h"]["first"], [gradients[1]]
-    )  # of three: the middle one is the middle one backwards
+    # the second of three calls is also second in the backward
+    assert_close(hooks.captures["h"]["first"], [gradients[1]])
 
 
 def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
@@ -183,7 +182,7 @@ def test_a_tied_parameter_is_hooked_once_and_sees_one_gradient() -> None:
     assert hooks.fired["h", "0.weight"] == hooks.fired["h", "2.weight"] == 1
 
 
-def test_a_union_counts_each_object_once() -> None:
+def test_a_list_of_selectors_matches_each_object_once() -> None:
     model = Shared()
     spec = {"h": {"select": ["first", "**"], "hook": "forward", "action": "scale", "factor": 2, "expect": 3}}
     assert len(hookrun.compile(spec, model).hooks[0].matches) == 3  # the root, the layer, the Sequential

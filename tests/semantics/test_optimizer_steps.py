@@ -1,4 +1,4 @@
-"""Optimizer hooks act on the gradients that the optimizer uses, whoever computes them and from whichever thread."""
+"""Optimizer hooks act on the gradients that the optimizer uses, from a loop or a closure, in any thread."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def closure_of(model: nn.Module, optimizer: Optimizer, clip: bool) -> Callable[[
 
 @each_optimizer
 @pytest.mark.parametrize("keyword", [False, True], ids=["positional", "keyword"])
-def test_a_closure_s_gradients_are_clipped_as_by_hand(
+def test_the_gradients_of_a_closure_are_clipped_as_by_hand(
     make: Callable[[Any], Optimizer], keyword: bool
 ) -> None:
     def trained(by_hand: bool) -> tuple[Tensor, list[float]]:
@@ -71,7 +71,7 @@ def test_a_closure_s_gradients_are_clipped_as_by_hand(
 
 
 @each_optimizer
-def test_the_gradients_of_before_are_not_acted_on(make: Callable[[Any], Optimizer]) -> None:
+def test_gradients_from_before_the_closure_are_not_acted_on(make: Callable[[Any], Optimizer]) -> None:
     model = net()
     optimizer = make(model.parameters())
     seen = {"seen": {"select": "weight", "hook": "optimizer_step_pre", "action": "capture"}}
@@ -81,7 +81,7 @@ def test_the_gradients_of_before_are_not_acted_on(make: Callable[[Any], Optimize
     assert all(value.abs().max() < 1e5 for value in hooks.captures["seen"]["weight"])
 
 
-def test_a_closure_under_no_grad_and_enable_grad_is_left_as_it_is() -> None:
+def test_a_closure_runs_with_gradients_even_under_no_grad() -> None:
     modes = []
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -95,7 +95,7 @@ def test_a_closure_under_no_grad_and_enable_grad_is_left_as_it_is() -> None:
     assert modes == [True]
 
 
-def test_one_registration_serves_the_whole_process() -> None:
+def test_torchs_global_step_hooks_are_registered_once_per_process() -> None:
     before = dict(_global_optimizer_pre_hooks), dict(_global_optimizer_post_hooks)
     model = net()
     with hookrun.hooked(model, CLIP), hookrun.hooked(model, CLIP):
@@ -104,7 +104,7 @@ def test_one_registration_serves_the_whole_process() -> None:
         torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
-def test_installing_in_one_thread_while_another_steps() -> None:
+def test_installing_in_one_thread_does_not_break_a_step_in_another() -> None:
     model, other = net(), net()
     optimizer = torch.optim.SGD(other.parameters(), lr=0.0)
     other(X).sum().backward()
@@ -114,7 +114,7 @@ def test_installing_in_one_thread_while_another_steps() -> None:
         try:
             while not stop.is_set():
                 optimizer.step()
-        except BaseException as error:  # for the main thread to see
+        except BaseException as error:  # the main thread reports it
             errors.append(error)
 
     thread = threading.Thread(target=step)
@@ -129,7 +129,7 @@ def test_installing_in_one_thread_while_another_steps() -> None:
     assert errors == []
 
 
-def test_what_left_the_block_is_not_held() -> None:
+def test_nothing_is_kept_alive_after_the_block() -> None:
     model = net()
     with hookrun.hooked(model, CLIP):
         model(X).sum().backward()
@@ -140,7 +140,7 @@ def test_what_left_the_block_is_not_held() -> None:
     assert dead() is None
 
 
-class TestTheStepInALoopOfOnesOwn:
+class TestStepInAUsersOwnLoop:
     EVERY_SECOND = {
         "h": {"select": "", "hook": "forward", "action": "capture", "when": {"step": {"every": 2}}}
     }
@@ -156,7 +156,7 @@ class TestTheStepInALoopOfOnesOwn:
                 hooks.step()
         return seen
 
-    def test_it_follows_the_optimizer(self) -> None:
+    def test_the_step_follows_the_optimizer(self) -> None:
         model = net()
         with hookrun.hooked(model, self.EVERY_SECOND) as hooks:
             seen = self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 8, by_hand=False)
@@ -169,7 +169,7 @@ class TestTheStepInALoopOfOnesOwn:
             seen = self.loop(hooks, model, torch.optim.SGD(model.parameters(), lr=0.1), 8, by_hand=True)
         assert seen == list(range(8))
 
-    def test_of_two_optimizers_the_first_that_steps_counts(self) -> None:
+    def test_the_first_of_two_optimizers_to_step_is_counted(self) -> None:
         model = nn.Sequential(net(), net().requires_grad_())
         model[1] = nn.Linear(2, 2)
         first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
@@ -180,7 +180,7 @@ class TestTheStepInALoopOfOnesOwn:
                 second.step()
         assert hooks.clock.step == 3
 
-    def test_another_model_s_optimizer_does_not(self) -> None:
+    def test_the_optimizer_of_another_model_is_not_counted(self) -> None:
         model, other = net(), net()
         with hookrun.hooked(model, self.EVERY_SECOND) as hooks:
             model(X)

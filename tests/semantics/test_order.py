@@ -1,4 +1,4 @@
-"""Order: hooks fire as they are declared, `priority` first, exactly as PyTorch's registration and `prepend` would."""
+"""Hooks fire by `priority`, then in declaration order, like PyTorch hooks registered in this order, or by `prepend`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def net() -> nn.Sequential:
 
 
 def results(model: nn.Module) -> list[Tensor]:
-    """The output of one step, the gradients of its input and of its parameters."""
+    """The output of one step, and the gradients of the input and the parameters."""
     x = INPUT.clone().requires_grad_()
     output = model(x)
     output.square().sum().backward()
@@ -52,7 +52,7 @@ def results(model: nn.Module) -> list[Tensor]:
 def register(
     model: nn.Sequential, kind: str, edit: Callable[[Tensor], Tensor], prepend: bool = False
 ) -> None:
-    """The same hook by hand, on the module in the middle."""
+    """Register the same hook by hand on the middle module."""
     middle = model[1]
     match kind:
         case "forward_pre":
@@ -82,7 +82,7 @@ def declared(kind: str, names: Sequence[str], **more: dict[str, Any]) -> dict[st
 
 @pytest.mark.cases("order", list(itertools.permutations(EDITS)))
 @pytest.mark.cases("kind", KINDS)
-def test_declaration_order_is_registration_order(kind: str, order: tuple[str, ...]) -> None:
+def test_hooks_fire_in_declaration_order_like_registered_hooks(kind: str, order: tuple[str, ...]) -> None:
     by_hand, model = net(), net()
     for name in order:
         register(by_hand, kind, EDITS[name])
@@ -92,7 +92,7 @@ def test_declaration_order_is_registration_order(kind: str, order: tuple[str, ..
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "backward_pre", "backward"])
-def test_a_lower_priority_is_prepend(kind: str) -> None:
+def test_a_lower_priority_fires_first_like_prepend(kind: str) -> None:
     by_hand, model = net(), net()
     register(by_hand, kind, EDITS["double"])
     register(by_hand, kind, EDITS["raise"])
@@ -103,7 +103,7 @@ def test_a_lower_priority_is_prepend(kind: str) -> None:
 
 
 @pytest.mark.cases("kind", KINDS)
-def test_ties_of_priority_stay_in_declaration_order(kind: str) -> None:
+def test_hooks_of_equal_priority_fire_in_declaration_order(kind: str) -> None:
     late = {"priority": 7}
     shuffled = declared(kind, ["raise", "double", "limit"], double=late, limit=late)
     model, other = net(), net()
@@ -114,7 +114,7 @@ def test_ties_of_priority_stay_in_declaration_order(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["forward_pre", "forward", "output_grad", "grad", "post_accumulate_grad"])
-def test_hooks_of_others_fire_before_or_after_as_they_were_registered(kind: str) -> None:
+def test_the_users_own_hooks_fire_in_registration_order_with_ours(kind: str) -> None:
     by_hand, model = net(), net()
     for each in ("double", "limit", "raise"):
         register(by_hand, kind, EDITS[each])
@@ -126,7 +126,7 @@ def test_hooks_of_others_fire_before_or_after_as_they_were_registered(kind: str)
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_a_capture_sees_the_edits_before_it_and_no_others(number: int) -> None:
+def test_a_capture_sees_only_the_edits_declared_before_it(number: int) -> None:
     names = ["double", "raise", "limit"]
     hooks_of = declared("forward", names)
     before = dict(itertools.islice(hooks_of.items(), number))
@@ -141,7 +141,7 @@ def test_a_capture_sees_the_edits_before_it_and_no_others(number: int) -> None:
     assert_close(hooks.captures["seen"]["1"], [expected.detach()])
 
 
-def test_across_modules_the_order_is_that_of_the_run() -> None:
+def test_across_modules_hooks_fire_in_the_order_of_the_calls() -> None:
     spec = {
         name: {"select": "*", "hook": kind, "action": "print"}
         for name, kind in {

@@ -1,4 +1,4 @@
-"""Other code's loops: the same hooks in Lightning, in transformers, in a loop by hand, and in hookrun's own run."""
+"""The same hooks give the same results in Lightning, in transformers, in a loop by hand, and in hookrun's own run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ HOOKS: dict[str, dict[str, Any]] = {
 
 
 class Result:
-    """What a loop leaves: the weights, and what the hooks saw."""
+    """The results of a loop: the weights, and the records of the hooks."""
 
     def __init__(self, weights: dict[str, Tensor], hooks: Installation) -> None:
         self.weights = weights
@@ -59,7 +59,7 @@ def model() -> nn.Module:
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
-    """The batches that hookrun's own run begins with, in their order."""
+    """The first batches of hookrun's own run, in the same order."""
 
     def __init__(self) -> None:
         self._samples = data.load(Data(name="digits"), "train", seed=0)
@@ -73,7 +73,7 @@ class Digits(Dataset[tuple[Tensor, Tensor]]):
 
 
 class NamedDigits(Digits):
-    """As a mapping, as transformers wants it."""
+    """The samples as mappings, which transformers needs."""
 
     def __getitem__(self, number: int) -> dict[str, Tensor]:  # type: ignore[override]
         image, label = super().__getitem__(number)
@@ -109,7 +109,7 @@ def by_hand(accumulate: int) -> Result:
 
 @contextmanager
 def their_warnings() -> Iterator[None]:
-    """What these libraries say about themselves, and about a machine without accelerator, is not ours to fix."""
+    """Ignore the libraries' own warnings, and those about a machine without an accelerator."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -230,9 +230,7 @@ LOOPS: dict[str, Callable[[int, Path], Result]] = {
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_another_library_s_loop_gives_what_a_loop_by_hand_gives(
-    loop: str, accumulate: int, tmp_path: Path
-) -> None:
+def test_loops_of_other_libraries_equal_a_loop_by_hand(loop: str, accumulate: int, tmp_path: Path) -> None:
     expected, found = by_hand(accumulate), LOOPS[loop](accumulate, tmp_path)
     assert_close(found.weights, expected.weights)
     assert_close(found.gradients, expected.gradients)
@@ -244,7 +242,7 @@ def test_another_library_s_loop_gives_what_a_loop_by_hand_gives(
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-def test_and_so_does_hookrun_s_own_run(accumulate: int, tmp_path: Path) -> None:
+def test_hookruns_own_run_equals_a_loop_by_hand(accumulate: int, tmp_path: Path) -> None:
     expected = by_hand(accumulate)
     hooks_of = [f"+hooks.{name}={flow(hook)}" for name, hook in HOOKS.items()]
     command = [
@@ -264,7 +262,7 @@ def test_and_so_does_hookrun_s_own_run(accumulate: int, tmp_path: Path) -> None:
 
 
 def flow(value: Any) -> str:
-    """As Hydra's command line takes it."""
+    """A value in the syntax of Hydra's command line."""
     match value:
         case dict():
             return "{" + ", ".join(f"{key}: {flow(member)}" for key, member in value.items()) + "}"
@@ -276,7 +274,7 @@ def flow(value: Any) -> str:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_hooks_are_gone_when_their_loop_fails(
+def test_hooks_are_removed_when_a_loop_fails(
     loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nets: list[nn.Module] = []

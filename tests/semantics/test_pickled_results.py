@@ -1,4 +1,4 @@
-"""What a plan and an installation give out can be pickled and deep-copied: for process pools, logs and notebooks."""
+"""Plans and the results of installations can be pickled and deep-copied, for process pools, logs and notebooks."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def same(first: Any, second: Any) -> bool:
 
 @pytest.mark.cases("way", WAYS)
 @pytest.mark.cases("example", [None, ((torch.ones(4, 3),), {})])
-def test_a_plan(way: str, example: Any) -> None:
+def test_a_pickled_or_copied_plan_is_equal(way: str, example: Any) -> None:
     model = net()
     plan = hookrun.compile(HOOKS, model, example=example)
     found = WAYS[way](plan)
     assert same(found, plan)
-    str(plan), plan.hash, plan.hooks[0].aliases  # what is cached on the plan must not keep it from going on
+    str(plan), plan.hash, plan.hooks[0].aliases  # cached properties of the plan must not prevent pickling
     found = WAYS[way](plan)
     with found.install(model) as hooks:
         model(torch.ones(4, 3))
@@ -84,7 +84,7 @@ def test_a_plan(way: str, example: Any) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_plan_with_values_of_files_and_runs(way: str, tmp_path: Path) -> None:
+def test_a_pickled_plan_keeps_values_from_files_and_runs(way: str, tmp_path: Path) -> None:
     save_file({"v": torch.ones(10)}, tmp_path / "v.safetensors")
     folder = tmp_path / "run"
     model = CNN(1, (8, 8), 10)
@@ -131,7 +131,7 @@ def test_a_plan_with_values_of_files_and_runs(way: str, tmp_path: Path) -> None:
 
 @pytest.mark.cases("way", WAYS)
 @pytest.mark.cases("name", ["fired", "records", "captures", "inactive", "effects"])
-def test_what_an_installation_found(way: str, name: str) -> None:
+def test_captures_records_and_counts_can_be_pickled(way: str, name: str) -> None:
     model = Twice()
     with hookrun.compile(
         {"h": {"select": "body.0", "hook": "forward", "action": "capture"}, **under("body")}, model
@@ -178,7 +178,7 @@ def under(prefix: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_error_of_a_spec_a_plan_and_a_check(way: str) -> None:
+def test_hookruns_errors_can_be_pickled(way: str) -> None:
     for make in (
         lambda: hookrun.load_spec({"h": {"select": "0", "hook": "nope", "action": "capture"}}),
         lambda: hookrun.compile({"h": {"select": "nope", "hook": "forward", "action": "capture"}}, net()),
@@ -196,7 +196,7 @@ def fired_in_a_process(plan: Any) -> Any:
     return hooks.fired, hooks.records
 
 
-def test_a_plan_goes_to_a_process_and_its_counts_come_back() -> None:
+def test_a_plan_can_be_sent_to_a_process_and_its_counts_back() -> None:
     plan = hookrun.compile(HOOKS, net())
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         ((fired, records),) = pool.map(fired_in_a_process, [plan])

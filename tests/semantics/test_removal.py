@@ -1,4 +1,4 @@
-"""Removal: however a block ends, every hook dictionary is as it was, and the hooks of others are untouched."""
+"""However a block ends, every hook dictionary is as it was, and the user's own hooks are untouched."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hookrun
 
-# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+# Some hooks here do nothing; tests/semantics/test_never_fired.py tests the warning about that.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -37,7 +37,7 @@ EVERY: dict[str, dict[str, Any]] = {
 
 
 class Net(nn.Module):
-    """Seven calls of modules, one of them of a region that is checkpointed."""
+    """Makes seven module calls, one of them in a checkpointed region."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Net(nn.Module):
 
 
 def hooked_state(model: nn.Module) -> list[Any]:
-    """Every place where PyTorch keeps a hook, and everything that a module holds."""
+    """The contents of all hook dictionaries of PyTorch, and of the attributes of all modules."""
     state: list[Any] = [len(_global_optimizer_pre_hooks), len(_global_optimizer_post_hooks)]
     state.append(torch._C._autograd._top_saved_tensors_default_hooks(False))
     for path, module in model.named_modules():
@@ -68,7 +68,7 @@ def hooked_state(model: nn.Module) -> list[Any]:
 
 
 def foreign(model: Net) -> list[str]:
-    """Hooks of somebody else, on the same modules and parameters; what they saw."""
+    """Register a user's own hooks on the same modules and parameters; returns the list of what they see."""
     seen: list[str] = []
     model.a.register_forward_hook(lambda *_: seen.append("forward"))
     model.a.register_forward_pre_hook(lambda *_: seen.append("pre"), with_kwargs=False)
@@ -95,7 +95,7 @@ def step(model: nn.Module) -> None:
     optimizer.zero_grad()
 
 
-def test_after_success(model: Net) -> None:
+def test_hooks_are_removed_after_success(model: Net) -> None:
     seen = foreign(model)
     before = hooked_state(model)
     step(model)
@@ -106,20 +106,22 @@ def test_after_success(model: Net) -> None:
         step(model)
         assert not hooks.inactive
     assert hooked_state(model) == before
-    assert sorted(seen) == sorted(expected), "the hooks of others fired as without"
+    assert sorted(seen) == sorted(expected), "the user's own hooks fired as without hookrun"
     seen.clear()
     step(model)
     assert seen == expected
 
 
 class Stop(BaseException):
-    """Not an Exception, as KeyboardInterrupt is not."""
+    """Derived from BaseException, like KeyboardInterrupt."""
 
 
 @pytest.mark.cases("error", [RuntimeError, KeyboardInterrupt, SystemExit, Stop, GeneratorExit])
 @pytest.mark.cases("after", [False, True])
 @pytest.mark.cases("call", range(7))
-def test_after_anything_raised_at_any_module_call(call: int, after: bool, error: type[BaseException]) -> None:
+def test_hooks_are_removed_after_an_exception_in_any_module_call(
+    call: int, after: bool, error: type[BaseException]
+) -> None:
     model = net()
     foreign(model)
     before = hooked_state(model)
@@ -138,7 +140,7 @@ def test_after_anything_raised_at_any_module_call(call: int, after: bool, error:
     for handle in handles:
         handle.remove()
     assert hooked_state(model) == before
-    with hookrun.hooked(model, EVERY) as hooks:  # and nothing is left over for the next
+    with hookrun.hooked(model, EVERY) as hooks:  # the next installation works
         step(model)
         assert not hooks.inactive
     assert hooked_state(model) == before
@@ -146,7 +148,7 @@ def test_after_anything_raised_at_any_module_call(call: int, after: bool, error:
 
 @pytest.mark.cases("error", [RuntimeError, KeyboardInterrupt])
 @pytest.mark.cases("where", ["a", "block.0", "b"])
-def test_after_anything_raised_in_the_backward(where: str, error: type[BaseException]) -> None:
+def test_hooks_are_removed_after_an_exception_in_the_backward(where: str, error: type[BaseException]) -> None:
     model = net()
     before = hooked_state(model)
 
@@ -166,7 +168,7 @@ def test_after_anything_raised_in_the_backward(where: str, error: type[BaseExcep
 @pytest.mark.cases(
     "kind", ["forward_pre", "forward", "output_grad", "backward", "grad", "optimizer_step_pre"]
 )
-def test_after_an_error_in_a_hook(kind: str) -> None:
+def test_hooks_are_removed_after_an_error_in_a_hook(kind: str) -> None:
     model = net()
     before = hooked_state(model)
     failing = {"select": "a", "hook": kind, "action": "check", "max": -1e9}
@@ -175,7 +177,7 @@ def test_after_an_error_in_a_hook(kind: str) -> None:
     assert hooked_state(model) == before
 
 
-def test_after_an_exception_of_the_user_s_own_code(model: Net) -> None:
+def test_hooks_are_removed_after_an_exception_of_the_users_code(model: Net) -> None:
     before = hooked_state(model)
     with pytest.raises(ZeroDivisionError), hookrun.hooked(model, EVERY):
         _ = 1 / 0
@@ -183,7 +185,7 @@ def test_after_an_exception_of_the_user_s_own_code(model: Net) -> None:
 
 
 @pytest.mark.cases("order", list(itertools.permutations(range(3))))
-def test_in_any_nesting_order_of_installations(order: tuple[int, ...]) -> None:
+def test_installations_can_be_removed_in_any_order(order: tuple[int, ...]) -> None:
     model = net()
     foreign(model)
     states = [hooked_state(model)]
@@ -206,7 +208,7 @@ def test_in_any_nesting_order_of_installations(order: tuple[int, ...]) -> None:
     assert hooked_state(model) == states[0]
 
 
-def test_hooks_of_others_may_come_and_go_meanwhile(model: Net) -> None:
+def test_users_may_add_and_remove_hooks_inside_the_block(model: Net) -> None:
     seen: list[str] = []
     first = model.a.register_forward_hook(lambda *_: seen.append("first"))
     with hookrun.hooked(model, EVERY):
@@ -220,7 +222,7 @@ def test_hooks_of_others_may_come_and_go_meanwhile(model: Net) -> None:
     assert seen == ["second"] * 2
 
 
-def test_a_handle_of_another_that_is_removed_twice_is_nobody_s_harm(model: Net) -> None:
+def test_removing_a_users_handle_twice_does_no_harm(model: Net) -> None:
     before = hooked_state(model)
     with hookrun.hooked(model, EVERY):
         handle = model.a.register_forward_hook(lambda *_: None)

@@ -1,4 +1,4 @@
-"""A capture changes nothing about who shares memory with whom, and follows no later write to shared memory."""
+"""A capture does not change which tensors share memory, and does not follow later writes to shared memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Shared = tuple[Tensor, Callable[[], list[float]], Callable[[float], object]]
 
 
 def of_array(tensor: Tensor, array: Any) -> Shared:
-    """A tensor; how the memory reads from outside; how to fill it from outside."""
+    """A tensor on the memory of an array, a function that reads the array, and one that fills it."""
     return tensor, lambda: np.asarray(array).reshape(-1).tolist(), lambda number: array.fill(number)
 
 
@@ -155,7 +155,7 @@ OBSERVERS: dict[str, dict[str, Any]] = {
 @pytest.mark.cases("observer", OBSERVERS)
 @pytest.mark.cases("make", SHARED)
 @pytest.mark.cases("times", [1, 3])
-def test_what_shared_memory_before_an_observer_shares_it_after(
+def test_tensors_share_memory_after_an_observer_as_before(
     make: Callable[[], Shared], observer: str, times: int
 ) -> None:
     tensor, outside, fill = make()
@@ -169,7 +169,9 @@ def test_what_shared_memory_before_an_observer_shares_it_after(
             assert tensor.tolist() == [5.0] * 4
             return
         tensor.add_(2)
-        assert set(outside()) == {3.0}, "a write to the tensor has to reach who shares its memory"
+        assert set(outside()) == {3.0}, (
+            "a write to the tensor must reach the tensors and arrays on the same memory"
+        )
         fill(5)
         assert set(tensor.detach().reshape(-1).tolist()) == {5.0}, "and the other way round"
 
@@ -180,7 +182,7 @@ WRITES = [
 
 
 @pytest.mark.cases(("make", "by"), WRITES)
-def test_a_capture_follows_no_later_write(make: Callable[[], Shared], by: str) -> None:
+def test_a_capture_does_not_follow_later_writes(make: Callable[[], Shared], by: str) -> None:
     tensor, _, fill = make()
     model = nn.Identity()
     with hookrun.hooked(model, CAPTURE) as hooks, torch.no_grad():
@@ -203,7 +205,7 @@ LATER: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", LATER)
-def test_what_is_exported_after_a_capture_is_shared_from_then_on(name: str) -> None:
+def test_an_array_exported_after_a_capture_shares_memory_with_the_tensor(name: str) -> None:
     tensor, model = torch.ones(4), nn.Identity()
     with hookrun.hooked(model, CAPTURE) as hooks:
         model(tensor)
@@ -218,7 +220,7 @@ def test_what_is_exported_after_a_capture_is_shared_from_then_on(name: str) -> N
 
 
 class Reused(nn.Module):
-    """Returns the same memory at each call, as environments and pre-allocated caches do."""
+    """Returns the same memory at each call, like environments and pre-allocated caches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +233,7 @@ class Reused(nn.Module):
 
 
 @pytest.mark.parametrize("hook", ["forward", "forward_pre"])
-def test_memory_that_is_used_again_at_each_call(hook: str) -> None:
+def test_captures_of_reused_memory_keep_the_value_of_each_call(hook: str) -> None:
     model = nn.Sequential(Reused(), nn.Identity())
     with hookrun.hooked(model, {"h": {"select": "1", "hook": hook, "action": "capture"}}) as hooks:
         for number in range(4):
@@ -267,7 +269,7 @@ def test_loaded_weights_are_captured_and_stay_connected(tmp_path: Any) -> None:
 
 
 class Sub(Tensor):
-    """A subclass of one's own."""
+    """A user's subclass of Tensor."""
 
 
 KINDS: dict[str, Callable[[], Tensor]] = {
@@ -282,10 +284,10 @@ KINDS: dict[str, Callable[[], Tensor]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, on prototypes and deprecated layouts
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about prototypes and old layouts
 @pytest.mark.cases("budget", [None, 10**6])
 @pytest.mark.cases("kind", KINDS)
-def test_tensors_of_every_kind_are_kept_as_that_kind(kind: str, budget: int | None) -> None:
+def test_captured_tensors_keep_their_kind(kind: str, budget: int | None) -> None:
     tensor, model = KINDS[kind](), nn.Identity()
     spec = {"h": {**CAPTURE["h"], **({} if budget is None or kind == "mkldnn" else {"max_bytes": budget})}}
     with hookrun.hooked(model, spec) as hooks:

@@ -1,4 +1,4 @@
-"""The state of a call belongs to that call: interruptions caught inside the block, recursion, several threads."""
+"""The state of a call belongs to that call, with interruptions inside the block, recursion and several threads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stops(nn.Module):
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
-def test_a_scope_of_saved_tensors_ends_with_its_forward_however_that_ends(error: type[BaseException]) -> None:
+def test_saved_tensors_are_hooked_only_until_the_forward_ends_or_raises(error: type[BaseException]) -> None:
     model = nn.Sequential(nn.Tanh(), Stops(error))
     spec = {"h": {"select": ["", "1"], "hook": "saved_tensors", "action": "capture"}}
     x = X.clone().requires_grad_()
@@ -41,14 +41,14 @@ def test_a_scope_of_saved_tensors_ends_with_its_forward_however_that_ends(error:
         with pytest.raises(error):
             model(x)
         before = dict(hooks.fired)
-        (x.sigmoid() * x.exp()).sum().backward()  # no module is under way
+        (x.sigmoid() * x.exp()).sum().backward()  # outside module calls
         assert dict(hooks.fired) == before
         model(x).sum().backward()
         assert {key: n - before[key] for key, n in hooks.fired.items()} == {("h", ""): 2, ("h", "1"): 1}
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
-def test_the_user_s_own_hooks_around_an_interrupted_forward_end_too() -> None:
+def test_a_users_saved_tensors_hooks_end_with_an_interrupted_forward() -> None:
     model, packed = Stops(KeyboardInterrupt), list[Tensor]()
     spec = {"h": {"select": "", "hook": "saved_tensors", "action": "capture"}}
     x = X.clone().requires_grad_()
@@ -68,7 +68,7 @@ def test_the_user_s_own_hooks_around_an_interrupted_forward_end_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["backward", "output_grad"])
-def test_gradient_hooks_after_an_interrupted_forward(kind: str) -> None:
+def test_gradient_hooks_are_right_after_an_interrupted_forward(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Stops(KeyboardInterrupt))
     with hookrun.hooked(model, {"h": {"select": "**", "hook": kind, "action": "capture"}}) as hooks:
         with pytest.raises(KeyboardInterrupt):
@@ -91,7 +91,7 @@ class Recursive(nn.Module):
 
 @pytest.mark.cases("kind", ["forward_pre", "forward", "output_grad", "backward_pre"])
 @pytest.mark.cases("inside", [True, False])
-def test_the_calls_of_a_module_that_calls_itself_are_told_apart(kind: str, inside: bool) -> None:
+def test_calls_of_a_recursive_module_are_numbered_separately(kind: str, inside: bool) -> None:
     torch.manual_seed(0)
     model: nn.Module = nn.Sequential(Recursive()) if inside else Recursive()
     select = "0" if inside else ""
@@ -101,7 +101,7 @@ def test_the_calls_of_a_module_that_calls_itself_are_told_apart(kind: str, insid
     }
     spec["all"] = {"select": select, "hook": kind, "action": "capture"}
     with hookrun.hooked(model, spec) as hooks:
-        for _ in range(2):  # numbered anew in each forward
+        for _ in range(2):  # numbers start at 0 in each forward
             model(X.clone().requires_grad_()).sum().backward()
     assert [hooks.fired[f"call_{n}", select] for n in range(3)] == [2, 2, 2]
     captured = [hooks.captures[f"call_{n}"][select][0] for n in range(3)]
@@ -112,8 +112,8 @@ def test_the_calls_of_a_module_that_calls_itself_are_told_apart(kind: str, insid
     assert len({each.sum().item() for each in captured}) == 3
 
 
-def test_two_threads_through_one_hooked_model() -> None:
-    """Each backward pass sees the gradients of its own forward, whatever other threads are doing."""
+def test_two_threads_can_use_one_hooked_model() -> None:
+    """Each backward pass sees the gradients of its own forward, regardless of other threads."""
     torch.manual_seed(0)
     meeting = threading.Barrier(2, timeout=60)
 
@@ -158,10 +158,10 @@ def test_two_threads_through_one_hooked_model() -> None:
         assert (largest > 1000) == (factor == 100.0), "2 x times the gradient of the same call"
 
 
-# ---- the hooks of others on saved tensors
+# ---- the user's own hooks on saved tensors
 
 
-def test_the_user_s_own_saved_tensor_hooks_act_after_ours() -> None:
+def test_a_users_saved_tensors_hooks_act_after_ours() -> None:
     model, events = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()), list[str]()
 
     def pack(tensor: Tensor) -> Tensor:
@@ -192,9 +192,9 @@ def test_the_user_s_own_saved_tensor_hooks_act_after_ours() -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_an_observer_keeps_what_activation_checkpointing_saves(early: bool) -> None:
+def test_an_observer_keeps_the_memory_savings_of_activation_checkpointing(early: bool) -> None:
     def alive(spec: dict[str, Any]) -> int:
-        """Activations that are still there when the forward has ended."""
+        """The number of activations that still exist after the forward."""
         block = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Sigmoid()) for _ in range(6)))
         activations = list[weakref.ref[Any]]()
 

@@ -1,4 +1,4 @@
-"""`tokens` and `heads` on one forward and one backward pass, against what is written by hand."""
+"""`tokens` and `heads` in one forward and one backward pass, compared with hand-written code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEADS, WIDTH = 4, 3
 
 
 class Block(nn.Module):
-    """Attention with a module at its pattern and at its heads side by side."""
+    """Attention with a module for its pattern and one for its concatenated heads."""
 
     num_heads = HEADS
 
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Takes ids and a mask by the names that transformers uses."""
+    """Takes ids and a mask, with the argument names of transformers."""
 
     def __init__(self, *, checkpointed: bool = False) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ BATCHES = {side: padded(side) for side in ("right", "left")}
 
 @contextmanager
 def under(model: nn.Module, example: bool = True, **hooks: Mapping[str, Any]) -> Iterator[Installation]:
-    """Proven with an example, then installed."""
+    """Compile the hooks with an example, then install them."""
     ids, mask = BATCHES["right"]
     call = ((), {"input_ids": ids, "attention_mask": mask})
     with hookrun.compile(hooks, model, example=call if example else None).install(model) as installed:
@@ -88,7 +88,7 @@ def capture(select: str, **keys: Any) -> dict[str, Any]:
 
 
 def columns(mask: Tensor, row: int) -> Tensor:
-    """The columns of a row's real tokens, in order."""
+    """The columns of the real tokens of a row, in order."""
     return mask[row].nonzero().squeeze(1)
 
 
@@ -175,7 +175,7 @@ def test_gradients_are_seen_and_changed_at_the_positions_of_their_own_call() -> 
         assert [record["numel"] for record in installed.records] == [36, 36]
 
 
-def test_heads_side_by_side_in_the_last_dimension_and_in_one_of_their_own() -> None:
+def test_heads_are_found_in_the_last_dimension_or_in_a_head_dimension() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     with (
         under(
@@ -197,7 +197,7 @@ def test_heads_side_by_side_in_the_last_dimension_and_in_one_of_their_own() -> N
     assert torch.equal(seen["pattern"], seen["probabilities"][:, [3]])
 
 
-def test_an_ablated_head_is_the_ablated_columns_of_the_output_projection() -> None:
+def test_ablating_a_head_equals_ablating_columns_of_the_output_projection() -> None:
     model, (ids, mask) = Encoder(), BATCHES["right"]
     off = {"select": "first.out", "hook": "forward_pre", "action": "replace", "value": 0, "heads": [2]}
     with under(model, off=off), torch.no_grad():
@@ -207,7 +207,7 @@ def test_an_ablated_head_is_the_ablated_columns_of_the_output_projection() -> No
         assert torch.equal(hooked, model(ids, mask))
 
 
-def test_queries_and_keys_of_attention_patterns() -> None:
+def test_tokens_select_queries_and_keys_of_attention_patterns() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     cut = {"select": "second.pattern", "hook": "forward", "action": "replace", "value": 0}
     with (
@@ -236,7 +236,7 @@ def test_queries_and_keys_of_attention_patterns() -> None:
         assert (after[row, :, :, columns(mask, row)[1:]] > 0).all()
 
 
-def test_spans_and_texts_are_those_of_each_sample() -> None:
+def test_spans_and_texts_are_found_in_each_sample() -> None:
     class Words:
         def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
             return [int(word) for word in text.split()]
@@ -261,7 +261,7 @@ def test_spans_and_texts_are_those_of_each_sample() -> None:
             model(ids, mask)
 
 
-def test_a_model_that_does_not_say_its_tokens_is_told_of_them() -> None:
+def test_hooks_tokens_gives_the_tokens_of_a_model_without_input_ids() -> None:
     class Embedded(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -290,7 +290,7 @@ def test_a_model_that_does_not_say_its_tokens_is_told_of_them() -> None:
         hooks.tokens(x)
 
 
-def test_what_a_sample_or_a_tensor_has_not_is_told() -> None:
+def test_a_missing_position_dimension_or_head_is_an_error_that_names_it() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     for tokens, what in (
         (3, "sequence 1 of the batch has 2 tokens and no position 3"),
@@ -305,9 +305,9 @@ def test_what_a_sample_or_a_tensor_has_not_is_told() -> None:
     call = ((), {"input_ids": ids})
     for keys, what in (
         ({"select": "first.pattern", "tokens": 0}, "the dimension has size 4 and the call 5 tokens"),
-        ({"select": "first", "tokens": {"position": 0, "dim": 3}}, "has no dimension 3 of tokens"),
-        ({"select": "embed", "tokens": 0, "index": "1:"}, "`index` picks of the samples"),
-        ({"select": "embed", "tokens": 0, "index": ":, 3"}, "`index` picks of the samples"),
+        ({"select": "first", "tokens": {"position": 0, "dim": 3}}, "does not have a dimension 3"),
+        ({"select": "embed", "tokens": 0, "index": "1:"}, "`index` picks samples"),
+        ({"select": "embed", "tokens": 0, "index": ":, 3"}, "`index` picks samples"),
         ({"select": "embed", "heads": 0}, "the number of heads of embed is unknown"),
         ({"select": "first", "heads": 4}, "there is no head 4 among 4"),
         ({"select": "embed", "heads": {"count": 5, "pick": 0}}, "does not hold 5 heads"),
@@ -318,7 +318,7 @@ def test_what_a_sample_or_a_tensor_has_not_is_told() -> None:
         hookrun.compile({"h": {"select": "embed", "hook": "grad", "action": "stats", "tokens": 0}}, model)
 
 
-def test_the_rows_of_a_run_know_their_sample_position_and_token(tmp_path: Path) -> None:
+def test_captured_rows_of_a_run_have_their_sample_position_and_token(tmp_path: Path) -> None:
     model = Encoder()
     spec = {
         "seen": capture("first", tokens=[0, -1]),
@@ -343,7 +343,7 @@ def test_the_rows_of_a_run_know_their_sample_position_and_token(tmp_path: Path) 
     assert hooks.fired["seen", "first"] == 2
 
 
-def test_values_by_sample_and_whole_values_are_taken_at_the_positions(tmp_path: Path) -> None:
+def test_values_of_other_runs_apply_at_the_selected_positions(tmp_path: Path) -> None:
     model, (ids, mask) = Encoder(), BATCHES["right"]
     taken = {"whole": capture("first"), "last": capture("first", tokens=-1)}
     with hookrun.record(model, taken, tmp_path / "a") as hooks, torch.no_grad():
@@ -365,7 +365,7 @@ def test_values_by_sample_and_whole_values_are_taken_at_the_positions(tmp_path: 
         assert hooks.effects["patch", "first"][1] == 6 * 12
 
 
-def test_a_position_that_no_pass_computes_is_told_at_the_end() -> None:
+def test_a_position_that_no_pass_computes_is_reported_on_leaving_the_block() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     later = {"select": "first", "hook": "forward", "action": "scale", "factor": 0}
     with (
@@ -375,7 +375,7 @@ def test_a_position_that_no_pass_computes_is_told_at_the_end() -> None:
         model(ids, mask)
 
 
-def test_padding_counts_like_tokens_where_it_is_asked_for() -> None:
+def test_with_padding_true_padding_counts_like_tokens() -> None:
     model, (ids, mask) = Encoder(), BATCHES["right"]
     with under(model, seen=capture("first", tokens={"position": [0, -1], "padding": True})) as hooks:
         model(ids, mask)
@@ -383,7 +383,7 @@ def test_padding_counts_like_tokens_where_it_is_asked_for() -> None:
     assert rows.positions.tolist() == [0, 4] * 3 and rows.token_ids.tolist()[1::2] == [0, 0, 0]
 
 
-def test_what_is_kept_keeps_no_model_alive() -> None:
+def test_captured_rows_do_not_keep_the_model_alive() -> None:
     model = Encoder()
     alive = weakref.ref(model)
     gc.collect()
@@ -399,7 +399,7 @@ def test_what_is_kept_keeps_no_model_alive() -> None:
         gc.enable()
 
 
-def test_no_graph_holds_a_hook_with_tokens_and_heads_go_into_it() -> None:
+def test_tokens_are_refused_in_a_compiled_graph_and_heads_work() -> None:
     model, (ids, mask) = Encoder(), BATCHES["left"]
     edit = {"select": "first.out", "hook": "forward_pre", "action": "scale", "factor": 2, "target": "[0]"}
     with hookrun.hooked(model, {"edit": {**edit, "tokens": -1}}) as hooks:
@@ -411,7 +411,7 @@ def test_no_graph_holds_a_hook_with_tokens_and_heads_go_into_it() -> None:
 
 
 class Placed(nn.Module):
-    """Takes the place of each token; its output is the ids."""
+    """A model whose forward takes ids, mask and position ids."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -423,7 +423,7 @@ class Placed(nn.Module):
         return self.embed(input_ids)  # type: ignore[no-any-return]
 
 
-def test_position_ids_tell_of_padding_on_the_left_where_the_call_has_no_mask() -> None:
+def test_without_a_mask_position_ids_give_the_left_padding() -> None:
     def at(clause: Any, positions: list[list[int]], **more: Tensor) -> list[tuple[int, int, int]]:
         model, ids = Placed(), torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]])
         hook = {"select": "embed", "hook": "forward", "action": "capture", "tokens": clause}
@@ -434,14 +434,21 @@ def test_position_ids_tell_of_padding_on_the_left_where_the_call_has_no_mask() -
         return list(zip(*(column.tolist() for column in columns), strict=True))  # type: ignore[arg-type]
 
     whole = [0, 1, 2, 3, 4]
-    for padded in ([0, 0, 0, 1, 2], [1, 1, 0, 1, 2]):  # as our data and as transformers number the padding
+    # padding as numbered by our data sets, and by transformers
+    for padded in (
+        [0, 0, 0, 1, 2],
+        [1, 1, 0, 1, 2],
+    ):
         assert at([0, -1], [padded, whole]) == [(0, 0, 3), (0, 2, 5), (1, 0, 6), (1, 4, 10)]
         assert len(at("all", [padded, whole])) == 8
     assert at(0, [whole]) == [(0, 0, 1), (1, 0, 6)]  # one row for all
-    assert at(0, [[2, 3, 4, 5, 6], whole]) == [(0, 0, 1), (1, 0, 6)]  # counted from elsewhere
+    assert at(0, [[2, 3, 4, 5, 6], whole]) == [(0, 0, 1), (1, 0, 6)]  # positions that do not start at 0
     seen = torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]])
-    assert at(0, [[0, 0, 0, 1, 2], whole], attention_mask=seen) == [(0, 0, 2), (1, 0, 6)]  # the mask decides
+    assert at(0, [[0, 0, 0, 1, 2], whole], attention_mask=seen) == [
+        (0, 0, 2),
+        (1, 0, 6),
+    ]  # a mask takes precedence
     packed = [[0, 1, 2, 0, 1], whole]
     assert at({"id": [4, 7]}, packed) == [(0, 3, 4), (1, 1, 7)] and len(at("all", packed)) == 10
-    with pytest.raises(HookError, match="position_ids of the call begin again within a row"):
+    with pytest.raises(HookError, match="position_ids of the call start again within a row"):
         at(-1, packed)

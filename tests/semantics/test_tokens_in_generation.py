@@ -1,4 +1,4 @@
-"""`tokens` while transformers generates: a prompt alone is the same in a padded batch, with a cache and without."""
+"""`tokens` in generation by transformers: the same for a prompt alone and in a padded batch, with and without cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEER = [0.4 * (number % 5) for number in range(WIDTH)]
 
 
 def random_weights(model: nn.Module, scale: float = 4) -> nn.Module:
-    """So large that the tokens that are generated differ."""
+    """Give the model random weights, large enough that the generated tokens differ."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(scale)
@@ -99,7 +99,7 @@ def left_padded(prompts: list[Tensor]) -> dict[str, Tensor]:
 
 
 def generated(model: Any, plan: Any, prompts: list[Tensor], **how: Any) -> tuple[list[list[int]], Any]:
-    """The new tokens of each prompt up to its end, and the captured rows."""
+    """Generate; returns the new tokens of each prompt up to its end, and the captured rows."""
     batch = left_padded(prompts)
     with plan.install(model) as hooks, torch.no_grad():
         out = model.generate(**batch, max_new_tokens=NEW, do_sample=False, **how)
@@ -110,7 +110,7 @@ def generated(model: Any, plan: Any, prompts: list[Tensor], **how: Any) -> tuple
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_prompt_alone_is_the_same_in_a_batch_with_a_cache_and_without_and_with_beams(name: str) -> None:
+def test_batches_caches_and_beams_do_not_change_the_captures_of_a_prompt(name: str) -> None:
     make, layer, edits = MODELS[name]
     model = make()
     seen = {"seen": hook(layer, "capture", "all")}
@@ -134,7 +134,7 @@ def test_a_prompt_alone_is_the_same_in_a_batch_with_a_cache_and_without_and_with
             torch.testing.assert_close(values[mine], torch.cat(list(one))[kept], rtol=1e-4, atol=1e-4)
 
 
-def test_an_edit_in_generation_is_what_a_hook_by_hand_does() -> None:
+def test_an_edit_in_generation_equals_a_hook_by_hand() -> None:
     model: Any = gpt2()
     block, steer, seen = model.transformer.h[0], torch.tensor(STEER), 0
 
@@ -171,7 +171,7 @@ def test_a_run_that_generates_has_the_rows_of_its_prompts(tmp_path: Path) -> Non
     assert rows.positions.tolist() == [0, 4, 7, 0, 4, 0, 4, 7]
 
 
-def test_what_follows_the_end_of_a_sequence_is_padding() -> None:
+def test_tokens_after_the_end_of_a_sequence_are_padding() -> None:
     model: Any = gpt2()
     seen = {"seen": hook("transformer.h.1", "capture", "all")}
     seen["last"] = hook("transformer.h.0", "scale", {"phase": "generation", "position": "1:"}, factor=2)
@@ -190,7 +190,7 @@ def test_what_follows_the_end_of_a_sequence_is_padding() -> None:
 
 
 class Counting(nn.Module):
-    """The next token of each sequence, without a cache and without a mask."""
+    """A model for a user's own generation loop, without a cache and without a mask."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class Counting(nn.Module):
         return self.embed(tokens)  # type: ignore[no-any-return]
 
 
-def test_a_loop_of_ones_own_says_once_what_its_prompt_is() -> None:
+def test_a_users_own_loop_calls_hooks_tokens_once_per_prompt() -> None:
     model, batch = Counting(), left_padded(PROMPTS)
     spec = {
         "prompt": hook("embed", "capture", -1),
@@ -208,7 +208,7 @@ def test_a_loop_of_ones_own_says_once_what_its_prompt_is() -> None:
         "all": hook("embed", "capture", "all"),
     }
     with hookrun.hooked(model, spec) as hooks:
-        for _ in range(2):  # the same prompts once more are other sequences
+        for _ in range(2):  # the second time the same prompts begin new sequences
             ids = batch["input_ids"]
             hooks.tokens(ids, batch["attention_mask"])
             for step in range(3):
@@ -220,7 +220,7 @@ def test_a_loop_of_ones_own_says_once_what_its_prompt_is() -> None:
     assert found["new"].positions.tolist() == [5, 3, 4, 6, 4, 5] * 2
     assert len(found["all"].positions) == 2 * (12 + 3 + 3)
     assert found["all"].sample_ids.unique().tolist() == [0, 1, 2, 3, 4, 5]
-    with hookrun.hooked(model, {"all": spec["all"]}) as hooks:  # nobody says so: each call is a prompt
+    with hookrun.hooked(model, {"all": spec["all"]}) as hooks:  # without hooks.tokens each call is a prompt
         for width in (4, 5):
             model(batch["input_ids"][:, :width])
     assert [len(each) for each in hooks.captures["all"]["embed"]] == [12, 15]

@@ -1,4 +1,4 @@
-"""What torch.export, fake tensors or a transform of torch.func pass through a hooked model leaves nothing behind."""
+"""Passes of torch.export, fake tensors and torch.func through a hooked model leave nothing behind."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def draws_where_vmap_refuses_it(trace: str, edit: str) -> bool:
 EDITED = [(trace, edit) for trace in TRACES for edit in EDITS if not draws_where_vmap_refuses_it(trace, edit)]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its own tracing
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.cases(("trace", "edit"), EDITED)
-def test_edits_give_real_values_after_a_trace(trace: str, edit: str) -> None:
+def test_edits_work_on_real_values_after_a_trace(trace: str, edit: str) -> None:
     model = net()
     with hookrun.hooked(model, EDITS[edit], effects=True):
         expected = model(X)
@@ -97,10 +97,10 @@ def test_edits_give_real_values_after_a_trace(trace: str, edit: str) -> None:
         assert all(isinstance(number, int) for counts in hooks.effects.values() for number in counts)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its own tracing
+@pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
 @pytest.mark.cases("observer", OBSERVERS)
 @pytest.mark.cases("trace", TRACES)
-def test_what_observers_keep_can_be_read_afterwards(
+def test_captures_and_records_can_be_read_after_a_trace(
     trace: str, observer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = net()
@@ -132,7 +132,7 @@ def fired_by_hand(model: nn.Module) -> list[Tensor]:
     return seen
 
 
-def test_a_capture_under_vmap_has_what_is_mapped_over_first() -> None:
+def test_a_capture_under_vmap_has_the_mapped_dimension_first() -> None:
     model = net()
     with hookrun.hooked(model, on("capture")) as hooks:
         torch.vmap(model)(X)
@@ -157,7 +157,7 @@ def test_a_capture_under_grad_is_the_value_detached() -> None:
         torch.testing.assert_close(kept, expected)
 
 
-def test_a_record_under_vmap_has_one_number_for_each() -> None:
+def test_a_record_under_vmap_has_one_number_per_mapped_element() -> None:
     model = net()
     with hookrun.hooked(model, on("stats", of=["mean"])) as hooks:
         torch.vmap(model)(X)
@@ -166,7 +166,7 @@ def test_a_record_under_vmap_has_one_number_for_each() -> None:
 
 
 @pytest.mark.parametrize("policy", ["warn", "error"])
-def test_a_check_under_vmap_holds_for_each(policy: str) -> None:
+def test_a_check_under_vmap_checks_each_mapped_element(policy: str) -> None:
     model = net()
     with hookrun.hooked(model, on("check", max=-100.0, policy=policy)) as hooks:
         if policy == "error":
@@ -179,7 +179,7 @@ def test_a_check_under_vmap_holds_for_each(policy: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("strict", [False, True])
-def test_an_export_leaves_captures_of_the_real_run_alone(strict: bool) -> None:
+def test_an_export_adds_nothing_to_the_captures(strict: bool) -> None:
     model = net()
     with hookrun.hooked(model, on("add_bias", value=1.0) if strict else on("capture")) as hooks:
         torch.export.export(model, (X,), strict=strict)
@@ -191,7 +191,7 @@ def test_an_export_leaves_captures_of_the_real_run_alone(strict: bool) -> None:
 
 @pytest.mark.cases("hook", ["backward", "backward_pre"])
 @pytest.mark.cases("trace", ["grad", "vmap of grad", "jvp", "functional_call"])
-def test_a_backward_hook_under_torch_func_says_so(hook: str, trace: str) -> None:
+def test_a_backward_hook_under_torch_func_is_an_error_that_says_so(hook: str, trace: str) -> None:
     model = net()
     with (
         hookrun.hooked(model, on("capture", hook=hook)),
@@ -202,7 +202,7 @@ def test_a_backward_hook_under_torch_func_says_so(hook: str, trace: str) -> None
         TRACES[trace](model)
 
 
-def test_samples_that_were_drawn_while_tracing_are_drawn_again() -> None:
+def test_samples_drawn_during_a_trace_are_drawn_again_afterwards() -> None:
     model = net()
     with hookrun.hooked(model, on("capture", keep={"reservoir": 2})) as hooks:
         hooks.samples, hooks.population = range(4), 4
@@ -212,7 +212,7 @@ def test_samples_that_were_drawn_while_tracing_are_drawn_again() -> None:
     assert type(kept) is Tensor and kept.shape == (2, 3)
 
 
-def test_a_meta_model_is_captured_as_such_and_has_no_statistics() -> None:
+def test_meta_tensors_are_captured_and_statistics_of_them_are_refused() -> None:
     model = net().to("meta")
     with hookrun.hooked(model, on("capture")) as hooks:
         model(X.to("meta"))

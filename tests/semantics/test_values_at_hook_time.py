@@ -1,4 +1,4 @@
-"""A captured value is the value at hook time, whatever is written later, and costs a copy only where that is so."""
+"""A captured value is the value at hook time, even if it is written later; it is copied only if it is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 4
 
 
 class Written(nn.Module):
-    """Something that writes to its input, or to what its input is a view of, or hands on a view."""
+    """A random module that writes to its input or to the base of its input, or returns a view."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Written(nn.Module):
 
 
 class Late(nn.Module):
-    """Runs its layers, and then writes to what one of them returned."""
+    """Runs its layers, then writes to the output of one of them."""
 
     def __init__(self, layers: list[nn.Module], late: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def random_model(seed: int) -> nn.Module:
 
 
 def by_hand(model: nn.Module, run: Callable[[], object]) -> dict[str, dict[str, list[Tensor]]]:
-    """What hooks that clone see."""
+    """The values that hand-written hooks clone."""
     seen: dict[str, dict[str, list[Tensor]]] = {"out": {}, "pre": {}}
     handles = list[Any]()
     for path, module in model.named_modules():
@@ -127,13 +127,13 @@ MODES: dict[str, Any] = {
 
 @pytest.mark.cases("mode", MODES)
 @pytest.mark.cases("part", range(5))
-def test_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
+def test_captures_equal_clones_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
     for seed in range(part * 20, part * 20 + 20):
         model = random_model(seed)
 
         def run(model: nn.Module = model, seed: int = seed) -> None:
-            for number in range(3):  # the first firings decide how the next are kept
+            for number in range(3):  # the first firings decide how later ones are copied
                 torch.manual_seed(seed + number)
                 with MODES[mode]():
                     model(x.clone())
@@ -147,8 +147,8 @@ def test_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_gradients_in_random_models(part: int) -> None:
-    """Whatever is done to a gradient later, by another action or by the user."""
+def test_captured_gradients_equal_clones_in_random_models(part: int) -> None:
+    """Another action, or the user, writes to the gradients later."""
     for seed in range(part * 25, part * 25 + 25):
         torch.manual_seed(seed)
         draw = random.Random(seed)
@@ -192,7 +192,7 @@ class Copies(TorchDispatchMode):
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_without_writes_nothing_is_copied(grad: bool) -> None:
-    """Neither by an operation nor by a write to shared memory: each capture is the output's own memory."""
+    """No operation copies a tensor, and each capture has the output's own memory."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
     outputs: list[Tensor] = []
     for module in model:
@@ -207,7 +207,7 @@ def test_without_writes_nothing_is_copied(grad: bool) -> None:
         assert torch._C._data_address(ours) == torch._C._data_address(theirs)
 
 
-def test_a_module_whose_output_is_written_is_copied_once_for_each_firing() -> None:
+def test_an_output_that_is_written_later_is_copied_once_per_firing() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True))
     spec = {"h": {"select": "0", "hook": "forward", "action": "capture"}}
     with hookrun.hooked(model, spec) as hooks, torch.no_grad():
@@ -234,7 +234,7 @@ FOREIGN: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.cases("name", FOREIGN)
-def test_whatever_memory_a_value_has_it_is_kept_as_it_was(name: str) -> None:
+def test_a_capture_keeps_the_value_for_every_kind_of_memory(name: str) -> None:
     tensor = FOREIGN[name]()
     expected = tensor.detach().clone()
     model = nn.Identity()
@@ -250,7 +250,7 @@ def test_whatever_memory_a_value_has_it_is_kept_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["from NumPy", "a slice", "a parameter"])
-def test_a_write_to_the_captured_value_does_not_reach_the_model(name: str) -> None:
+def test_a_write_to_a_capture_does_not_change_the_model(name: str) -> None:
     tensor = FOREIGN[name]()
     expected = tensor.detach().clone()
     with hookrun.hooked(
@@ -261,7 +261,7 @@ def test_a_write_to_the_captured_value_does_not_reach_the_model(name: str) -> No
     assert_close(tensor.detach(), expected)
 
 
-def test_a_sparse_value() -> None:
+def test_a_captured_sparse_tensor_does_not_follow_later_writes() -> None:
     tensor = torch.eye(3).to_sparse()
     model = nn.Identity()
     with hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "capture"}}) as hooks:
@@ -270,12 +270,12 @@ def test_a_sparse_value() -> None:
     assert_close(hooks.captures["h"][""][0].to_dense(), torch.eye(3))
 
 
-def test_a_write_to_the_base_of_a_view_does_not_reach_what_was_captured() -> None:
+def test_a_captured_view_does_not_follow_writes_to_its_base() -> None:
     base = torch.arange(6.0).reshape(2, 3)
     model = nn.Identity()
     with hookrun.hooked(model, {"h": {"select": "", "hook": "forward", "action": "capture"}}) as hooks:
         model(base[0])
         model(base.t())
         base.zero_()
-        base.numpy()[:] = 5  # through memory that torch does not watch
+        base.numpy()[:] = 5  # a write that torch cannot see
     assert_close(hooks.captures["h"][""], [torch.arange(3.0), torch.arange(6.0).reshape(2, 3).t()])

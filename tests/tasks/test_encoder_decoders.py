@@ -65,7 +65,7 @@ def test_spans_are_of_the_encoders_tokens(
         assert found.sample_ids.tolist() == [0, 1, 1] and found.positions.tolist() == [0, 2, 3]
         assert found.token_ids.tolist() == list(b"abc")
     said = refused(*seq2seq, capture("decoder.block.0.layer.2", "{position: 0, exclude: {span: s}}"))
-    assert "hooks.c" in said and "spans are of the encoder's tokens" in said
+    assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
 
 
 def test_labels_say_which_tokens_of_the_decoder_are_padding_outside_of_tasks_too() -> None:

@@ -159,12 +159,12 @@ def test_a_list_beyond_the_tensor_is_found_before_the_run() -> None:
     """On an accelerator nothing else would say so."""
     for index, said in {
         "..., [1, 9]": "index 9 is out of bounds for dimension 1 with size 5",
-        ":, [4, -1]": "names one position of dimension 1 twice",
+        ":, [4, -1]": "selects a position of dimension 1 twice",
         ":, :, [0]": "too many indices",
     }.items():
         with pytest.raises(hookrun.CompileError, match=said):
             edited(torch.ones(2, 5), action="scale", factor=2, index=index)
-    with pytest.raises(hookrun.CompileError, match="samples out of their order"):
+    with pytest.raises(hookrun.CompileError, match="samples out of order"):
         edited(torch.ones(2, 5), action="capture", index="[1, 0]")
 
 
@@ -256,7 +256,7 @@ def test_steering_strength_by_sample(run: Any, clean: Run) -> None:
 def test_rows_by_sample_and_an_index_that_picks_of_the_batch(run: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
-    assert "`index` picks of the batch" in said
+    assert "`index` picks rows of the batch" in said
     found = run(*BASE, "seed=5", "train.limit_batches=1", patch(clean, "sample: same, at: same", hook), AFTER)
     own, theirs = found.captures["after"]["layers.1"], clean.captures["seen"]["layers.1"]
     assert_close(own[:2], theirs[:2])

@@ -1,4 +1,4 @@
-"""How each hook type is registered with PyTorch: one class for each, found by its `hook_types`."""
+"""Registers each hook type with PyTorch: one class for each, found by its `hook_types`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.runtime.hooks.base import RegisteredHook
 
 @cache
 def registered_hooks() -> Mapping[HookType, type[RegisteredHook]]:
-    """Hook type -> the class that is registered for it: every class of this package that names hook types."""
+    """Hook type -> the class that registers it, from all classes of this package that have `hook_types`."""
     found = dict[HookType, type[RegisteredHook]]()
     for item in own_subclasses(sys.modules[__name__], RegisteredHook):
         found |= dict.fromkeys(vars(item).get("hook_types", ()), item)

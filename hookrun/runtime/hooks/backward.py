@@ -1,8 +1,9 @@
-"""`backward_pre` and `backward`: autograd nodes around a module's call.
+"""`backward_pre` and `backward`: autograd nodes before and after a module's forward.
 
-torch's full backward hooks raise where the output is written in place, and see neither dict outputs nor keyword
-inputs. These nodes take every tensor of the arguments and the output, wherever it sits. The module is given aliases of
-its arguments, in the caller's own containers; what it writes in place is the caller's, with its history, when it ends.
+torch's full backward hooks raise if the output is written in place, and see neither dict outputs nor keyword inputs.
+These nodes take all tensors of the arguments and the output, in containers too. The module gets aliases of its
+arguments, in the caller's own containers. If it writes one in place, the caller's tensor gets the new autograd history
+when the call ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Grads = Sequence[Tensor | None]
 
 
 class _Inputs(torch.autograd.Function):
-    """Aliases of a module's inputs; its backward is the end of the module's own."""
+    """Aliases of a module's inputs; its backward runs at the end of the module's backward."""
 
     @staticmethod
     def forward(ctx: Any, call: BackwardCall, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -45,7 +46,7 @@ class _Inputs(torch.autograd.Function):
 
 
 class _Outputs(torch.autograd.Function):
-    """Aliases of a module's outputs; its backward is the beginning of the module's own."""
+    """Aliases of a module's outputs; its backward runs at the beginning of the module's backward."""
 
     @staticmethod
     def forward(ctx: Any, call: BackwardCall, *outputs: Tensor) -> tuple[Tensor, ...]:
@@ -58,11 +59,13 @@ class _Outputs(torch.autograd.Function):
         return (None, *ctx.call.begin(grads))
 
 
-class _Becomes(torch.autograd.Function):
-    """Gives a tensor the history of an alias of it, as if it had been written with it in place."""
+class _TakeHistory(torch.autograd.Function):
+    """Gives a tensor the autograd history of an alias, as if the alias had been copied into it in place."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, alias: Tensor) -> Tensor:  # what is written comes first, for views
+    def forward(
+        ctx: Any, tensor: Tensor, alias: Tensor
+    ) -> Tensor:  # for views the written tensor must come first
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(tensor)
         return tensor
@@ -73,17 +76,20 @@ class _Becomes(torch.autograd.Function):
 
 
 def _alias(tensor: Tensor) -> Tensor:
-    """The same memory and version. What torch lets nobody write in place stays so: it becomes a view."""
+    """A tensor on the same memory, with the same version; a view if torch forbids in-place writes of the tensor."""
     return tensor.detach() if takes_nodes(tensor) else tensor.view_as(tensor)
 
 
-def _becomes(tensor: Tensor, alias: Tensor) -> None:
+def _take_history(tensor: Tensor, alias: Tensor) -> None:
     with preserved_version(tensor):
-        _Becomes.apply(tensor, alias)
+        _TakeHistory.apply(tensor, alias)
 
 
 class BackwardCall:
-    """One call of a module: where its tensors sat in the arguments and in the output, and the gradients met so far."""
+    """One call of a module: the places of its tensors in the arguments and the output, and its gradients so far.
+
+    inputs, outputs: the arguments and the output, with a number for each tensor that requires a gradient, else None
+    """
 
     def __init__(self, hook: Backward, site: PlacedHook) -> None:
         self.hook = hook
@@ -99,7 +105,7 @@ class BackwardCall:
         self.handed_on: Sequence[HandedOn] = ()
 
     def begin(self, grads: Grads) -> Grads:
-        """The gradients of the outputs are known: `backward_pre`."""
+        """Run `backward_pre` hooks on the gradients of the outputs; returns the gradients to continue with."""
         for each in self.handed_on:
             each.require_one_use(grads)
         value = _filled(self.outputs, grads)
@@ -110,10 +116,10 @@ class BackwardCall:
         return grads if new is value else _in_order(self.outputs, new)
 
     def finish(self, grads: Grads) -> Grads:
-        """The gradients of the inputs are known: `backward`.
+        """Run `backward` hooks on the gradients of the inputs; returns the gradients to continue with.
 
-        A gradient that reached the inputs past the outputs is not the module's: in a double backward it comes from
-        what the first one made of the inputs.
+        Gradients that did not come through the outputs are passed on unchanged: in a double backward they come from
+        uses of the inputs in the first backward.
         """
         new = self._finished(grads)
         for each in self.handed_on:
@@ -146,11 +152,12 @@ class BackwardCall:
 class HandedOn:
     """An output that shares its memory with an argument (Identity, Flatten) or with another output.
 
-    Where it is written in place, what shares its memory has the new values, but not their history: torch was not told.
-    Whoever uses that then would get another gradient than without the hook, so the backward pass refuses to go on.
+    If it is written in place, the tensors on the same memory get the new values, but not the new autograd history,
+    because torch does not know that the memory is shared. Their gradients would differ from those without the hook, so
+    the backward pass raises HookError.
 
-    number:   of the input that it shares the memory with
-    outputs:  the numbers of the outputs that share it
+    number:   the number of the input that shares its memory
+    outputs:  the numbers of the outputs that share its memory
     returned: the gradient that the call returned for that input
     """
 
@@ -160,23 +167,25 @@ class HandedOn:
         self.outputs = outputs
         self.returned: Tensor | None = None
         self._version = seen._version
-        self._followed: int | None = None  # the version up to which all was written through the output itself
+        self._followed: int | None = (
+            None  # the version at the end of the forward, if the output itself was written
+        )
         self._counter = seen.detach()
         self._counter.data = self._counter.new_empty(0)  # shares the version, not the memory
 
     def require_one_use(self, grads: Grads) -> None:
-        """Of the outputs with this memory, one alone is used where it has been written, and was written itself."""
+        """Raise HookError if the memory was written, unless this output alone is used and the write was to it."""
         used = sum(grads[each] is not None for each in self.outputs)
         if self._written and used and (used > 1 or self._followed != self._counter._version):
             self._refuse()
 
     def follow(self, view: Tensor, before: Node | None, version: int) -> None:
-        """The model's forward has ended: was the memory written through this output?"""
+        """Note at the end of the model's forward whether the memory was written through this output."""
         if view._version != version and view.grad_fn is not before:
             self._followed = view._version
 
     def watch(self, argument: Tensor) -> None:
-        """The argument is used for nothing else where the memory has been written."""
+        """Make the backward pass raise HookError if the memory was written and the argument is used elsewhere too."""
         if argument.grad_fn is None:
             return
         argument.register_hook(self._require_nothing_else)
@@ -201,7 +210,7 @@ class HandedOn:
 
 
 def _numbered(value: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of a value that carry a gradient, and the value with their numbers in their places, else None."""
+    """The tensors of a value that require a gradient, and the value with a number for each and None for the rest."""
     found = list[Tensor]()
 
     def number(leaf: Any) -> int | None:
@@ -214,7 +223,7 @@ def _numbered(value: Any) -> tuple[list[Tensor], Any]:
 
 
 def _distinct(value: Any) -> tuple[list[Tensor], Any]:
-    """As `_numbered`, each tensor once: at its first place."""
+    """Like `_numbered`, but a tensor that occurs several times is numbered at its first place only."""
     found = dict[int, Tensor]()
 
     def number(leaf: Any) -> int | None:
@@ -240,11 +249,11 @@ def _in_order(numbers: Any, value: Any) -> Grads:
 
 
 class Backward(ModuleHook):
-    """Both ends of a module's call.
+    """`backward_pre` and `backward` of one module.
 
-    pre_firings:  of `backward_pre`, when the gradients of the outputs are known
-    full_firings: of `backward`, when those of the inputs are
-    open: the calls under way, by their frames
+    pre_firings:  of `backward_pre`, run when the gradients of the outputs are known
+    full_firings: of `backward`, run when the gradients of the inputs are known
+    open: the current calls, by their frames
     """
 
     hook_types = (BACKWARD_PRE, BACKWARD)
@@ -258,15 +267,15 @@ class Backward(ModuleHook):
         self.open = dict[FrameType, BackwardCall]()
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """With keyword arguments, whose gradients count too."""
+        """Register a hook that gets keyword arguments too: their gradients are part of the value."""
         yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Also where the forward raised, so that no call stays open."""
+        """Register a hook that is also called when the forward raised, so that no call stays open."""
         yield module.register_forward_hook(self.leave, always_call=True)
 
     def clear(self) -> None:
-        """Run nothing from now on."""
+        """Drop all firings: the object does nothing from now on."""
         super().clear()
         self.pre_firings, self.full_firings = (), ()
         self.open.clear()
@@ -276,9 +285,9 @@ class Backward(ModuleHook):
         if not self.firings:
             return None
         if tracing():
-            return in_graph(self.firings, None)  # refused
+            return in_graph(self.firings, None)  # raises CompileError
         for frame in [each for each in tuple(self.open) if finished(each)]:
-            put_back(self.open.pop(frame).placed)  # interrupted by an exception that torch runs no hook for
+            put_back(self.open.pop(frame).placed)  # after KeyboardInterrupt torch runs no forward hooks
         self.open[call_frame()] = call = BackwardCall(self, self.firings[0].site)
         if not torch.is_grad_enabled():
             return None
@@ -296,7 +305,7 @@ class Backward(ModuleHook):
         return call_with(value)
 
     def _refuse_func(self) -> None:
-        """A transform of `torch.func` computes gradients without autograd's nodes, which these hooks are."""
+        """Raise HookError inside a transform of `torch.func`, which does not run custom autograd nodes."""
         if functorch_level() is not None:
             self.firings[0].site.fail(
                 "its gradients are computed by a transform of torch.func (grad, vmap, jvp), which has no "
@@ -323,7 +332,7 @@ class Backward(ModuleHook):
         return exchange(output, self._exits(module, call, entered, outputs))
 
     def _take_over_writes(self, entered: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """What the module wrote in place has the history of the writing also for the caller."""
+        """Give the caller's tensors the autograd history of the module's in-place writes."""
         for number, (tensor, alias) in enumerate(entered):
             if not _written(alias):
                 continue
@@ -332,7 +341,7 @@ class Backward(ModuleHook):
             if any(mine is not None and storage(entered[each][1]) == mine for each in others):
                 what = "it writes an argument in place that shares its memory with another argument"
                 self.firings[0].site.fail(f"{what}; give it a clone, or use output_grad")
-            _becomes(tensor, alias)
+            _take_history(tensor, alias)
 
     def _exits(
         self,
@@ -341,7 +350,7 @@ class Backward(ModuleHook):
         entered: Sequence[tuple[Tensor, Tensor]],
         outputs: Sequence[Tensor],
     ) -> dict[int, Tensor]:
-        """The outputs that the caller is given others for, by identity."""
+        """id(output) -> the tensor that the caller gets instead, for the outputs that must be replaced."""
         inside = {id(tensor): alias for tensor, alias in entered if not _written(alias)}
         aliases = _Outputs.apply(call, *(inside.get(id(tensor), tensor) for tensor in outputs))
         stores, news, handed_on = [storage(each) for each in outputs], dict[int, Tensor](), list[HandedOn]()
@@ -353,11 +362,11 @@ class Backward(ModuleHook):
             itself = any(tensor is argument for argument, _ in entered)
             made = not inputs or (itself and id(tensor) not in inside)
             if made and len(same) == 1 and takes_nodes(tensor) and not tensor.retains_grad:
-                _becomes(tensor, alias)
+                _take_history(tensor, alias)
                 continue
             news[id(tensor)] = alias
             if not takes_nodes(tensor):
-                continue  # torch allows no in-place operation on it
+                continue  # torch refuses in-place operations on it
             each = HandedOn(self.firings[0].site.where, alias, inputs[0] if inputs else len(entered), same)
             handed_on.append(each)
             if self._end is not None:

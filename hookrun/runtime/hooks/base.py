@@ -1,4 +1,4 @@
-"""What PyTorch calls: one object for all hooks of a type on a module, a parameter or the optimizers."""
+"""Base classes of the objects that PyTorch calls: one for all hooks of a type on a module, parameter or optimizers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """A site and everything that it does to a value, its schedule included.
+    """A site with its effect on a value, schedule included.
 
-    traced: the same inside a compiled graph
-    op_of_new: the same as `op`, faster, for what a module has just made, or for what a tensor hook is given; or None
-    pointwise: what it writes for any part of a tensor that it acts on the whole of, its schedule left out; or None
-    is_open:   whether its schedule holds now; None: always
+    op:        value -> value
+    traced:    the same inside a compiled graph
+    op_of_new: a faster `op` for tensors that nobody else refers to yet: outputs in new memory, gradients of tensor
+               hooks; or None
+    pointwise: the action, without its schedule, as a function that can be applied to any part of a tensor; None if the
+               action is not pointwise or acts on a part only
+    is_open:   whether the schedule lets the hook fire now; None: always
     """
 
     site: PlacedHook
@@ -42,7 +45,7 @@ class Firing:
     op_of_new: Op | None = None
 
     def repeat(self, value: Any) -> Any:
-        """What it did to the value in the call that is being repeated; nothing is counted or recorded again."""
+        """Edit the value as in the call that is being recomputed; nothing is counted or recorded again."""
         site = self.site
         if site.spec.action.observes:
             return value
@@ -55,9 +58,9 @@ class Firing:
 
 @dataclass
 class Shared:
-    """What all registered hooks of one installation share.
+    """State that all registered hooks of one installation share.
 
-    closing: what is to be done when the hooks are removed
+    closing: the callbacks to run when the hooks are removed
     """
 
     model: nn.Module
@@ -66,7 +69,7 @@ class Shared:
     _made: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, make: Callable[[Shared], T]) -> T:
-        """What `make` returns, made at the first call."""
+        """The result of `make`, which is called only the first time."""
         if make not in self._made:
             self._made[make] = make(self)
         made: T = self._made[make]
@@ -74,14 +77,14 @@ class Shared:
 
 
 class RegisteredHook:
-    """Base of what is registered with PyTorch, as a bound method.
+    """Base of the objects whose bound methods are registered with PyTorch as hooks.
 
-    A deep copy or a pickle of a hooked model carries a copy of this object that runs nothing: the copy is not hooked,
-    and never writes into the original's records. Removal empties the object, so that what autograd graphs still hold
-    of it has no effect.
+    A deep copy or a pickle of a hooked model has an empty copy of this object: the copied model is not hooked and never
+    writes into the original's records. Removing the hooks empties the object, so that autograd graphs that still refer
+    to it run nothing.
 
-    hook_types:   those that the class is registered for
-    finds_target: it resolves `target` itself, since it is attached to that tensor alone
+    hook_types:   those that the class implements
+    finds_target: it resolves `target` itself, because it attaches to that tensor only
     """
 
     hook_types: ClassVar[Sequence[HookType]] = ()
@@ -103,49 +106,50 @@ class RegisteredHook:
         return type(self), ()
 
     def clear(self) -> None:
-        """Run nothing from now on."""
+        """Drop all firings: the object does nothing from now on."""
         self.firings, self.ops = (), ()
 
 
 class ModuleHook(RegisteredHook):
-    """Base of what is registered on a module.
+    """Base of the hooks that are registered on a module.
 
-    depth: an outer hook (0) is registered first before the forward and last after it, so that it sees the module with
-           what the inner ones do to it
+    depth: the order among them: an outer hook (0) runs first before the forward and last after it, so that it sees the
+           effects of the inner ones
     """
 
     depth: ClassVar[int]
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register what runs before the module's forward."""
+        """Register the hooks that run before the module's forward."""
         return ()
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Register what runs after the module's forward."""
+        """Register the hooks that run after the module's forward."""
         return ()
 
     def direct(self, module: nn.Module) -> Direct | None:
-        """What a direct call does, where it is a forward hook that reads nothing but the output; or None."""
+        """The hook for direct calls of the module, if it is a forward hook that reads only the output; else None."""
         return None
 
 
 class ParameterHook(RegisteredHook):
-    """Base of what is registered on a parameter.
+    """Base of the hooks that are registered on a parameter.
 
-    before_accumulation: it sees the gradient of each micro-batch, before that is added to those before
-    waits: asked at each gradient: whether it is this rank's part of one, and `reduced` is called once it is whole
+    before_accumulation: it sees the gradient of each micro-batch before it is added to `parameter.grad`
+    waits: called for each gradient; True: the gradient is only this rank's part, and `reduced` will be called when the
+           gradient has been summed over the ranks; None: gradients are always whole
     """
 
     before_accumulation: ClassVar[bool] = False
     waits: Callable[[], bool] | None = None
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
-        """Register it."""
-        raise TypeError(f"{type(self).__name__} does not say how it is registered")
+        """Register the hook on the parameter."""
+        raise TypeError(f"{type(self).__name__} does not define `register`")
 
     def reduced(self, parameter: nn.Parameter) -> None:
-        """The parameter's gradient is summed over all ranks: do what a registered hook does."""
-        raise TypeError(f"{type(self).__name__} does not say what it does to a gradient of several ranks")
+        """Act on `parameter.grad`, which has been summed over all ranks."""
+        raise TypeError(f"{type(self).__name__} does not define `reduced`, for gradients of several ranks")
 
 
 def in_graph(firings: Sequence[Firing], value: Any) -> Any:
@@ -156,7 +160,7 @@ def in_graph(firings: Sequence[Firing], value: Any) -> Any:
 
 
 def in_backward(firings: Sequence[Firing], value: Any) -> Any:
-    """Run the firings of a module that is called during a backward pass, nearly always to repeat an earlier call."""
+    """Run the firings of a module call during a backward pass, which is nearly always a recomputation."""
     again = repeating() is not None
     for firing in firings:
         value = firing.repeat(value) if again else firing.op(value)
@@ -164,14 +168,14 @@ def in_backward(firings: Sequence[Firing], value: Any) -> Any:
 
 
 def no_gradient(output: Any) -> str:
-    """Why a gradient hook cannot see anything of an output, although gradients are on."""
+    """Why a gradient hook cannot see a gradient of this output, although autograd is enabled."""
     if not any(True for _ in tensors(output)):
         return f"its output is a {type(output).__name__} without tensors and carries no gradient"
     return "its output carries no gradient: neither its input nor its parameters require one"
 
 
 def write(tensor: Tensor, new: Any) -> None:
-    """Put a new value into a gradient or parameter, whose storage others may share (gradient buckets, for one)."""
+    """Copy a new value into a gradient or parameter in place, since its storage may be shared (DDP's buckets)."""
     if new is not tensor:
         with torch.no_grad():
             tensor.copy_(new)

@@ -1,4 +1,4 @@
-"""Numbers the calls of modules within one forward of the model, for `when.call` and for activation checkpointing."""
+"""Numbers the module calls within each forward of the model, for `when.call` and for activation checkpointing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hookrun.runtime.module_calls import frames_of
 
 
 class ForwardCounter(RegisteredHook):
-    """Counts the forwards of the root module, so that calls are numbered within one."""
+    """Counts the forwards of the root module, so that module calls can be numbered within each."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         super().__init__()
         self.clock = clock
 
     def count(self, module: nn.Module, args: Any) -> None:
-        """torch's forward pre-hook on the root module; where that calls itself, the outermost call is the forward."""
+        """torch's forward pre-hook on the root module; if that calls itself, only the outermost call is counted."""
         if self.clock is None or tracing() or repeating() is not None:
             return
         if sum(1 for _ in islice(frames_of(module), 2)) == 1:

@@ -1,8 +1,8 @@
-"""The gradient of one output of one call: an edge in the autograd graph that only later uses of that output go through.
+"""Hooks on the gradient of one output of one call, from the later uses of that output alone.
 
-A tensor that the module made, or wrote in place, stays the same tensor: a node is inserted behind it, as an in-place
-operation that changes nothing would do. A tensor that shares its memory with something that stays in use beside it (an
-argument that is handed on, a part of one, a parameter, another output) is replaced by a view of it.
+If the module created the output or wrote it in place, the tensor object stays: an autograd node is appended to it, as
+by an in-place operation that changes nothing. If the output shares memory with another tensor that may still be used
+(an argument or a part of one, a parameter, another output), the caller gets a view of it instead.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ GradientHook = Callable[[Tensor], Tensor]
 
 
 class WriteFollower(Protocol):
-    """Wants to know how a tensor that a module returned was written in place afterwards."""
+    """Is called with a tensor that a module returned, after the model may have written it in place."""
 
     def follow(self, view: Tensor, before: Node | None, version: int) -> None:
-        """The model's forward has ended."""
+        """The model's forward has ended. before, version: the tensor's `grad_fn` and version when it was returned."""
 
 
 Views = list[tuple[WriteFollower, Tensor, Node | None, int]]
-"""Tensors that may yet be written in place: who follows each, the tensor, its memory's node and version before."""
+"""Tensors that may still be written in place: follower, tensor, `grad_fn` of its base, version."""
 
 preserved_version = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 
 class _Exit(torch.autograd.Function):
-    """The identity; marked as an in-place operation, so that the tensor itself is the result."""
+    """The identity, marked as an in-place operation so that the result is the same tensor object."""
 
     @staticmethod
     def forward(ctx: Any, hooks: Sequence[GradientHook], tensor: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _through(hooks: Iterable[GradientHook], grad: Tensor) -> Tensor:
 
 
 def storage(tensor: Tensor) -> int | None:
-    """The identity of a tensor's memory; None where it has none of its own (sparse, wrapped by functorch)."""
+    """A number that identifies the tensor's storage; None if it does not have one (sparse, wrapped by functorch)."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):
@@ -68,7 +68,7 @@ def storage(tensor: Tensor) -> int | None:
 
 
 def takes_nodes(tensor: Tensor) -> bool:
-    """Whether torch lets it be written in place: not leaves and parts of them, nor several views of one operation."""
+    """Whether torch allows in-place operations on it: not on leaves, views of leaves, or outputs of `split`."""
     if _base(tensor).grad_fn is None:
         return False
     default = torch._C._autograd.CreationMeta.DEFAULT
@@ -76,18 +76,18 @@ def takes_nodes(tensor: Tensor) -> bool:
 
 
 def transformed() -> bool:
-    """Whether a transform of torch.func is under way, in which there are no autograd nodes of our own."""
+    """Whether a transform of torch.func is active; custom autograd functions do not work inside one."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 class Attached:
-    """What is registered on a tensor, as a bound method, for a module that returned it: `hooked_inside` knows it."""
+    """Base of the objects whose bound methods are tensor hooks on module outputs; `hooked_inside` recognizes them."""
 
 
 class Watched(Attached):
-    """The hooks on the gradient of one tensor. It holds no tensor: the tensor's graph holds it.
+    """The hooks on the gradient of one tensor. It does not refer to the tensor; the tensor's graph refers to it.
 
-    followed: the hooks are attached to what wrote the tensor in place
+    followed: the hooks are attached to the operation that wrote the tensor in place
     """
 
     def __init__(self, where: str, hooks: Sequence[GradientHook]) -> None:
@@ -97,9 +97,10 @@ class Watched(Attached):
         self._fired_in = dict[str, int]()
 
     def attach(self, tensor: Tensor, views: Views | None) -> Tensor:
-        """What the caller is to be given: the tensor itself or a view of it.
+        """Attach the hooks; returns the tensor that the module's caller gets: the tensor itself or a view of it.
 
-        views: where to leave a view that may yet be written; None: nothing else uses the tensor's memory
+        views: the list to which a view is added that may still be written in place; None: nothing else uses the
+               tensor's memory
         """
         if transformed():
             seen = tensor if views is None else tensor.view_as(tensor)
@@ -107,22 +108,18 @@ class Watched(Attached):
             return seen
         if views is not None or not takes_nodes(tensor):
             return self._view(tensor, views)
-        if tensor._backward_hooks and not hooked_inside(
-            tensor
-        ):  # others' fire before: they were registered before
+        if tensor._backward_hooks and not hooked_inside(tensor):  # the user's own, which keep firing first
             tensor.register_hook(self._run)
             return tensor
-        inside = (
-            self.hooks if tensor._is_view() else ()
-        )  # in-place operations leave out what is registered on a view
+        inside = self.hooks if tensor._is_view() else ()  # an in-place write bypasses tensor hooks of a view
         with preserved_version(tensor):
             _Exit.apply(inside, tensor)
-        if not inside:  # those of others, registered later, fire later
+        if not inside:  # a tensor hook, so that hooks which the user registers later fire after it
             tensor.register_hook(self._run)
         return tensor
 
     def attach_to_new(self, tensor: Tensor) -> None:
-        """The tensor is nobody's yet: all its uses are later ones, and a hook on it needs no node of its own."""
+        """Attach the hooks to a tensor that nothing has used yet: a plain tensor hook is enough."""
         tensor.register_hook(self._run)
 
     def _view(self, tensor: Tensor, views: Views | None) -> Tensor:
@@ -130,7 +127,7 @@ class Watched(Attached):
         view = tensor.view_as(tensor)
         view.register_hook(self._at_view)
         if leaf or not takes_nodes(tensor):
-            return view  # torch allows no in-place operation on it
+            return view  # torch refuses in-place operations on it
         version = tensor._version
         counter = tensor.detach()
         counter.data = counter.new_empty(0)  # shares the version, not the memory
@@ -138,8 +135,8 @@ class Watched(Attached):
         def require_followed(grad: Tensor) -> None:
             if counter._version != version and not self.followed and self.hooks:
                 raise HookError(
-                    f"{self.where}: its output shares memory with its input, and was written in place where the hook "
-                    "cannot follow; hook the module before or after it, or write to a clone"
+                    f"{self.where}: its output shares memory with its input, and was written in place in a way that "
+                    "the hook cannot follow; hook the module before or after it, or write to a clone"
                 )
 
         tensor.register_hook(require_followed)
@@ -148,7 +145,7 @@ class Watched(Attached):
         return view
 
     def follow(self, view: Tensor, before: Node | None, version: int) -> None:
-        """Attach the hooks to the operation that wrote the view in place, if one did: torch leaves the view out."""
+        """Attach the hooks to the operation that wrote the view in place, if any: its gradient bypasses the view."""
         if view._version == version:
             return
         base = _base(view)
@@ -163,7 +160,7 @@ class Watched(Attached):
             node = inner
 
     def _at_view(self, grad: Tensor) -> Tensor | None:
-        self._require_one_way("view")
+        self._require_single_path("view")
         return self._run(grad)
 
     def _run(self, grad: Tensor) -> Tensor | None:
@@ -173,7 +170,7 @@ class Watched(Attached):
     def _at_write(self, geometry: Any, into: Sequence[Tensor | None], _out: object) -> Any:
         if (whole := into[0]) is None:
             return None
-        self._require_one_way("write")
+        self._require_single_path("write")
         grad = whole.as_strided(*geometry)
         if (new := self._run(grad)) is None:
             return None
@@ -181,9 +178,9 @@ class Watched(Attached):
         changed.as_strided(*geometry).copy_(new)
         return changed, *into[1:]
 
-    def _require_one_way(self, way: str) -> None:
-        """HookError where parts of the gradient arrive from before and from behind an in-place operation."""
-        self._fired_in[way] = task = graph_task()
+    def _require_single_path(self, path: str) -> None:
+        """Raise HookError if one backward pass brings gradients both of the view and of its in-place write."""
+        self._fired_in[path] = task = graph_task()
         if list(self._fired_in.values()).count(task) > 1:
             raise HookError(
                 f"{self.where}: its output shares memory with its input, and is used both before and after it is "
@@ -192,9 +189,9 @@ class Watched(Attached):
 
 
 def hooked_inside(tensor: Tensor) -> bool:
-    """Whether the hooks on the tensor are those of a module inside, which returned it first.
+    """Whether all hooks on the tensor belong to an inner module that returned it first.
 
-    That module meets the gradient after the one around it, which therefore gets an edge of its own.
+    The inner module must see the gradient after the outer one, so the outer module needs its own autograd node.
     """
     hooks = (tensor._backward_hooks or {}).values()
     return bool(hooks) and all(isinstance(getattr(hook, "__self__", None), Attached) for hook in hooks)
@@ -205,14 +202,14 @@ def _base(view: Tensor) -> Tensor:
 
 
 class _Pending(local):
-    """The views of one thread that may yet be written in place in the forward under way."""
+    """The views of one thread that the current forward may still write in place."""
 
     def __init__(self) -> None:
         self.views: Views = []
 
 
 class EndOfForward(RegisteredHook):
-    """Runs when the root module's forward has ended: by then the model has written what it writes in place."""
+    """Calls the followers of views at the end of the root module's forward, after all its in-place writes."""
 
     def __init__(self, shared: Shared | None = None) -> None:
         super().__init__()
@@ -224,10 +221,10 @@ class EndOfForward(RegisteredHook):
         shared.closing.callback(handle.remove)
 
     def views(self, module: nn.Module) -> Views:
-        """Where to leave the views that a call of the module returns; outside a forward of the model nobody follows."""
+        """The list for the views that a call of the module returns; outside a forward of the model it is not read."""
         model = self._model
-        under_way = model is not None and module is not model and any(True for _ in frames_of(model))
-        return self._pending.views if under_way else []
+        in_forward = model is not None and module is not model and any(True for _ in frames_of(model))
+        return self._pending.views if in_forward else []
 
     def follow_all(self, *_: object) -> None:
         """torch's forward hook on the root module."""
@@ -239,18 +236,22 @@ class EndOfForward(RegisteredHook):
 
 
 def written(versions: dict[int, int], tensor: Tensor) -> bool:
-    """Whether a tensor with that identity was at another version when the call began."""
+    """Whether the tensor has been written in place since `versions` was taken."""
     before = versions.get(id(tensor))
     return before is not None and before != tensor._version
 
 
 def versions_of(arguments: Any) -> dict[int, int]:
-    """The version of every tensor that has a gradient, by the identity of the tensor."""
+    """id(tensor) -> version, for every tensor that requires a gradient."""
     return {id(tensor): tensor._version for tensor in tensors(arguments) if tensor.requires_grad}
 
 
 def aliased(tensor: Tensor, versions: dict[int, int], arguments: Any, others: Iterable[Tensor]) -> bool:
-    """Whether the caller may use the tensor's memory past this output: as an argument, a parameter, another output."""
+    """Whether the caller may use the tensor's memory in another way too: as an argument, a parameter, another output.
+
+    versions: of the arguments when the call began
+    others:   the other outputs
+    """
     if tensor.grad_fn is None or isinstance(tensor, nn.Parameter) or tensor.retains_grad:
         return True
     if written(versions, tensor):  # it is the module's own value now

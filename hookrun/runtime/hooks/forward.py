@@ -29,7 +29,7 @@ class ForwardPre(ModuleHook):
     depth = 0
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """With keyword arguments."""
+        """Register a hook that gets keyword arguments too."""
         yield module.register_forward_pre_hook(self.forward_pre, with_kwargs=True)
 
     def forward_pre(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -53,7 +53,7 @@ class Forward(ModuleHook):
 
     @classmethod
     def of(cls, firings: Sequence[Firing], shared: Shared) -> Forward:
-        """The fastest kind that serves."""
+        """An object of the fastest class that these firings allow."""
         if any(firing.site.spec.action.reads_arguments for firing in firings):
             return ForwardWithArguments(firings, shared)
         if len(firings) == 1:
@@ -62,7 +62,7 @@ class Forward(ModuleHook):
         return ForwardInParts(firings, shared) if parts else Forward(firings, shared)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Without keyword arguments, which cost a little."""
+        """Register a hook without keyword arguments, which would cost a little."""
         yield module.register_forward_hook(self.forward)
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -74,13 +74,13 @@ class Forward(ModuleHook):
         return self.run(output)
 
     def run(self, output: Any) -> Any:
-        """The actions, one after the other."""
+        """Run the actions one after the other."""
         for op in self.ops:
             output = op(output)
         return output
 
     def direct(self, module: nn.Module) -> Direct | None:
-        """The same."""
+        """The same actions in a direct call."""
         return Direct(self.run)
 
 
@@ -98,28 +98,28 @@ class ForwardOne(Forward):
         return self.op(output) if graph_task() == NO_BACKWARD else in_backward(self.firings, output)
 
     def direct(self, module: nn.Module) -> Direct | None:
-        """The same; a faster op for what the module makes itself."""
+        """The same action in a direct call, with the faster op if the module's output is always in new memory."""
         made_by, of_new = maker(module), self.firings[0].op_of_new
         return Direct(self.op) if made_by is None or of_new is None else Direct(of_new, made_by)
 
     def clear(self) -> None:
-        """Run nothing from now on."""
+        """Drop all firings: the object does nothing from now on."""
         super().clear()
         self.op = _unchanged
 
 
 class ForwardInParts(Forward):
-    """`forward` with several pointwise edits, which share the way through a large tensor."""
+    """`forward` with several pointwise edits, applied in one pass over a large tensor."""
 
     def direct(self, module: nn.Module) -> Direct | None:
-        """Left to torch: the edits may overwrite an output only where it is known who else refers to it."""
+        """None: whether the edits may overwrite the output can be found out only in calls through torch."""
         return None
 
     def forward(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """torch's forward hook."""
         if tracing() or graph_task() != NO_BACKWARD or not divisible(output):
             return super().forward(module, args, output)
-        if self.firings and self.firings[0].site.clock.counting:  # of each edit what it changed
+        if self.firings and self.firings[0].site.clock.counting:  # the changes of each edit are counted
             return super().forward(module, args, output)
         now = [firing for firing in self.firings if firing.is_open is None or firing.is_open()]
         for firing in now:
@@ -133,7 +133,7 @@ class ForwardInParts(Forward):
 
 
 _OUTPUTS = SoleReference(
-    lambda module: module.register_forward_hook(ForwardInParts().forward),  # without edits
+    lambda module: module.register_forward_hook(ForwardInParts().forward),  # without firings: changes nothing
     SMALLEST,
 )
 
@@ -143,14 +143,14 @@ def _unchanged(value: Any) -> Any:
 
 
 class ForwardWithArguments(Forward):
-    """`forward` where an action reads the module's arguments too, those given by keyword last."""
+    """`forward` with an action that reads the module's arguments too: positional ones, then keyword ones."""
 
     def direct(self, module: nn.Module) -> Direct | None:
-        """Left to torch: a direct call hands on the output alone."""
+        """None: a direct call passes on the output only."""
         return None
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """With keyword arguments."""
+        """Register a hook that gets keyword arguments too."""
         yield module.register_forward_hook(self.forward_with_arguments, with_kwargs=True)
 
     def forward_with_arguments(

@@ -1,4 +1,4 @@
-"""`apply`: an action on modules, once, at installation. What it does to them lasts."""
+"""`apply`: runs an action on modules once, at installation. The changes stay when the hooks are removed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ class AtInstallation(RegisteredHook):
         """Run the hook on each of its modules.
 
         paths:    id of a selected module -> its path
-        restored: the model's state was saved after the hook had acted: what the action writes into it is put back,
-                  what it adds or freezes stays
+        site_for: (path, module) -> the site
+        restored: the model's state was saved after the hook had acted: parameters and buffers get their values back,
+                  but added and frozen parameters stay added and frozen
         """
         left = dict(paths)
 
@@ -47,7 +48,7 @@ class AtInstallation(RegisteredHook):
 
 
 def _run_on(module: nn.Module, site: PlacedHook) -> None:
-    """HookError where the action adds or freezes parameters and has not declared it: the plan relied on that."""
+    """Run the action. Raises HookError if it adds or freezes parameters without declaring it, as the plan needs."""
     action = site.spec.action
     before = _requires_grad(module)
     try:
@@ -63,12 +64,12 @@ def _run_on(module: nn.Module, site: PlacedHook) -> None:
     if frozen and not action.freezes:
         raise HookError(
             f"{site.where}: the action freezes {frozen[0]!r} and does not declare `freezes = True`; "
-            "the action `freeze` does"
+            "declare it, or use the action `freeze`"
         )
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of the module's parameters and buffers; what a module keeps beside tensors is its own business."""
+    """Copies of the module's parameters and buffers; other state of a module is not copied."""
     return {
         name: value.detach().clone()
         for name, value in module.state_dict(keep_vars=True).items()

@@ -18,10 +18,10 @@ from hookrun.runtime.unscaled import run_unscaled
 
 
 class OptimizerSteps(RegisteredHook):
-    """Every optimizer hook of an installation, in order, for the parameters that each optimizer steps.
+    """All optimizer hooks of an installation, in order; they act on the parameters that the optimizer has.
 
-    With a closure (``optimizer.step(closure)``: LBFGS, Lightning) the gradients are there after each call of it, so
-    `optimizer_step_pre` fires then.
+    With a closure (``optimizer.step(closure)``: LBFGS, Lightning) `optimizer_step_pre` fires after each call of the
+    closure, since that computes the gradients.
     """
 
     hook_types = (OPTIMIZER_STEP_PRE, OPTIMIZER_STEP_POST)
@@ -32,7 +32,7 @@ class OptimizerSteps(RegisteredHook):
         self.parameters = tuple(named[firing.site.path] for firing in firings)
 
     def move(self, moves: Moves) -> None:
-        """Shards stand in the place of parameters now."""
+        """Replace parameters by the shards that have taken their place."""
         self.parameters = moved(self.parameters, moves)
 
     def before(self, optimizer: Optimizer) -> None:
@@ -51,7 +51,7 @@ class OptimizerSteps(RegisteredHook):
             for firing, parameter in zip(self.firings, self.parameters, strict=False)
             if firing.site.hook_type is kind and id(parameter) in mine
         ]
-        scale = getattr(optimizer, "grad_scale", None)  # set for the step where the optimizer itself unscales
+        scale = getattr(optimizer, "grad_scale", None)  # set during the step if the optimizer itself unscales
         unscale = scale if kind.gradient and isinstance(scale, Tensor) else None
         for _, group in groupby(stepped, key=lambda pair: pair[0].site.hook_name):
             pairs = list(group)
@@ -78,13 +78,13 @@ def _alone(firing: Firing, parameter: nn.Parameter, scale: Tensor | None) -> Non
 
 
 def _write_whole(value: Tensor, seen: Tensor | None, new: Any) -> None:
-    """Put in place what an action has made of a whole tensor; of a sharded one its own shard."""
+    """Write an action's result for a whole tensor in place; for a sharded tensor only this rank's shard."""
     if new is not seen:
         write(value, shard_of(new, value) if is_sharded(value) else new)
 
 
 def _together(pairs: list[tuple[Firing, nn.Parameter]], scale: Tensor | None) -> None:
-    """The first site's op sees the values of all; the others count as fired with it."""
+    """Run the first site's op on the values of all parameters; the other sites are counted as fired with it."""
     first = pairs[0][0]
     if not due(first):
         return

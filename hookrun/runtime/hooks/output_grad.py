@@ -23,7 +23,7 @@ from hookrun.tensor_copies import owned
 
 
 class OutputGrad(ModuleHook):
-    """Attached to what the module finally returns: the gradient is that of the output after all edits."""
+    """Attached to the final output of the module, so that the gradient is that of the output after all edits."""
 
     hook_types = (OUTPUT_GRAD,)
     finds_target = True
@@ -33,14 +33,12 @@ class OutputGrad(ModuleHook):
         super().__init__(firings)
         self._shared = shared
         self._end: EndOfForward | None = None
-        self._entered = dict[
-            int, dict[int, int]
-        ]()  # by the identity of the call's frame, which writes it anew
+        self._entered = dict[int, dict[int, int]]()  # by the id of the call's frame
         self._alone = firings[0] if len(firings) == 1 and firings[0].site.spec.keys.target is None else None
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """With keyword arguments, one of which may be what the module returns."""
-        if maker(module) is None:  # whose outputs nobody has to follow
+        """Register a hook that remembers the versions of all arguments, if the module may return or write one."""
+        if maker(module) is None:  # outputs in new memory need no follower
             self._find_end()
         if _computes_anew(module):
             return
@@ -48,15 +46,15 @@ class OutputGrad(ModuleHook):
         yield module.register_forward_pre_hook(self.enter, with_kwargs=True)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """With keyword arguments too."""
+        """Register a hook that gets keyword arguments too."""
         yield module.register_forward_hook(self.attach, with_kwargs=True)
 
     def direct(self, module: nn.Module) -> Direct | None:
-        """A tensor that such a layer has just made can be hooked as it is, and by the same object at each call."""
+        """A direct hook for a layer whose output is always in new memory: one tensor hook for all calls; else None."""
         made_by, alone = maker(module), self._alone
         if made_by is None or alone is None or alone.site.clock.passes is not None:
             return None
-        hook = _OfNew(self, alone).run
+        hook = _GradientOfNew(self, alone).run
 
         def attach(output: Any) -> Any:
             if type(output) is Tensor and output.grad_fn is not None and not output._is_view():
@@ -68,15 +66,15 @@ class OutputGrad(ModuleHook):
         return Direct(attach, made_by)
 
     def clear(self) -> None:
-        """Run nothing from now on."""
+        """Drop all firings: the object does nothing from now on."""
         super().clear()
         self._shared = self._end = self._alone = None
         self._entered.clear()
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """torch's forward pre-hook: remember the arguments' versions, to see which of them the module writes."""
+        """torch's forward pre-hook: remember the versions of the arguments, to see which ones the module writes."""
         if self.firings and not tracing() and torch.is_grad_enabled():
-            if len(self._entered) > _MOST_CALLS:  # of calls that raised
+            if len(self._entered) > _MOST_CALLS:  # entries of calls that raised
                 self._entered.clear()
             self._entered[id(call_frame())] = versions_of((args, kwargs))
 
@@ -101,7 +99,7 @@ class OutputGrad(ModuleHook):
         news, views = dict[int, Tensor](), self._find_end().views
         for key, (tensor, hooks) in found.items():
             others = (each for other, each in distinct.items() if other != key)
-            # A write into a view would leave out the hooks that a module inside has on it.
+            # An in-place write would bypass the hooks that an inner module has on a view.
             shared = aliased(tensor, versions, (args, kwargs), others) or (
                 tensor._is_view() and hooked_inside(tensor)
             )
@@ -126,7 +124,7 @@ _MOST_CALLS = 1024
 
 
 def _computes_anew(module: nn.Module) -> bool:
-    """Whether it is a layer of torch's own that writes no argument and keeps no output."""
+    """Whether it is one of torch's own layers, which do not write to arguments or keep a reference to the output."""
     cls = type(module)
     return (
         getattr(nn, cls.__name__, None) is cls
@@ -137,12 +135,12 @@ def _computes_anew(module: nn.Module) -> bool:
 
 
 def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
-    """Whether nobody has met the output of such a layer yet, neither as a tensor nor by its memory."""
+    """Whether nothing else refers yet to the output of such a layer, or to its memory."""
     return (
         type(output) is Tensor
         and output.grad_fn is not None
-        and not output._is_view()  # a write in place would leave out the hooks registered on it
-        and len(module._forward_hooks) == 1  # this one
+        and not output._is_view()  # an in-place write would bypass tensor hooks of a view
+        and len(module._forward_hooks) == 1  # this hook alone
         and not _global_forward_hooks
         and not output._backward_hooks
         and not output.retains_grad
@@ -152,22 +150,22 @@ def _is_new(output: Any, module: nn.Module, args: tuple[Any, ...]) -> bool:
 
 
 def _carrying(firing: Firing, output: Any) -> list[tuple[str, Tensor]]:
-    """The tensors that the hook is for and that carry a gradient, each once, with the paths."""
+    """(path, tensor) for each tensor of the output that the hook selects and that requires a gradient, each once."""
     site = firing.site
     target = site.spec.keys.target
     found = ((str(target), get(output, target.keys)),) if target is not None else leaves(output)
     watched = [(path, leaf) for path, leaf in found if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not watched:
         site.fail(no_gradient(output))
-    once: list[tuple[str, Tensor]] = []  # torch.compile reads this too
+    once: list[tuple[str, Tensor]] = []  # plain Python: torch.compile traces this function too
     for path, tensor in watched:
         if all(tensor is not other for _, other in once):
             once.append((path, tensor))
     return once
 
 
-class _OfNew(Attached):
-    """What one hook does to the gradient of a tensor that a layer has just made, the same at all calls."""
+class _GradientOfNew(Attached):
+    """One hook on the gradient of a layer's new output; the same object serves all calls."""
 
     def __init__(self, registered: RegisteredHook, firing: Firing) -> None:
         self._registered = registered
@@ -184,7 +182,7 @@ class _OfNew(Attached):
 
 
 class _Gradient:
-    """What one hook does to the gradient of one tensor of one call."""
+    """One hook on the gradient of one tensor of one call."""
 
     __slots__ = ("call", "firing", "path", "registered", "tokens")
 
@@ -208,10 +206,10 @@ class _Gradient:
 
 
 def _view_if_input(args: Any, output: Any) -> Any:
-    """The output, with a tensor that is one of the arguments as a view of it.
+    """The output, with each tensor that is also an argument replaced by a view of it.
 
-    Where a module returns its input (Identity, Dropout in eval), both are one tensor: a hook on it would see the
-    gradient of all uses of the input.
+    A module that returns its input (Identity, Dropout in eval) returns the same tensor object: a hook on that would
+    see the gradient of all uses of the input.
     """
     given = {id(tensor) for tensor in tensors(args)}
     if not given:

@@ -19,7 +19,7 @@ class ParameterGrad(ParameterHook):
     before_accumulation = True
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
-        """As a tensor hook."""
+        """Register a tensor hook."""
         handle: RemovableHandle = parameter.register_hook(self.grad)
         return handle
 
@@ -33,7 +33,7 @@ class ParameterGrad(ParameterHook):
         return None if new is grad else new
 
     def reduced(self, parameter: nn.Parameter) -> None:
-        """The same to the gradient that all ranks together have; one without a gradient has none to see."""
+        """Act on the gradient that was summed over all ranks; a parameter without a gradient is left out."""
         if (grad := parameter.grad) is not None:
             parameter.grad = edited(grad, self.firings)
 
@@ -48,7 +48,7 @@ class AccumulatedGrad(ParameterHook):
         self.clock = shared.clock if shared is not None else None
 
     def register(self, parameter: nn.Parameter) -> RemovableHandle:
-        """As a post-accumulate-grad hook."""
+        """Register a post-accumulate-grad hook."""
         handle: RemovableHandle = parameter.register_post_accumulate_grad_hook(self.accumulated)
         return handle
 
@@ -58,7 +58,7 @@ class AccumulatedGrad(ParameterHook):
             self.reduced(parameter)
 
     def reduced(self, parameter: nn.Parameter) -> None:
-        """What it does to a gradient that is accumulated, and whole."""
+        """Act on a gradient that is accumulated and summed over all ranks, unless more micro-batches follow."""
         if self.clock is None or self.clock.accumulating or (grad := parameter.grad) is None:
             return
         write(grad, edited(grad, self.firings))

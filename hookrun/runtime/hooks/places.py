@@ -1,4 +1,4 @@
-"""Other tensors in the places of a value, in the same containers where these can be written to: they may be shared."""
+"""Replaces tensors inside a value. Mutable containers are written in place, because the caller may share them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.containers import children, replaced
 
 
 class Placed(NamedTuple):
-    """A dict, list or dataclass in which a tensor has another in its place for a while."""
+    """A dict, list or dataclass in which `new` temporarily replaces `old`."""
 
     container: Any
     old: Tensor
@@ -19,7 +19,10 @@ class Placed(NamedTuple):
 
 
 def exchange(value: Any, news: Mapping[int, Any]) -> Any:
-    """The value with other members, by the identity of the old ones; dicts, lists and dataclasses are written to."""
+    """The value with members replaced; dicts, lists and dataclasses are written in place.
+
+    news: id(old member) -> new member
+    """
     if (new := news.get(id(value))) is not None:
         return new
     changed = {key: new for key, member in children(value) if (new := exchange(member, news)) is not member}
@@ -27,7 +30,10 @@ def exchange(value: Any, news: Mapping[int, Any]) -> Any:
 
 
 def place(value: Any, news: Iterator[Tensor], placed: list[Placed]) -> Any:
-    """The value with the next of `news` for each tensor that carries a gradient; what was written to is noted."""
+    """The value with each tensor that requires a gradient replaced by the next of `news`.
+
+    placed: the replacements in mutable containers are added to it, for `put_back`
+    """
     if isinstance(value, Tensor):
         return next(news) if value.requires_grad else value
     changed = dict[Any, Any]()
@@ -41,13 +47,13 @@ def place(value: Any, news: Iterator[Tensor], placed: list[Placed]) -> Any:
 
 
 def put_back(placed: Sequence[Placed]) -> None:
-    """The old tensors in the places where the new ones still are, under whichever key."""
+    """Put the old tensors back wherever the new ones still are in their containers, under any key."""
     for container, old, new in reversed(placed):
         _changed(container, {key: old for key, member in children(container) if member is new})
 
 
 def _changed(value: Any, changed: Mapping[Any, Any]) -> Any:
-    """The value itself, written to, but for a tuple."""
+    """The value itself, written in place; for a tuple a new one."""
     if not changed:
         return value
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""`saved_tensors`: what autograd keeps from a module's forward for its backward."""
+"""`saved_tensors`: the tensors that autograd saves in a module's forward for its backward."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from hookrun.runtime.module_calls import call_frame, finished
 
 Undo = Callable[[Tensor | None], Tensor | None]
 Outer = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
-"""The pack and the unpack function of `saved_tensors_hooks` that were in force before ours."""
+"""The pack and the unpack function of the `saved_tensors_hooks` that were active before ours."""
 
 
 class PackedTensor:
-    """A saved tensor, in whichever form, until the backward asks for it.
+    """A saved tensor in packed form, until the backward needs it.
 
-    held:    the tensor, or what the outer hooks made of it
-    undos:   how to get the original back from it, those that were packed last undone first
-    version: of the tensor when it was saved, where the graph holds the tensor itself; torch does not check it here
-    unpack:  of the outer hooks, if there are any
+    held:    the tensor, or the result of the outer pack function
+    undos:   functions that restore the original, applied from the last to the first
+    version: the tensor's version when it was saved, if it is held unchanged; with these hooks torch does not check it
+    unpack:  the outer unpack function, or None
     """
 
     __slots__ = ("held", "undos", "unpack", "version")
@@ -50,7 +50,7 @@ class PackedTensor:
         self.unpack = unpack
 
     def restore(self) -> Tensor:
-        """The tensor that autograd saved."""
+        """The tensor that autograd saved. Raises HookError if it was modified in place since, or cannot be restored."""
         tensor: Tensor | None = self.held if self.unpack is None else self.unpack(self.held)
         if self.version is not None and tensor is not None and tensor._version != self.version:
             raise HookError(
@@ -60,17 +60,17 @@ class PackedTensor:
         for undo in reversed(self.undos):
             tensor = undo(tensor)
         if tensor is None:
-            raise HookError("a saved tensor was packed away and nothing says how to get it back")
+            raise HookError("a saved tensor was packed without a way to restore it")
         return tensor
 
 
 class Scope:
-    """One call of a hooked module: what is saved in it, and in the calls inside it, is packed through `pack`.
+    """One call of a hooked module: tensors that are saved during it are packed by `pack`.
 
-    torch packs through the innermost scope only, so that one runs the firings of those around it too, and after them
-    the outer hooks: those of the user, or of activation checkpointing.
+    torch uses the innermost pack function only, so `pack` runs the firings of the enclosing scopes too, and then the
+    outer hooks: those of the user, or of activation checkpointing.
 
-    idle:  the call repeats an earlier one, which has acted already
+    idle:  the call recomputes an earlier one, for which the hooks have acted already
     frame: of the call
     call:  its number within the forward
     """
@@ -88,22 +88,22 @@ class Scope:
         ours = parent is not None and top is not None and top[0] is parent.pack
         self.outer: Outer | None = parent.outer if ours and parent is not None else top
         if hook.edits and self.outer is not None and _of_checkpoint(self.outer):
-            self.outer = None  # what an action puts away needs no second forward to come back
+            self.outer = None  # a tensor that an action has packed is restored without recomputation
         self._below = top
-        self.pack: Callable[[Tensor], PackedTensor] = self._pack  # one object, to be found again
+        self.pack: Callable[[Tensor], PackedTensor] = self._pack  # kept, so that it can be compared with `is`
         self._context = torch.autograd.graph.saved_tensors_hooks(self.pack, PackedTensor.restore)
         self._context.__enter__()
 
     @property
     def ended(self) -> bool:
-        """Whether the call has ended; without the scope being closed where an exception interrupted it."""
+        """Whether the call has ended; after an exception a call can end without its scope being closed."""
         return self.frame is None or finished(self.frame)
 
     def close(self) -> None:
-        """Take the hooks off torch's stack.
+        """Remove our hooks from torch's stack.
 
-        Where the call was interrupted, the user's own `saved_tensors_hooks` around it has ended before this, and has
-        taken ours off in the place of its own, since torch takes off the topmost: then its own are left there.
+        torch always removes the topmost pair. After an exception, the user's own `saved_tensors_hooks` block around
+        the call has exited first and removed ours instead of its own; the topmost pair is then that of the user.
         """
         top = _top()
         if top is not None and (
@@ -111,12 +111,11 @@ class Scope:
         ):
             self._context.__exit__()
         del self.pack, self._context
-        self.frame = self._parent = (
-            None  # autograd keeps this object with what was saved, the frame would keep that
-        )
+        # autograd refers to this object for as long as the graph lives: it must not keep the frame's locals alive
+        self.frame = self._parent = None
 
     def _around(self) -> list[Scope]:
-        """This scope and those around it whose calls are under way, the outermost first."""
+        """The active scopes among this one and the enclosing ones, the outermost first."""
         found, scope = list[Scope](), cast("Scope | None", self)
         while scope is not None:
             if not scope.idle and not scope.ended:
@@ -125,7 +124,7 @@ class Scope:
         return found[::-1]
 
     def _pack(self, saved: Tensor) -> PackedTensor:
-        # what an operation saves of its own output leads back to the graph that holds it
+        # an operation may save its own output, whose grad_fn would form a reference cycle with the graph
         tensor: Tensor | None = saved.detach()
         whole, undos = tensor, list[Undo]()
         is_parameter = _storage(saved) in self._parameters.storages
@@ -147,7 +146,7 @@ class Scope:
         if self.outer is None:
             return PackedTensor(tensor, undos, saved._version if tensor is whole else None)
         pack, unpack = self.outer
-        if tensor is None:  # activation checkpointing counts what it is given
+        if tensor is None:  # activation checkpointing counts the tensors that it packs: give it a placeholder
             return PackedTensor(pack(torch.empty(0)), [*undos, _dropped], None, unpack)
         return PackedTensor(pack(saved if tensor is whole else tensor), undos, None, unpack)
 
@@ -162,7 +161,7 @@ def _of_checkpoint(hooks: Outer) -> bool:
 
 
 class Parameters:
-    """The storages of a model's parameters, those added by hooks included."""
+    """The storages of a model's parameters, including those that hooks added."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -170,7 +169,7 @@ class Parameters:
 
     @property
     def storages(self) -> set[int]:
-        """By identity; known once no parameter is lazy any more."""
+        """Their identities; cached once no parameter is lazy any more."""
         if self._known is not None:
             return self._known
         parameters = list(self._model.parameters())
@@ -180,38 +179,39 @@ class Parameters:
         return storages
 
 
-class _Open(local):
+class _OpenScopes(local):
     """The open scopes of one thread, the innermost last."""
 
     def __init__(self) -> None:
         self.scopes = list[Scope]()
 
 
-_open = _Open()
+_open = _OpenScopes()
 
 
 class Scopes:
-    """Opens and closes the scopes of one installation, among those of all installations."""
+    """Opens and closes the scopes of one installation; the stack of open scopes is shared by all installations."""
 
     def __init__(self, shared: Shared) -> None:
         self._parameters = Parameters(shared.model)
         shared.closing.callback(self.close_all)
 
     def open(self, hook: SavedTensors, idle: bool) -> None:
-        """A hooked module's forward begins."""
+        """Open a scope: a hooked module's forward begins."""
         scopes = _open.scopes
-        while scopes and scopes[-1].ended:  # interrupted by an exception that torch runs no hook for
+        # after KeyboardInterrupt and SystemExit torch runs no forward hooks
+        while scopes and scopes[-1].ended:
             scopes.pop().close()
         scopes.append(Scope(hook, idle, call_frame(), scopes[-1] if scopes else None, self._parameters))
 
     def close(self) -> None:
-        """A hooked module's forward has ended, and with it what else is open of this call or inside it."""
+        """Close the scopes of the current call and of calls inside it: a hooked module's forward has ended."""
         scopes, frame = _open.scopes, call_frame()
         while any(scope.frame is frame for scope in scopes):
             scopes.pop().close()
 
     def close_all(self) -> None:
-        """Close what an interruption left open."""
+        """Close the scopes that an exception has left open."""
         scopes = _open.scopes
         while scopes and (not scopes[-1].hook.firings or scopes[-1].ended):
             scopes.pop().close()
@@ -222,13 +222,13 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _dropped(placeholder: Tensor | None) -> None:
-    """What stood for a tensor that is kept elsewhere is not needed."""
+    """Drop the placeholder of a tensor that an action keeps elsewhere."""
 
 
 class SavedTensors(ModuleHook):
-    """Opens and closes a module's scope.
+    """Opens a scope before a module's forward and closes it afterwards.
 
-    edits: an action may put tensors away in another form
+    edits: an action may pack tensors in another form
     """
 
     hook_types = (SAVED_TENSORS,)
@@ -240,22 +240,22 @@ class SavedTensors(ModuleHook):
         self.edits = any(not firing.site.spec.action.observes for firing in firings)
 
     def before(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Right before the forward: what other hooks compute is not the module's."""
+        """Register a hook right before the forward: tensors that other hooks save are not the module's."""
         yield module.register_forward_pre_hook(self.enter)
 
     def after(self, module: nn.Module) -> Iterable[RemovableHandle]:
-        """Also where the forward raised."""
+        """Register a hook that is also called when the forward raised."""
         yield module.register_forward_hook(self.leave, always_call=True)
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """torch's forward pre-hook."""
         if tracing():
-            in_graph(self.firings, None)  # refused
+            in_graph(self.firings, None)  # raises CompileError
         if self.scopes is None or not self.firings:
             return
         again = repeating()
-        # Non-reentrant recomputation: the backward uses the tensors that were packed in the first forward, and those
-        # that an action put away there are not among the ones that checkpointing counts.
+        # Non-reentrant recomputation: the backward uses the tensors that were packed in the first forward. Tensors that
+        # an action packed there were hidden from checkpointing, so they must be hidden in the recomputation too.
         idle = again is not None and again.keeps_graph
         if not idle or self.edits:
             self.scopes.open(self, idle)

@@ -1,1 +1,1 @@
-"""Which tokens a call of the model computes, and which positions of them a hook is for."""
+"""Tracks which tokens each call of the model computes, and finds the positions that `tokens` selects."""

@@ -1,4 +1,4 @@
-"""What one call of a model says about its tokens: read off its arguments, by their names."""
+"""Reads the tokens of a model call from its arguments, by their names."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ IDS, EMBEDS, MASK, POSITIONS = "input_ids", "inputs_embeds", "attention_mask", "
 DECODER_IDS, DECODER_MASK = "decoder_input_ids", "decoder_attention_mask"
 LABELS = "labels"
 NO_LABEL = -100
-"""What models of transformers leave out of their loss, and make padding of."""
+"""The label that models of transformers leave out of the loss and turn into padding."""
 CACHES = ("past_key_values", "past_key_value", "cache_params")
 _GENERATES = "generate"
 """The name of the method that runs a generation."""
 
 _SESSION = "_hookrun_session"
-"""A name among the locals of a `generate` under way, under which it is known again at its next pass."""
+"""The name of a local variable that is added to the frame of a running `generate`, to recognize it in later passes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What a call says of its tokens.
+class CallTokens:
+    """The tokens of one call, as its arguments or `hooks.tokens` give them.
 
-    rows, columns: of what it computes, [B, T]
-    ids:  [B, T] int64 on the CPU; None: not known
-    mask: [B, S] bool on the CPU, real tokens and not padding, S >= T with what a cache holds; None: not said
-    past: how many columns a cache holds; None: not said
-    real: the tensors hold values; False in a shape check
-    packed: a row holds several sequences, as position ids that begin again at 0 say
+    rows, columns: the shape [B, T] of the tokens that the call computes
+    ids:      [B, T] int64 on the CPU; None: not known
+    mask:     [B, S] bool on the CPU, False for padding; S > T if it covers the tokens in a cache too; None: not given
+    past:     how many columns a cache holds; None: not given
+    has_data: the tensors have values; False in a trial run
+    packed:   a row holds several sequences: its position ids start again at 0
     """
 
     rows: int
@@ -45,12 +45,12 @@ class Told:
     ids: Tensor | None = None
     mask: Tensor | None = None
     past: int | None = None
-    real: bool = True
+    has_data: bool = True
     packed: bool = False
 
     @classmethod
-    def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None) -> Told:
-        """What a person says: ids [B, T], and a mask [B, S] that is wider where a cache holds earlier tokens."""
+    def of(cls, input_ids: Tensor, attention_mask: Tensor | None = None) -> CallTokens:
+        """From the arguments of `hooks.tokens`: ids [B, T], and a mask [B, S], wider if a cache has earlier tokens."""
         rows, columns = input_ids.shape
         mask = None if attention_mask is None else as_mask(attention_mask, rows, None)
         past = None if mask is None or mask.shape[1] == columns else mask.shape[1] - columns
@@ -58,22 +58,22 @@ class Told:
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """A copy that later writes do not reach."""
+    """A copy on the CPU as int64; later in-place writes do not change it."""
     return tensor.to(device="cpu", dtype=torch.int64, copy=True)
 
 
 class CallReader:
-    """Reads the calls of one module.
+    """Reads the tokens of the calls of one module.
 
-    by_name: its forward names `input_ids`; else its first tensor [B, T] of whole numbers holds the ids
+    by_name: its forward has an argument `input_ids`; else the first integer tensor [B, T] among the arguments is taken
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._names = positional(module)
         self.by_name = IDS in parameters_of(module)
 
-    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Told | None:
-        """What the call says; None where it has no tokens."""
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallTokens | None:
+        """The tokens of a call with these arguments; None if there are none among them."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         ids = given.get(IDS)
         if not isinstance(ids, Tensor) and not self.by_name:
@@ -86,7 +86,7 @@ class CallReader:
         else:
             return None
         if not all(holds_data(each) for each in (ids, embeds) if isinstance(each, Tensor)):
-            return Told(rows, columns, real=False)
+            return CallTokens(rows, columns, has_data=False)
         past = _past(given)
         raw = given.get(MASK)
         mask = as_mask(raw, rows, None if past is None else past + columns) if raw is not None else None
@@ -95,24 +95,24 @@ class CallReader:
         packed = False
         if raw is None and not past:
             mask, packed = _by_positions(given.get(POSITIONS), rows, columns)
-        return Told(rows, columns, None if ids is None else on_cpu(ids), mask, past, packed=packed)
+        return CallTokens(rows, columns, None if ids is None else on_cpu(ids), mask, past, packed=packed)
 
 
 class LabelsReader:
-    """Reads of the calls of an encoder-decoder which of its decoder's tokens, made from `labels`, are padding."""
+    """Reads from calls of an encoder-decoder which decoder tokens are padding, if they are made from `labels`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._names = positional(module)
 
     @classmethod
     def of(cls, model: nn.Module) -> tuple[nn.Module, LabelsReader] | None:
-        """For the outermost module that makes its decoder's tokens from labels; None: there is none."""
+        """The outermost module that makes its decoder's tokens from labels, with its reader; None: there is none."""
         needed = {LABELS, DECODER_IDS, DECODER_MASK}
         module = next((each for each in model.modules() if needed <= parameters_of(each).keys()), None)
         return None if module is None else (module, cls(module))
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """[B, T] bool on the CPU: tokens for which there is a label. None where the call says it itself, or nothing."""
+        """[B, T] bool on the CPU: tokens that have a label. None if the call has decoder arguments, or no labels."""
         given = {**dict(zip(self._names, args, strict=False)), **kwargs}
         labels = given.get(LABELS)
         said = any(
@@ -132,15 +132,15 @@ def _like_ids(tensor: Tensor) -> bool:
 
 
 def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
-    """[B, S] bool on the CPU: real tokens. None for masks of other forms than [B, S] and [B, 1, T, W].
+    """[B, S] bool on the CPU, False for padding. None for masks of other shapes than [B, S] and [B, 1, T, W].
 
-    width: how many columns there are so far, where a cache of fixed size has more; None: all
+    width: the number of columns so far, which a mask for a cache of fixed size exceeds; None: all columns of the mask
     """
-    if isinstance(raw, Mapping):  # of layers of several kinds
+    if isinstance(raw, Mapping):  # models with several kinds of layers have a mask for each kind
         raw = raw.get("full_attention", next(iter(raw.values()), None))
     if not isinstance(raw, Tensor) or not holds_data(raw):
         return None
-    if raw.dim() == 4:  # what the last query of each row may attend to
+    if raw.dim() == 4:  # take the keys that the last query of each row may attend to
         last = raw[:, 0, -1]
         raw = last if last.dtype == torch.bool else last == 0
     if raw.dim() != 2:
@@ -151,10 +151,10 @@ def as_mask(raw: Any, rows: int, width: int | None) -> Tensor | None:
 
 
 def _by_positions(raw: Any, rows: int, columns: int) -> tuple[Tensor | None, bool]:
-    """The mask that position ids [B, T] stand for where a call has no other, and whether rows hold several sequences.
+    """The mask that follows from position ids [B, T], and whether rows hold several sequences.
 
-    A sequence begins at the last 0 of its row. Before it stands padding on the left, all of it at position 0 or all
-    at 1; anything else are sequences of their own.
+    A sequence begins at the last 0 of its row. Left padding before it has position 0 everywhere or 1 everywhere; any
+    other positions before it belong to further sequences. The mask is None if there is no padding.
     """
     if not isinstance(raw, Tensor) or raw.dim() != 2 or raw.shape[1] != columns or not holds_data(raw):
         return None, False
@@ -169,7 +169,7 @@ def _by_positions(raw: Any, rows: int, columns: int) -> tuple[Tensor | None, boo
 
 
 def _past(given: Mapping[str, Any]) -> int | None:
-    """The columns that the call's cache holds; None where it says nothing of a cache."""
+    """How many columns the call's cache holds; None if the call has no cache argument."""
     cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
     if cache is None:
         return None
@@ -183,7 +183,7 @@ def _past(given: Mapping[str, Any]) -> int | None:
 
 
 def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """The parameters of its forward; none where they cannot be told."""
+    """The parameters of the module's forward; empty if Python cannot determine them."""
     try:
         return inspect.signature(module.forward).parameters
     except (TypeError, ValueError):
@@ -191,16 +191,16 @@ def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
 
 
 def positional(module: nn.Module) -> tuple[str, ...]:
-    """The names of its positional arguments, in order."""
+    """The names of the positional arguments of the module's forward, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return tuple(name for name, each in parameters_of(module).items() if each.kind in kinds)
 
 
 def sources(model: nn.Module) -> list[nn.Module]:
-    """The modules whose calls say which tokens they compute.
+    """The modules whose calls are read for tokens.
 
-    The outermost ones whose forward takes `input_ids`, of an encoder-decoder its encoder and its decoder; the model
-    itself where there is none.
+    These are the outermost modules whose forward takes `input_ids`, but encoder and decoder instead of an
+    encoder-decoder; the model itself if there is no such module.
     """
     found = list[nn.Module]()
     _collect(model, found, set())
@@ -230,16 +230,16 @@ def _encoder_and_decoder(module: nn.Module) -> list[nn.Module]:
     return parts if len(parts) == 2 else []
 
 
-# ---- a generation under way ------------------------------------------------------------------------------------
+# ---- generation ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One run of a `generate` function of the model.
+    """One call of a `generate` method of the model.
 
-    prompt:  columns of its prompt; None: not known
-    eos:     tokens that end a sequence; they and what follows them are padding
-    samples: prompts that it was given, each of which may have several sequences (beams); None: not known
+    prompt:  the number of columns of its prompt; None: not known
+    eos:     the tokens that end a sequence; they and later tokens count as padding
+    samples: the number of its prompts, each of which may have several sequences (beams); None: not known
     """
 
     prompt: int | None
@@ -248,20 +248,20 @@ class Session:
 
 
 def session(model: nn.Module) -> Session | None:
-    """The `generate` of the model that this call is a part of, found on the stack; the same object at each pass."""
+    """The `generate` call that this model call is part of (from the stack), or None; the same object in each pass."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == _GENERATES and _is_of(frame.f_locals.get("self"), model):
             known = frame.f_locals.get(_SESSION)
             if not isinstance(known, Session):
-                known = frame.f_locals[_SESSION] = _begun(frame.f_locals)
+                known = frame.f_locals[_SESSION] = _new_session(frame.f_locals)
             return known
         frame = frame.f_back
     return None
 
 
 def _is_of(owner: Any, model: nn.Module) -> bool:
-    """Whether the function is a method of the model, of a part of it or of what wraps it."""
+    """Whether the owner of the method is the model, a part of it or a wrapper of it."""
     if not isinstance(owner, nn.Module):
         return False
     return (
@@ -271,7 +271,7 @@ def _is_of(owner: Any, model: nn.Module) -> bool:
     )
 
 
-def _begun(local: Mapping[str, Any]) -> Session:
+def _new_session(local: Mapping[str, Any]) -> Session:
     ids = local.get(IDS)
     prompt = ids.shape[1] if isinstance(ids, Tensor) and ids.dim() == 2 and ids.shape[1] else None
     config = local.get("generation_config") or getattr(local.get("self"), "generation_config", None)

@@ -1,4 +1,4 @@
-"""From a clause and a pass to the positions that are meant."""
+"""Finds the positions that a `tokens` clause selects in a pass."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.tokens import Place, TokenFilter, TokenRange, Tokens, TokenSet
 
 Texts = Mapping[str, tuple[int, ...]]
-"""Text -> the tokens that the tokenizer makes of it."""
+"""Text -> its token ids."""
 
 
 class Chosen:
-    """N positions of a tensor, in the order of samples and then of positions.
+    """N selected positions of a tensor, ordered by sample and then by position.
 
-    sequences: [N], where they are along the first dimension
-    columns:   one [N] for each dimension of positions, where they are along it
+    of:        the pass
+    sequences: [N]: their indices along the first dimension
+    columns:   [N] for each position dimension: their indices along it
     """
 
     def __init__(
@@ -39,14 +40,14 @@ class Chosen:
 
     @property
     def rows(self) -> TokenRows:
-        """Which sample and which token each is; found when somebody asks, since an edit does not."""
+        """The sample and the token of each position; computed on first use, since edits do not need it."""
         if self._rows is None:
             with unset_fake_temporarily():
                 self._rows = self._find_rows()
         return self._rows
 
     def on(self, device: torch.device) -> tuple[Tensor, ...]:
-        """The indices of the first dimension and of those of positions, on a device."""
+        """The indices along the first dimension and the position dimensions, on a device."""
         if device.type == "cpu":
             return self._indices
         if (found := self._on.get(device)) is None:
@@ -55,10 +56,11 @@ class Chosen:
 
 
 class Rule(NamedTuple):
-    """What a hook chooses.
+    """The selection of a hook.
 
-    once:  of what several passes compute, the first time alone
-    texts: of the texts in the clause
+    tokens: the clause
+    once:   select a position only in the first pass that computes it
+    texts:  the token ids of the texts in the clause
     """
 
     tokens: Tokens
@@ -66,15 +68,15 @@ class Rule(NamedTuple):
     texts: Texts
 
     def choose(self, of: Pass, sizes: tuple[int, ...], samples: Tensor | None) -> Chosen:
-        """The positions in a tensor that has these sizes along the dimensions of positions.
+        """The selected positions in a tensor with these sizes along its position dimensions.
 
-        samples: the numbers of the samples in the batch, [n] int64; None: not known
+        samples: the sample numbers of the batch, [n] int64; None: not known
 
-        ValueError where the tensor has not as many positions as the pass, or a sample lacks one.
+        Raises ValueError if a size does not fit the pass, or if a sample does not have a selected position.
         """
         key = (id(self.tokens), id(self.texts), self.once, sizes)
         if (found := of.chosen.get(key)) is None:
-            with unset_fake_temporarily():  # a shape check indexes with real numbers
+            with unset_fake_temporarily():  # trial runs index fake tensors with real index tensors
                 found = of.chosen[key] = _choose(self, of, sizes, samples)
         return found
 
@@ -106,20 +108,20 @@ def _choose(rule: Rule, of: Pass, sizes: tuple[int, ...], samples: Tensor | None
 
 
 def _start(of: Pass, size: int) -> int:
-    """The column with which a dimension of so many positions begins: those of the pass, or all so far."""
+    """The first column of a dimension of this size: it holds either the columns of the pass or all columns so far."""
     if size == of.columns:
         return of.total - of.columns
     if size == of.total:
         return 0
     so_far = f", {of.total} with those before it" if of.total != of.columns else ""
     raise ValueError(
-        f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the dimension of the sequence: "
-        "tokens: {…, dim: 2}, or the tensor: target"
+        f"the dimension has size {size} and the call {of.columns} tokens{so_far}; name the sequence dimension with "
+        "tokens: {…, dim: 2}, or the tensor with `target`"
     )
 
 
 def _once(rule: Rule, chosen: Tensor, of: Pass, start: int) -> Tensor:
-    """Without the columns that an earlier pass has computed already."""
+    """The selection without the columns that an earlier pass has computed, if the rule says `once`."""
     known = of.new_from - start
     if not rule.once or known <= 0:
         return chosen
@@ -136,9 +138,9 @@ def _chosen(
     starts: list[int],
     samples: Tensor | None,
 ) -> Chosen:
-    """starts: the column with which each of the dimensions of positions begins."""
+    """The selected positions, from their indices. starts: the first column of each position dimension."""
     count = None if samples is None else len(samples)
-    of.rows_for_each(count)  # an edit is refused as well where the batch has other samples than the call
+    of.rows_for_each(count)  # raises, for edits too, if the batch does not have the samples of the call
 
     def rows() -> TokenRows:
         in_batch = of.samples_of_rows(count)[sequences]
@@ -157,14 +159,14 @@ def _chosen(
 
 
 def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -> Tensor:
-    """[B, size] bool: which of the columns from `start` on are meant, whichever pass computes them; may be a view."""
+    """[B, size] bool: which columns from `start` on are selected, regardless of earlier passes; may be a view."""
     if of.decodes and any(True for _ in clause.spans):
         raise ValueError(
-            "tokens: spans are of the encoder's tokens, and this is a module of the decoder: name its tokens by "
-            "position, id or text, or hook the encoder or the decoder's attention to it (its keys and values)"
+            "tokens: spans refer to the encoder's tokens, and this is a module of the decoder: select its tokens by "
+            "position, id or text, or hook the encoder or the keys and values of the cross-attention"
         )
     if not of.has_data:
-        found = _made_up(clause, of)
+        found = _placeholder_columns(clause, of)
     elif _is_phase(clause):
         return _of_phase(rule, clause.phase, of, start, size)
     else:
@@ -173,7 +175,7 @@ def _columns(rule: Rule, clause: TokenFilter, of: Pass, start: int, size: int) -
 
 
 def _is_phase(clause: TokenFilter) -> bool:
-    """Whether it names a phase, or all tokens, and no positions or tokens among them."""
+    """Whether the clause selects all tokens, or all tokens of a phase."""
     return (
         clause.position is None
         and clause.id is None
@@ -184,7 +186,7 @@ def _is_phase(clause: TokenFilter) -> bool:
 
 
 def _of_phase(rule: Rule, phase: str | None, of: Pass, start: int, size: int) -> Tensor:
-    """[B, size] bool: all tokens of the phase. The usual clause of steering, whose cost each generated token pays."""
+    """[B, size] bool: all tokens of the phase. A fast path: steering uses it for each generated token."""
     found = of.real[:, start : start + size]
     if rule.tokens.padding:
         found = torch.ones_like(found)
@@ -200,9 +202,10 @@ def _of_phase(rule: Rule, phase: str | None, of: Pass, start: int, size: int) ->
 
 
 class _Columns:
-    """The columns of one pass, counted as a clause counts them.
+    """Selects columns of one pass.
 
-    counted: [B, total]: positions from the first real token, or from the first generated one
+    _counted: [B, total]: positions counted from the first real token, or under `generation` from the first generated
+    _lengths: [B, 1]: the number of tokens of each prompt
     """
 
     def __init__(self, rule: Rule, of: Pass, phase: str | None) -> None:
@@ -216,7 +219,7 @@ class _Columns:
         self._counted = positions - self._lengths if phase == "generation" else positions
 
     def of_filter(self, clause: TokenFilter) -> Tensor:
-        """The columns of the phase that the clause names, without those that it excludes."""
+        """[B, total] bool: the columns of the phase that the clause selects, without the excluded ones."""
         base = self._real
         if self._phase is not None:
             base = base & (self._in_prompt if self._phase == "prompt" else ~self._in_prompt)
@@ -225,10 +228,10 @@ class _Columns:
 
     def _of_set(self, clause: TokenSet, *, strict: bool) -> Tensor:
         found = torch.ones_like(self._real)
-        if self._of.packed and (clause.span is not None or _counts(clause)):
+        if self._of.packed and (clause.span is not None or _names_positions(clause)):
             raise ValueError(
-                "tokens: the position_ids of the call begin again within a row, which then holds several sequences: "
-                "positions and spans are of one; give each its own row, or name tokens by id or text"
+                "tokens: the position_ids of the call start again within a row, so the row holds several sequences: "
+                "positions and spans need one; give each its own row, or select tokens by id or text"
             )
         if clause.position is not None:
             hits = [self._of_place(place) for place in clause.position.places]
@@ -256,22 +259,22 @@ class _Columns:
         return hit & self._in_prompt if start is not None and start < 0 else hit
 
     def _from_start(self, number: int) -> Tensor:
-        """[B, 1], or a number: a position that may be counted from the end of the prompt."""
+        """A position counted from the start: [B, 1] for a negative one, which counts from the end of the prompt."""
         return self._lengths + number if number < 0 else torch.tensor(number)
 
     def _require(self, place: Place, hit: Tensor) -> None:
-        """ValueError where a sample lacks a position that the clause names; one that may still come is awaited."""
+        """Raise ValueError if a sample does not have a named position and a later pass cannot compute it either."""
         lengths = self._lengths.squeeze(1)
         for number in (place,) if isinstance(place, int) else _named(place):
             may_come = number >= 0 and self._of.goes_on and self._phase is None
             lacks = lengths < -number if number < 0 else lengths <= number
             if not may_come and lacks.any():
-                self._lacks(lacks, f"position {number}")
+                self._raise_missing(lacks, f"position {number}")
         final = not self._of.goes_on or self._phase == "prompt"
         if final and (empty := ~(hit & self._real).any(1)).any():
-            self._lacks(empty, f"position in {place}")
+            self._raise_missing(empty, f"position in {place}")
 
-    def _lacks(self, lacks: Tensor, what: str) -> None:
+    def _raise_missing(self, lacks: Tensor, what: str) -> None:
         row = int(lacks.nonzero()[0])
         count = int(self._lengths[row])
         raise ValueError(
@@ -282,12 +285,15 @@ class _Columns:
     def _ids(self) -> Tensor:
         if self._of.ids is None:
             raise ValueError(
-                "tokens: the call does not say which tokens it computes: call hooks.tokens(input_ids) before it"
+                "tokens: the ids of the call's tokens are not known: call hooks.tokens(input_ids) before it"
             )
         return self._of.ids
 
     def _of_text(self, text: tuple[int, ...]) -> Tensor:
-        """Every token of every place where the text stands. Of generated text what is known when it is computed."""
+        """[B, total] bool: all tokens of all occurrences of the text.
+
+        In generated text only the last token of an occurrence: when the others are computed, the rest is not known.
+        """
         ids, width = self._ids(), len(text)
         found = torch.zeros_like(self._real)
         if width > ids.shape[1]:
@@ -305,31 +311,33 @@ class _Columns:
     def _of_span(self, name: str, strict: bool) -> Tensor:
         if name not in self._of.spans:
             there = list(self._of.spans)
-            hint = nearest(name, there) if there else "the data names none: set hooks.spans before each batch"
+            hint = (
+                nearest(name, there) if there else "the data has no spans: set hooks.spans before each batch"
+            )
             raise ValueError(f"tokens: there is no span {name!r}: {hint}")
         bounds = self._of.spans[name]
         bounds = bounds[self._of.samples_of_rows(len(bounds))]
         first, end = bounds[:, :1], bounds[:, 1:]
         lacks = ((first < 0) | (end <= first) | (end > self._lengths)).squeeze(1)
         if strict and self._of.first and lacks.any():
-            self._lacks(lacks, f"span {name!r}")
+            self._raise_missing(lacks, f"span {name!r}")
         counted = self._of.positions
         return (counted >= first) & (counted < end) & (first >= 0) & self._in_prompt
 
 
-def _counts(clause: TokenSet) -> bool:
-    """Whether it names positions by number; `all` does not."""
+def _names_positions(clause: TokenSet) -> bool:
+    """Whether the clause has positions given by number; `all` has none."""
     return clause.position is not None and any(True for _ in clause.position.numbers)
 
 
 def _named(place: TokenRange) -> list[int]:
-    """The positions that have to be there: the first and the last of a range."""
+    """The positions that each sample must have: the first and the last of a range."""
     bounds = [] if place.start is None else [place.start]
     return bounds if place.end is None else [*bounds, place.end - 1]
 
 
-def _made_up(clause: TokenFilter, of: Pass) -> Tensor:
-    """For a shape check: as many columns as the clause may choose, which do not stand for any tokens."""
+def _placeholder_columns(clause: TokenFilter, of: Pass) -> Tensor:
+    """[B, total] bool for a trial run: the largest number of columns that the clause may select, at any places."""
     found = torch.zeros(of.total, dtype=torch.bool)
     if clause.position is None or clause.phase == "generation" or clause.span is not None:
         found[:] = True

@@ -1,4 +1,4 @@
-"""The part of a tensor that `tokens` names: a row for each sample and position."""
+"""The part of a tensor that `tokens` selects: a row for each sample and position."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from hookrun.runtime.tokens.passes import Pass
 
 
 class Indexed:
-    """The part that an index names, of tensors in which `tokens` then chooses positions."""
+    """The part that `index` selects, in which `tokens` then selects positions."""
 
     def __init__(self, part: Part, tokens: TokensPart) -> None:
         self._part, self._tokens = part, tokens
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part. ValueError where the index picks of the dimensions that `tokens` is about."""
+        """The part. Raises ValueError if the index selects samples or positions, which `tokens` needs whole."""
         if not self._part.leaves(self._tokens.dims, tensor.dim()):
             raise ValueError(
-                f"`index` picks of the samples or of the positions of a tensor of shape {list(tensor.shape)}, which "
-                "`tokens` is about: let it begin with ..., or leave it out"
+                f"`index` picks samples or positions of a tensor of shape {list(tensor.shape)}, and `tokens` needs "
+                "all of them: let `index` begin with ..., or leave it out"
             )
         return self._part.of(tensor)
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor with `new` in the place of the part."""
+        """A copy of the tensor in which `new` replaces the part."""
         return self._part.put(tensor, new)
 
     def nothing_of(self, tensor: Tensor) -> bool:
-        """Whether it names nothing of the tensor."""
+        """Never: `of` raises for an empty part."""
         return False
 
     def keeps_samples(self, dims: int) -> bool:
-        """Whether it has a row for each sample: `of` refuses the rest."""
+        """Always: `of` raises if a sample is left out."""
         return True
 
 
 class TokensPart:
-    """The positions of any tensor with a dimension for the sequence; its rows become [N, ...].
+    """The selected positions of a tensor with a sequence dimension, as rows [N, ...].
 
-    now: the tokens that the firing under way is about
+    now: finds the tokens of the current firing
     """
 
     def __init__(self, rule: Rule, now: TokensNow) -> None:
@@ -54,33 +54,33 @@ class TokensPart:
             self._dims = (tokens.dim if tokens.dim is not None else 1,)
 
     def of(self, tensor: Tensor) -> Tensor:
-        """[N, ...]: a copy. ValueError where the tensor has no such dimension."""
+        """[N, ...]: a copy of the N positions. Raises ValueError if the tensor does not have that dimension."""
         chosen = self.chosen(tensor)
         return self._rows(tensor)[chosen.on(tensor.device)]
 
     def put(self, tensor: Tensor, new: Tensor) -> Tensor:
-        """A copy of the tensor with `new` at the positions."""
+        """A copy of the tensor in which `new` replaces the positions."""
         chosen, changed = self.chosen(tensor), tensor.clone()
         self._rows(changed)[chosen.on(tensor.device)] = new
         return changed
 
     def nothing_of(self, tensor: Tensor) -> bool:
-        """Whether the pass computes none of the positions."""
+        """Whether the current pass computes none of the positions."""
         return not len(self.chosen(tensor))
 
     def keeps_samples(self, dims: int) -> bool:
-        """Whether it has a row for each sample."""
+        """Never: a sample can have any number of positions."""
         return False
 
     def chosen(self, tensor: Tensor) -> Chosen:
-        """Where the positions are."""
-        found = self._now.of
+        """The positions in this tensor. Raises ValueError if the tokens of the call are not known."""
+        found = self._now.current
         if found is None:
             raise ValueError(
-                "tokens: nothing says which tokens the call computes; call the model with input_ids, or "
-                "hooks.tokens(input_ids, attention_mask) before it; a value without tokens takes `index`"
+                "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
+                "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
             )
-        key = (id(self), tensor.shape)  # a firing asks several times
+        key = (id(self), tensor.shape)  # cached: a firing needs it several times
         if (chosen := found.chosen.get(key)) is None:
             chosen = found.chosen[key] = self._choose(tensor, found)
         self._now.note(chosen)
@@ -96,11 +96,11 @@ class TokensPart:
 
     @property
     def dims(self) -> tuple[int, ...]:
-        """The dimensions of positions."""
+        """The dimensions of a tensor along which positions are selected: one, or two for attention patterns."""
         return self._dims
 
     def _rows(self, tensor: Tensor) -> Tensor:
-        """The tensor with the dimensions of positions right after the first; a view."""
+        """A view of the tensor with the position dimensions moved right after the first dimension."""
         if self._dims == (1,):
             return tensor
         return tensor.movedim(self._dims, tuple(range(1, len(self._dims) + 1)))
@@ -115,11 +115,11 @@ class TokensPart:
                 )
         elif tensor.dim() <= self._dims[0]:
             raise ValueError(
-                f"tokens: the tensor of shape {shape} has no dimension {self._dims[0]} of tokens; name another one "
+                f"tokens: the tensor of shape {shape} does not have a dimension {self._dims[0]}; name another one "
                 "with `dim`, or the tensor with `target`"
             )
         if tensor.shape[0] != found.rows:
             raise ValueError(
-                f"tokens: the tensor of shape {shape} has no row for each of the {found.rows} sequences of the call; "
-                "name the tensor with `target`"
+                f"tokens: the tensor of shape {shape} does not have a row for each of the {found.rows} sequences of "
+                "the call; name the tensor with `target`"
             )

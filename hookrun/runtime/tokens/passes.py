@@ -1,4 +1,4 @@
-"""One call of the model, as one pass over the tokens of a batch."""
+"""`Pass`: the tokens of one call of the model."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hookrun.runtime.tokens.calls import Session, Told
+from hookrun.runtime.tokens.calls import CallTokens, Session
 
 
 class Pass:
-    """One call of the model: the last `columns` of the `total` columns of the sequences so far.
+    """One call of the model. It computes the last `columns` of the `total` columns that the sequences have so far.
 
-    rows:      sequences in the batch, B: its samples, or several of each with beams
-    ids:       [B, total] int64 on the CPU, or None: not known
-    real:      [B, total] bool on the CPU: tokens, and not padding
-    prompt:    columns of the prompt
+    rows:      the number of sequences in the batch, B: one for each sample, or several with beams
+    ids:       [B, total] int64 on the CPU: token ids; None: not known
+    real:      [B, total] bool on the CPU: False for padding
+    prompt:    the number of columns of the prompt
     new_from:  the first column that no earlier pass has computed
-    goes_on:   more passes may follow: a position that is not there yet may still come
-    session:   the `generate` that it is a part of, or None
-    number:    of the batch's first sample, counted from 0 in the order of the calls
-    has_data:  False in a shape check: `real` and `positions` are made up
-    ended:     [B] bool: sequences whose end-of-text token came, None: none
-    decodes:   of a decoder that has an encoder, whose tokens the spans of the samples are about
-    encoder:   of a decoder's pass, that of its encoder
-    packed:    rows hold several sequences, among which positions cannot be counted
-    chosen:    what clauses chose of it so far; see `choice`
+    goes_on:   more passes may follow, so that later positions may still come
+    session:   the `generate` call that it is part of, or None
+    number:    the number of the batch's first sample, counted from 0 in the order of the calls
+    has_data:  False in a trial run: `real` and `positions` are placeholders
+    ended:     [B] bool: sequences that have an end-of-text token; None: no sequence has one
+    by_hand:   the tokens were given by `hooks.tokens`
+    decodes:   it is a pass of a decoder with an encoder; spans then refer to the encoder's tokens
+    encoder:   for a decoder's pass, the pass of its encoder
+    packed:    rows hold several sequences, so that positions cannot be counted
+    chosen:    cache of the positions that were selected in it; see `choice`
     """
 
     __slots__ = (
         "_positions",
+        "by_hand",
         "chosen",
         "columns",
         "decodes",
@@ -49,13 +51,12 @@ class Pass:
         "rows",
         "session",
         "spans",
-        "told",
         "total",
     )
 
     def __init__(
         self,
-        told: Told,
+        tokens: CallTokens,
         *,
         real: Tensor,
         ids: Tensor | None,
@@ -68,21 +69,21 @@ class Pass:
         ended: Tensor | None = None,
         decodes: bool = False,
     ) -> None:
-        self.rows, self.columns, self.total = told.rows, told.columns, real.shape[1]
+        self.rows, self.columns, self.total = tokens.rows, tokens.columns, real.shape[1]
         self.ids, self.real, self.prompt = ids, real, prompt
         self.new_from, self.number = new_from, number
-        self.session, self.spans, self.told = session, spans, by_hand
+        self.session, self.spans, self.by_hand = session, spans, by_hand
         self.goes_on = session is not None
-        self.has_data, self.packed = told.real, told.packed
+        self.has_data, self.packed = tokens.has_data, tokens.packed
         self.ended, self.decodes = ended, decodes
         if session is not None and session.eos and ids is not None and self.total > prompt:
-            self._end(session.eos)
+            self._mark_ended(session.eos)
         self._positions: Tensor | None = None
         self.encoder: Pass | None = None
         self.chosen = dict[Any, Any]()
 
-    def _end(self, eos: tuple[int, ...]) -> None:
-        """What comes from a sequence's end-of-text token on is padding; an earlier pass knows of the ends before it."""
+    def _mark_ended(self, eos: tuple[int, ...]) -> None:
+        """Make generated tokens padding from the end-of-text token on; `ended` has the ends in earlier passes."""
         start = max(self.prompt, self.new_from)
         assert self.ids is not None
         new = self.ids[:, start:]
@@ -99,18 +100,18 @@ class Pass:
 
     @property
     def positions(self) -> Tensor:
-        """[B, total] int64: counted from the first real token; of padding that of the token before it."""
+        """[B, total] int64: positions, counted from the first real token; padding has that of the token before it."""
         if self._positions is None:
             self._positions = self.real.cumsum(1) - 1
         return self._positions
 
     @property
     def first(self) -> bool:
-        """Whether it computes the prompt for the first time."""
+        """Whether the pass computes the prompt, or a part of it, for the first time."""
         return self.new_from < self.prompt
 
     def seen_by(self, decoder: Pass) -> Pass:
-        """An encoder's pass as the modules of a decoder meet it: in each of its passes, a row for each of its rows."""
+        """This encoder pass for cross-attention modules of a decoder pass: a row for each row of the decoder."""
         seen = copy(self)
         each = decoder.rows // self.rows if decoder.rows % self.rows == 0 else 1
         seen.rows = self.rows * each
@@ -121,11 +122,11 @@ class Pass:
         return seen
 
     def samples_of_rows(self, count: int | None) -> Tensor:
-        """[B] int64: the place in the batch of the sample that each row is of, out of `count`; None: not known."""
+        """[B] int64: for each row the place of its sample in the batch of `count` samples (None: not known)."""
         return torch.arange(self.rows) // self.rows_for_each(count)
 
     def rows_for_each(self, count: int | None) -> int:
-        """How many rows each of `count` samples has; ValueError where the rows cannot be those of so many."""
+        """How many rows each of `count` samples has. Raises ValueError if the rows cannot be divided among them."""
         if count is None and self.session is not None:
             count = self.session.samples
         if count is None or count == self.rows:
@@ -136,8 +137,8 @@ class Pass:
 
 
 class Passes(Protocol):
-    """What follows the calls of a model."""
+    """Follows the calls of a model."""
 
     @property
     def current(self) -> Pass | None:
-        """The pass under way in this thread; None: nothing says which tokens it computes."""
+        """The current pass in this thread; None: it is not known which tokens the call computes."""

@@ -1,7 +1,6 @@
-"""The tokens of the batch under way, pass by pass: which columns a call computes, and what came before them.
+"""Tracks the tokens of the current batch from pass to pass: which columns a call computes, and the columns before.
 
-A prompt begins a sequence; the passes of a generation go on with it, whether a cache holds what came before or each
-pass computes it again.
+A prompt begins the sequences; the passes of a generation continue them, with a cache or by computing all tokens again.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ from hookrun.errors import HookrunError
 from hookrun.runtime.checkpointing import repeating
 from hookrun.runtime.compiled import tracing
 from hookrun.runtime.hooks.base import RegisteredHook
-from hookrun.runtime.tokens.calls import CallReader, LabelsReader, Session, Told, session, sources
+from hookrun.runtime.tokens.calls import CallReader, CallTokens, LabelsReader, Session, session, sources
 from hookrun.runtime.tokens.passes import Pass
 
 
-class _Here(local):
-    """What one thread is at.
+class _ThreadState(local):
+    """The passes of one thread.
 
-    current: the pass under way
+    current: the current pass
     latest:  the last pass of each source, by the source's number
-    told:    what `hooks.tokens` said last
-    labels:  which tokens of the decoder have a label, where the call under way makes them from labels
+    given:   the tokens of the last call of `hooks.tokens`
+    labels:  which tokens of the decoder have a label, if the current call makes the tokens from labels
     """
 
     current: Pass | None = None
-    told: Told | None = None
+    given: CallTokens | None = None
     labels: Tensor | None = None
 
     def __init__(self) -> None:
@@ -42,143 +41,147 @@ class _Here(local):
 
 
 class Sequences:
-    """Follows the calls of the modules that say which tokens they compute. One per installation.
+    """Follows the calls of the source modules, whose arguments have the tokens. One per installation.
 
-    spans: name -> [B, 2] int64: first token and end of a span in each sample of the batch, counted from its first
-           real token; negative where the sample has none
+    spans: name -> [B, 2] int64: start and end (excluded) of a span in each sample of the batch, counted from its
+           first real token; negative if the sample does not have the span
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._sources = sources(model)
         self._readers = [CallReader(source) for source in self._sources]
-        self._here = _Here()
+        self._here = _ThreadState()
         self._numbered = 0
         self.spans: Mapping[str, Tensor] = {}
 
     def register(self) -> Iterable[tuple[RegisteredHook, RemovableHandle]]:
-        """Follow the calls: before anything else that runs for them."""
+        """Register the hooks that read the calls; they run before all other hooks."""
         for number, source in enumerate(self._sources):
-            begins = _Begins(self, number)
-            yield begins, source.register_forward_pre_hook(begins.note, prepend=True, with_kwargs=True)
+            before = _BeforeSource(self, number)
+            yield before, source.register_forward_pre_hook(before.note, prepend=True, with_kwargs=True)
         if (found := LabelsReader.of(self._model)) is not None:
             module, reader = found
-            labelled = _Labelled(self, reader)
-            yield labelled, module.register_forward_pre_hook(labelled.note, prepend=True, with_kwargs=True)
+            labels = _BeforeLabels(self, reader)
+            yield labels, module.register_forward_pre_hook(labels.note, prepend=True, with_kwargs=True)
 
     def register_end(self) -> tuple[RegisteredHook, RemovableHandle]:
-        """Forget the pass when the model's forward has ended; to be registered after all else."""
-        ends = _Ends(self)
-        return ends, self._model.register_forward_hook(ends.note, always_call=True)
+        """Register the hook that forgets the pass at the end of the model's forward; to be called after all others."""
+        after = _AfterModel(self)
+        return after, self._model.register_forward_hook(after.note, always_call=True)
 
     @property
     def current(self) -> Pass | None:
-        """The pass under way in this thread; without one what `hooks.tokens` said."""
+        """The current pass in this thread; else a pass with the tokens of `hooks.tokens`; None: not known."""
         here = self._here
-        if here.current is None and here.told is not None:
-            here.current = self._begun(here.told, None, by_hand=True)
+        if here.current is None and here.given is not None:
+            here.current = self._first_pass(here.given, None, by_hand=True)
         return here.current
 
-    def tell(self, told: Told) -> None:
-        """A person says which tokens the next call computes."""
+    def set_by_hand(self, given: CallTokens) -> None:
+        """Set the tokens of the next call: `hooks.tokens`."""
         here = self._here
-        here.current, here.told = None, told
+        here.current, here.given = None, given
         if (
-            told.past is not None
+            given.past is not None
             and (earlier := here.latest.get(0)) is not None
-            and earlier.total >= told.past
+            and earlier.total >= given.past
         ):
-            here.current = self._continued(earlier, told)
-        elif told.past is None:
+            here.current = self._next_pass(earlier, given)
+        elif given.past is None:
             here.latest.clear()
 
     def enter(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """A source is called."""
-        here, told = self._here, self._readers[number].read(args, kwargs)
+        """Find the pass of a call of source `number` that begins."""
+        here, tokens = self._here, self._readers[number].read(args, kwargs)
         labels = here.labels
-        if number and told is not None and told.mask is None and labels is not None:
-            told = replace(told, mask=labels) if labels.shape == (told.rows, told.columns) else told
+        if number and tokens is not None and tokens.mask is None and labels is not None:
+            tokens = replace(tokens, mask=labels) if labels.shape == (tokens.rows, tokens.columns) else tokens
         running = session(self._model)
-        here.current = found = self._next(number, told, running)
+        here.current = found = self._find_pass(number, tokens, running)
         if found is not None:
             here.latest[number] = found
             encoder = here.latest.get(0) if number else None
             found.encoder = None if encoder is None else encoder.seen_by(found)
 
     def label(self, labels: Tensor | None) -> None:
-        """Which tokens of the decoder have a label in the call that begins; None: it does not make them from labels."""
+        """Set which decoder tokens have a label in the call that begins; None: they are not made from labels."""
         self._here.labels = labels
 
     def leave(self) -> None:
-        """The model's forward has ended."""
+        """Forget the pass: the model's forward has ended."""
         self._here.current = self._here.labels = None
 
     def continues(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the call that begins goes on with the sequences of an earlier one."""
+        """Whether a call of the module with these arguments continues the sequences of an earlier call."""
         running, latest = session(self._model), self._here.latest
         for number, source in enumerate(self._sources):
             if source is module:
-                told = self._readers[number].read(args, kwargs)
-                return told is not None and self._earlier(number, told, running) is not None
+                tokens = self._readers[number].read(args, kwargs)
+                return tokens is not None and self._continued_pass(number, tokens, running) is not None
         return running is not None and any(each.session is running for each in latest.values())
 
     # ---- from one pass to the next -----------------------------------------------------------------------------
 
-    def _next(self, number: int, told: Told | None, running: Session | None) -> Pass | None:
+    def _find_pass(self, number: int, tokens: CallTokens | None, running: Session | None) -> Pass | None:
         here = self._here
-        if told is None:
-            if here.told is None:
+        if tokens is None:
+            if here.given is None:
                 return None
-            return self.current if here.current is not None else self._begun(here.told, None, by_hand=True)
-        if not told.real:
-            with unset_fake_temporarily():
-                return self._made_up(told, number)
-        if here.told is not None and here.told.past is not None and here.current is not None:
-            return here.current  # said by hand for this very pass
-        if (earlier := self._earlier(number, told, running)) is not None:
-            return self._continued(earlier, told)
-        by_hand = here.told
-        if by_hand is None or number:
-            return self._begun(told, running, source=number)
-        if _same(by_hand, told):
-            return self._begun(_joined(by_hand, told), running, by_hand=True)
-        if told.mask is None and by_hand.mask is not None:
-            raise HookrunError(
-                "hooks.tokens told of other tokens than the model is now called with: call it before each batch"
+            return (
+                self.current if here.current is not None else self._first_pass(here.given, None, by_hand=True)
             )
-        here.told = None
-        return self._begun(told, running)
+        if not tokens.has_data:
+            with unset_fake_temporarily():
+                return self._placeholder_pass(tokens, number)
+        if here.given is not None and here.given.past is not None and here.current is not None:
+            return here.current  # hooks.tokens was called for this pass
+        if (earlier := self._continued_pass(number, tokens, running)) is not None:
+            return self._next_pass(earlier, tokens)
+        given = here.given
+        if given is None or number:
+            return self._first_pass(tokens, running, source=number)
+        if _same(given, tokens):
+            return self._first_pass(_joined(given, tokens), running, by_hand=True)
+        if tokens.mask is None and given.mask is not None:
+            raise HookrunError(
+                "hooks.tokens was given other tokens than the model is now called with: call it before each batch"
+            )
+        here.given = None
+        return self._first_pass(tokens, running)
 
-    def _earlier(self, number: int, told: Told, running: Session | None) -> Pass | None:
-        """The pass that the call goes on with, or None where it begins anew."""
+    def _continued_pass(self, number: int, tokens: CallTokens, running: Session | None) -> Pass | None:
+        """The earlier pass that the call continues, or None if it begins new sequences."""
         last = self._here.latest.get(number)
-        if last is None or last.rows != told.rows or not last.has_data or not told.real:
+        if last is None or last.rows != tokens.rows or not last.has_data or not tokens.has_data:
             return None
-        if told.past:
-            return last if last.total >= told.past else None
+        if tokens.past:
+            return last if last.total >= tokens.past else None
         if running is not None:
-            return last if last.session is running and told.columns > last.total else None
-        if not last.told or told.past == 0:
+            return last if last.session is running and tokens.columns > last.total else None
+        if not last.by_hand or tokens.past == 0:
             return None
-        if told.columns > last.total and last.ids is not None and told.ids is not None:
-            return last if torch.equal(told.ids[:, : last.total], last.ids) else None
+        if tokens.columns > last.total and last.ids is not None and tokens.ids is not None:
+            return last if torch.equal(tokens.ids[:, : last.total], last.ids) else None
         return None
 
-    def _begun(self, told: Told, running: Session | None, *, source: int = 0, by_hand: bool = False) -> Pass:
-        """The first pass of new sequences; a cache may hold columns that nobody saw, which count as the prompt's."""
-        total = (told.past or 0) + told.columns
+    def _first_pass(
+        self, tokens: CallTokens, running: Session | None, *, source: int = 0, by_hand: bool = False
+    ) -> Pass:
+        """The first pass of new sequences. Columns in a cache that were not observed count as part of the prompt."""
+        total = (tokens.past or 0) + tokens.columns
         if running is not None and running.prompt is not None and running.prompt > total:
             raise HookrunError(
                 "`tokens` does not work where a prompt is computed in chunks: leave prefill_chunk_size out"
             )
         known = None if running is None else running.samples
         return Pass(
-            told,
-            real=_filled(told.mask, None, told.rows, total, told.columns),
-            ids=_ids(None, told, total),
+            tokens,
+            real=_filled(tokens.mask, None, tokens.rows, total, tokens.columns),
+            ids=_ids(None, tokens, total),
             prompt=total,
-            new_from=total - told.columns,
-            number=self._number(told.rows if known is None else known, source),
+            new_from=total - tokens.columns,
+            number=self._number(tokens.rows if known is None else known, source),
             session=running,
             spans={} if source else self.spans,
             by_hand=by_hand,
@@ -186,41 +189,42 @@ class Sequences:
         )
 
     def _number(self, samples: int, source: int) -> int:
-        """Of the first sample of a batch; an encoder and its decoder are called for the same ones."""
+        """The number of the first sample of a batch; a decoder has the samples of its encoder."""
         if source and (of_encoder := self._here.latest.get(0)) is not None:
             return of_encoder.number
         self._numbered += samples
         return self._numbered - samples
 
-    def _continued(self, last: Pass, told: Told) -> Pass:
-        last.chosen.clear()  # it and its pass hold each other: they would be left to the garbage collector
-        past = told.past or 0
-        total = past + told.columns
-        real = _filled(told.mask, last.real, told.rows, total, told.columns)
+    def _next_pass(self, last: Pass, tokens: CallTokens) -> Pass:
+        """The pass that continues `last` with the tokens of a call."""
+        last.chosen.clear()  # breaks a reference cycle between the pass and its selections
+        past = tokens.past or 0
+        total = past + tokens.columns
+        real = _filled(tokens.mask, last.real, tokens.rows, total, tokens.columns)
         ended = last.ended if past in (0, last.total) else None
-        if ended is not None:  # what came after their ends is known, and not said by the mask
+        if ended is not None:  # the mask does not have the padding after end-of-text tokens, `last.real` has
             real = torch.cat([last.real, real[:, last.total :]], dim=1)
         return Pass(
-            told,
+            tokens,
             real=real,
-            ids=_ids(last.ids, told, total),
+            ids=_ids(last.ids, tokens, total),
             prompt=min(last.prompt, total),
             new_from=past or last.total,
             number=last.number,
             session=last.session,
             spans=last.spans,
-            by_hand=last.told,
+            by_hand=last.by_hand,
             ended=ended,
             decodes=last.decodes,
         )
 
-    def _made_up(self, told: Told, source: int) -> Pass:
-        """For a shape check: all tokens are real."""
+    def _placeholder_pass(self, tokens: CallTokens, source: int) -> Pass:
+        """A pass for a trial run, without padding."""
         return Pass(
-            told,
-            real=torch.ones(1, told.columns, dtype=torch.bool).expand(told.rows, -1),
+            tokens,
+            real=torch.ones(1, tokens.columns, dtype=torch.bool).expand(tokens.rows, -1),
             ids=None,
-            prompt=told.columns,
+            prompt=tokens.columns,
             new_from=0,
             number=0,
             session=None,
@@ -230,20 +234,20 @@ class Sequences:
         )
 
 
-def _same(one: Told, other: Told) -> bool:
+def _same(one: CallTokens, other: CallTokens) -> bool:
     if (one.rows, one.columns) != (other.rows, other.columns):
         return False
     return one.ids is None or other.ids is None or torch.equal(one.ids, other.ids)
 
 
-def _joined(by_hand: Told, told: Told) -> Told:
-    """What a person said of the tokens, and what the call says beside it."""
-    mask = by_hand.mask if by_hand.mask is not None else told.mask
-    return Told(told.rows, told.columns, by_hand.ids, mask, told.past)
+def _joined(given: CallTokens, tokens: CallTokens) -> CallTokens:
+    """The tokens given by `hooks.tokens`, completed by those that the call itself has."""
+    mask = given.mask if given.mask is not None else tokens.mask
+    return CallTokens(tokens.rows, tokens.columns, given.ids, mask, tokens.past)
 
 
 def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, columns: int) -> Tensor:
-    """[rows, total]: the mask of all columns, of which the call may say none, the last ones or all."""
+    """[rows, total]: the mask of all columns. The call's mask may have all columns, only the last ones, or be None."""
     if mask is not None and mask.shape[1] == total:
         return mask
     before = total - columns
@@ -257,25 +261,25 @@ def _filled(mask: Tensor | None, earlier: Tensor | None, rows: int, total: int, 
         raise HookrunError(
             f"the attention mask has {mask.shape[1]} columns, and there are {total} tokens so far"
         )
-    if not before and earlier is not None:  # all is computed again, and the mask is not said again
+    if not before and earlier is not None:  # all columns are computed again, without a mask in this call
         return torch.cat([earlier, torch.ones(rows, total - earlier.shape[1], dtype=torch.bool)], dim=1)
     return torch.cat([known, torch.ones(rows, columns, dtype=torch.bool)], dim=1)
 
 
-def _ids(earlier: Tensor | None, told: Told, total: int) -> Tensor | None:
-    """[rows, total]: -1 where a cache holds tokens that nobody saw."""
-    if told.ids is None:
+def _ids(earlier: Tensor | None, tokens: CallTokens, total: int) -> Tensor | None:
+    """[rows, total]: the token ids; -1 for tokens in a cache that were not observed. None: not known."""
+    if tokens.ids is None:
         return None
-    before = total - told.columns
+    before = total - tokens.columns
     if not before:
-        return told.ids
+        return tokens.ids
     known = earlier[:, :before] if earlier is not None and earlier.shape[1] >= before else None
-    unseen = torch.full((told.rows, before), -1, dtype=torch.int64) if known is None else known
-    return torch.cat([unseen, told.ids], dim=1)
+    unseen = torch.full((tokens.rows, before), -1, dtype=torch.int64) if known is None else known
+    return torch.cat([unseen, tokens.ids], dim=1)
 
 
-class _Begins(RegisteredHook):
-    """Before a source's forward."""
+class _BeforeSource(RegisteredHook):
+    """Reads the tokens before a source's forward."""
 
     def __init__(self, sequences: Sequences | None = None, number: int = 0) -> None:
         super().__init__()
@@ -288,12 +292,12 @@ class _Begins(RegisteredHook):
             self._sequences.enter(self._number, args, kwargs)
 
     def clear(self) -> None:
-        """Follow no longer."""
+        """Drop the sequences: the hook does nothing from now on."""
         self._sequences = None
 
 
-class _Labelled(RegisteredHook):
-    """Before the forward of an encoder-decoder that makes its decoder's tokens from labels."""
+class _BeforeLabels(RegisteredHook):
+    """Reads the labels before the forward of an encoder-decoder that makes its decoder's tokens from them."""
 
     def __init__(self, sequences: Sequences | None = None, reader: LabelsReader | None = None) -> None:
         super().__init__()
@@ -306,12 +310,12 @@ class _Labelled(RegisteredHook):
             sequences.label(reader.read(args, kwargs))
 
     def clear(self) -> None:
-        """Follow no longer."""
+        """Drop the sequences: the hook does nothing from now on."""
         self._sequences = None
 
 
-class _Ends(RegisteredHook):
-    """After the model's forward, also where it raised."""
+class _AfterModel(RegisteredHook):
+    """Forgets the pass after the model's forward, even if it raised."""
 
     def __init__(self, sequences: Sequences | None = None) -> None:
         super().__init__()
@@ -323,5 +327,5 @@ class _Ends(RegisteredHook):
             self._sequences.leave()
 
     def clear(self) -> None:
-        """Follow no longer."""
+        """Drop the sequences: the hook does nothing from now on."""
         self._sequences = None

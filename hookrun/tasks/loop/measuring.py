@@ -12,7 +12,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.plan.texts import FoundTokenizer, texts_of
 from hookrun.run_values import FoundRuns
-from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, Told, on_cpu, parameters_of
+from hookrun.runtime.tokens.calls import DECODER_IDS, IDS, MASK, CallTokens, on_cpu, parameters_of
 from hookrun.runtime.tokens.choice import Rule
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.tasks.base import metric_tokens_of
@@ -145,7 +145,7 @@ class Measuring:
         """[B, T] bool: the tokens of the clause."""
         assert self._rule is not None
         real = sequences.real
-        told = Told(real.shape[0], real.shape[1], sequences.ids, real)
+        told = CallTokens(real.shape[0], real.shape[1], sequences.ids, real)
         of = Pass(
             told,
             real=real,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hookrun.errors import listed
 from hookrun.plan.table import SHOWN, size
 from hookrun.runtime import Installation
-from hookrun.runtime.counts import what_did_nothing
+from hookrun.runtime.counts import describe_inactive
 from hookrun.runtime.site import PlacedHook
 from hookrun.tasks.loop.running import Running
 
@@ -47,4 +47,4 @@ def hook_lines(running: Running) -> Iterator[str]:
 
 def inactive_lines(hooks: Installation) -> list[str]:
     """A line for each hook that matched and did nothing, loudly."""
-    return [f"WARNING: {line}" for line in what_did_nothing(hooks.inactive, SHOWN)]
+    return [f"WARNING: {line}" for line in describe_inactive(hooks.inactive, SHOWN)]

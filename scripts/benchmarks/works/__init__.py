@@ -1,4 +1,4 @@
-"""What is measured: a file for each subject, a function for each row of the table."""
+"""The measurements: one file for each subject, one function for each row of the table."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from benchmarks.works import capture, hooks, lm, loop, peers, ranks, selectors, 
 
 @dataclass(frozen=True)
 class Work:
-    """One row. subjects: the words that choose it; peers: other libraries do it too."""
+    """One row of the table. subjects: the subjects on the command line that include it."""
 
     measure: Callable[[Settings], Result]
     subjects: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """That of its function."""
+        """The name of its function."""
         return self.measure.__name__
 
 
@@ -39,5 +39,5 @@ SUBJECTS = ("hooks", "start", "selectors", "capture", "stats", "loop", "ranks", 
 
 
 def of_subject(subject: str) -> Iterator[Work]:
-    """The rows of one subject; of ``all`` of them."""
+    """The rows of one subject; ``all``: all rows."""
     return (work for work in WORKS if subject == "all" or subject in work.subjects)

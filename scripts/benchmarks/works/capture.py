@@ -1,4 +1,4 @@
-"""Activations streamed to disk, flushed; alone, and behind compute."""
+"""Streaming activations to disk, flushed: alone, and while the processor computes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RAW = "raw write, the faster one"
 
 
 def dropped_write(folder: Path, batches: int, batch: Any) -> None:
-    """One file, one write for each batch, dropped from the cache as it goes."""
+    """One file, one write for each batch; written pages are dropped from the system's cache at once."""
     with open(folder / "raw", "wb", buffering=0) as file:
         for _ in range(batches):
             file.write(memoryview(batch.numpy()).cast("B"))
@@ -29,7 +29,7 @@ def dropped_write(folder: Path, batches: int, batch: Any) -> None:
 
 
 def buffered_write(folder: Path, batches: int, batch: Any) -> None:
-    """One file, flushed at its end."""
+    """One file, flushed at the end."""
     with open(folder / "raw", "wb", buffering=0) as file:
         for _ in range(batches):
             file.write(memoryview(batch.numpy()).cast("B"))
@@ -37,7 +37,7 @@ def buffered_write(folder: Path, batches: int, batch: Any) -> None:
 
 
 def one_file_each(save: Callable[[Path, Any], object]) -> Write:
-    """A file for each batch, each flushed."""
+    """A function that writes and flushes one file for each batch."""
 
     def write(folder: Path, batches: int, batch: Any) -> None:
         for number in range(batches):
@@ -55,7 +55,7 @@ def flush(path: Path) -> None:
 
 
 def h5py_write(folder: Path, batches: int, batch: Any) -> None:
-    """One data set in chunks of a batch."""
+    """One HDF5 data set with one chunk for each batch."""
     import h5py
 
     with h5py.File(folder / "data.h5", "w") as file:
@@ -67,7 +67,7 @@ def h5py_write(folder: Path, batches: int, batch: Any) -> None:
 
 
 def zarr_write(folder: Path, batches: int, batch: Any) -> None:
-    """One array in chunks of a batch, without compression."""
+    """One zarr array with one chunk for each batch, without compression."""
     import zarr
 
     shape = (batches * len(batch), *batch.shape[1:])
@@ -82,7 +82,7 @@ def zarr_write(folder: Path, batches: int, batch: Any) -> None:
 
 
 def hookrun_write(folder: Path, batches: int, batch: Any) -> None:
-    """As a run does."""
+    """The writer that a run uses."""
     from hookrun.store.writer import CaptureWriter
 
     writer = CaptureWriter(folder / "captures")
@@ -92,7 +92,7 @@ def hookrun_write(folder: Path, batches: int, batch: Any) -> None:
 
 
 def add(writer: Any, number: int, batch: Any) -> None:
-    """One batch, as a run adds it."""
+    """Add one batch in the same way as a run."""
     ids = range(number * len(batch), (number + 1) * len(batch))
     writer.add("h", "m", batch, sample_ids=ids, epoch=0, step=number, call=0)
 
@@ -137,14 +137,14 @@ def stream(settings: Settings) -> Result:
 
 
 def require_written(name: str, folder: Path, least: int) -> None:
-    """RuntimeError where there is less on the disk than was to be written."""
+    """Raise RuntimeError if there are fewer bytes on disk than there should be."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     if size < least:
         raise RuntimeError(f"{name} wrote {size} bytes of {least}")
 
 
 def behind_compute(settings: Settings) -> Result:
-    """The same under 15 ms of compute for each batch, against the compute alone."""
+    """The same with 15 ms of compute for each batch, compared with the compute alone."""
     import torch
 
     from hookrun.store.writer import CaptureWriter

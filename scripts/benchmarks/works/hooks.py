@@ -1,4 +1,4 @@
-"""Dispatch and edits in memory: captures, edits, gradients, compiled models."""
+"""Hooks in memory: captures, edits, gradients, compiled models."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from benchmarks.threads import threads
 
 
 def hooked(ways: Ways, model: Any, **hook: Any) -> Any:
-    """hookrun's hooks, installed until the ways have been measured."""
+    """Install a hook with hookrun until the ways have been measured; returns the installation."""
     import hookrun
 
     return ways.stack.enter_context(hookrun.hooked(model, {"bench": {"hook": "forward", **hook}}))
 
 
 def captures_by_hookrun(ways: Ways, subject: Subject, names: Sequence[str]) -> tuple[Run, Outputs]:
-    """The captures of these modules, forgotten after each forward."""
+    """Captures of these modules by hookrun, dropped after each forward."""
     model = subject.make()
     kept = hooked(ways, model, select=list(names), action="capture").captures["bench"]
     lists = {name: kept[name] for name in names}
@@ -29,7 +29,7 @@ def captures_by_hookrun(ways: Ways, subject: Subject, names: Sequence[str]) -> t
 
 
 def capture_ways(subject: Subject, settings: Settings) -> Ways:
-    """All leaves that run, by hand twice, by hookrun and by peers."""
+    """Captures of all leaves that run: by hand in two ways, by hookrun and by other libraries."""
     ways = Ways()
     bare = subject.make()
     names = running(subject)
@@ -38,7 +38,7 @@ def capture_ways(subject: Subject, settings: Settings) -> Ways:
     ways.add("by hand", run)
     run, clones = by_hand.captures(subject.make(), names, subject.x, clone=True)
     ways.add("by hand, cloned", run, clones)
-    kept = references()  # some of them are overwritten in place, and those of peers are too
+    kept = references()  # in-place modules overwrite some of them, those of other libraries too
     ways.lasting = frozenset(name for name, value in clones().items() if value.equal(kept[name]))
     ways.add(OURS, *captures_by_hookrun(ways, subject, names))
     once = [name for name in names if name not in subject.repeated]
@@ -84,7 +84,7 @@ def scale_mlp(settings: Settings) -> Result:
 
 
 def edit_ways(cls: type, edit: Callable[[Any], Any], hook: dict[str, Any], settings: Settings) -> Ways:
-    """The same edit of all leaves of a class."""
+    """The same edit of all leaves of a class: by hand, by hookrun and by other libraries."""
     ways, subject = Ways(), mlp()
     x = subject.x
     bare, hand, ours = subject.make(), subject.make(), subject.make()
@@ -101,7 +101,7 @@ def edit_ways(cls: type, edit: Callable[[Any], Any], hook: dict[str, Any], setti
 
 
 def gradient_mlp(settings: Settings) -> Result:
-    """mlp, the gradient of one activation seen."""
+    """mlp, capture the gradient of one activation."""
     ways, subject = Ways(), mlp()
     x, path = subject.x, "7"
     bare, full, tensor, ours = (subject.make() for _ in range(4))
@@ -162,7 +162,7 @@ def four_pointwise(settings: Settings) -> Result:
     from torch import nn
 
     class Fresh(nn.Module):
-        """An output that nothing else refers to."""
+        """Returns a new tensor, to which nothing else refers."""
 
         def forward(self, x: Any) -> Any:
             return x * 1.5
@@ -189,7 +189,7 @@ def four_pointwise(settings: Settings) -> Result:
     with threads(2, grad=False), ways.stack:
         compared = ways.compare()
         times = interleaved(ways.runs, settings.rounds, settings.seconds)
-    without = {  # what the hooks alone take; a round in which one action took nothing says nothing
+    without = {  # the time of the hooks alone; at least 1 ns, since a noisy round can give a negative difference
         name: [max(mine - model, 1e-9) for mine, model in zip(times[name], times["bare"], strict=True)]
         for name in times
         if name != "bare"
@@ -199,7 +199,7 @@ def four_pointwise(settings: Settings) -> Result:
 
 
 def compiled(name: str, hook: dict[str, Any]) -> Callable[[Settings], Result]:
-    """A row for a compiled model of width 512."""
+    """The function that measures a row with a compiled model of width 512."""
 
     def measure(settings: Settings) -> Result:
         import torch
@@ -213,7 +213,7 @@ def compiled(name: str, hook: dict[str, Any]) -> Callable[[Settings], Result]:
         try:
             with threads(2, grad=False):
                 torch._dynamo.reset()
-                fast = hooks.compile(fullgraph=True)  # it forgets what was compiled before: first
+                fast = hooks.compile(fullgraph=True)  # first, because it discards all compiled graphs
                 fast_bare = torch.compile(bare, fullgraph=True)
                 x = subject.x
                 ways.add("compiled, bare", lambda: fast_bare(x))

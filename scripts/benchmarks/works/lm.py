@@ -1,4 +1,4 @@
-"""A language model: the residual stream captured, one layer steered, and generation under a steering hook."""
+"""A language model: capture of the residual stream, steering of one layer, and generation with steering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEERED = BLOCKS[2]
 
 
 def of_transformers(work: str, target: float) -> Callable[[Callable[[Settings], Result]], Any]:
-    """A row that is missing where transformers is."""
+    """A decorator for a row that needs transformers: without the package the row says "not installed"."""
 
     def decorate(measure: Callable[[Settings], Result]) -> Callable[[Settings], Result]:
         def row(settings: Settings) -> Result:
@@ -38,7 +38,7 @@ _GENERATE = "gpt2 of 4 layers, generate 64 tokens, generated ones steered"
 
 @of_transformers(_CAPTURE, 1.02)
 def residual_stream(settings: Settings) -> Result:
-    """The outputs of all blocks."""
+    """Capture the outputs of all blocks."""
     ways, subject = Ways(), gpt2()
     bare = subject.make()
     ways.add("bare", lambda: bare(subject.x))
@@ -53,7 +53,7 @@ def residual_stream(settings: Settings) -> Result:
 
 @of_transformers(_STEER, 1.02)
 def steer(settings: Settings) -> Result:
-    """A vector added to the output of one block, at every token."""
+    """Add a vector to the output of one block, at every token."""
     import torch
 
     ways, subject = Ways(), gpt2()
@@ -74,7 +74,7 @@ def steer(settings: Settings) -> Result:
 
 @of_transformers(_GENERATE, 1.03)
 def generate(settings: Settings) -> Result:
-    """64 new tokens with a cache, each steered; `tokens: {phase: generation}`."""
+    """Generate 64 tokens with a cache and steer each of them; `tokens: {phase: generation}`."""
     import torch
 
     ways, subject = Ways(), gpt2()
@@ -106,7 +106,7 @@ def generate(settings: Settings) -> Result:
 
 
 def lens_capture(subject: Subject) -> tuple[Run, Outputs]:
-    """run_with_cache of the outputs of its blocks."""
+    """TransformerLens's run_with_cache of the outputs of all blocks."""
     model = peers.bridge(subject)
     hooks = {f"blocks.{layer}.hook_out": name for layer, name in enumerate(BLOCKS)}
 
@@ -121,7 +121,7 @@ def lens_capture(subject: Subject) -> tuple[Run, Outputs]:
 
 
 def lens_steer(subject: Subject, direction: Any) -> tuple[Run, Outputs]:
-    """run_with_hooks at the output of a block."""
+    """TransformerLens's run_with_hooks at the output of one block."""
     model = peers.bridge(subject)
     hooks = [("blocks.2.hook_out", lambda value, hook: value + direction)]
 

@@ -1,4 +1,4 @@
-"""The training loop: an epoch against the plainest loop with the same hooks, and a sweep of 100 small jobs."""
+"""The training loop: an epoch compared with the plainest loop with the same hooks, and a sweep of 100 small jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOBS = 100
 
 
 class PlainLoop:
-    """Training and validation on digits with the gradient of the last layer clipped, as a person writes it."""
+    """A hand-written loop: training and validation on digits with the gradient of the last layer clipped."""
 
     def __init__(self) -> None:
         import torch
@@ -31,7 +31,7 @@ class PlainLoop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.001)
 
     def epochs(self, count: int) -> None:
-        """So many, each with its mean loss and accuracy of both splits."""
+        """Run `count` epochs, each with the mean loss and the accuracy of both splits."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -54,7 +54,7 @@ class PlainLoop:
 
 
 def _rows(data: Any, split: str) -> tuple[Any, Any]:
-    """All of a split in memory: inputs [N, 1, 8, 8] and labels [N]."""
+    """A whole split in memory: inputs [N, 1, 8, 8] and labels [N]."""
     import torch
 
     samples = list(data[split])
@@ -64,14 +64,14 @@ def _rows(data: Any, split: str) -> tuple[Any, Any]:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """The wall time."""
+    """The wall time of a function."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def train(epochs: int) -> None:
-    """A run in this process, which leaves nothing."""
+    """A training run in this process, in a temporary folder."""
     import contextlib
     import io
 
@@ -85,7 +85,7 @@ def train(epochs: int) -> None:
 
 
 def train_epoch(settings: Settings) -> Result:
-    """One epoch: the difference of a run of many epochs and of a run of one, so that no start-up counts."""
+    """One epoch, from the difference between a run of many epochs and a run of one, so that start-up does not count."""
     plain = PlainLoop()
     times: dict[str, list[float]] = {PLAIN: [], OURS: []}
     train(1)
@@ -98,7 +98,7 @@ def train_epoch(settings: Settings) -> Result:
 
 
 def sweep(settings: Settings) -> Result:
-    """100 jobs of one epoch in one process: what it takes beyond one start, against the epochs in the plainest loop."""
+    """100 jobs of one epoch in one process, less one start, compared with as many epochs in the plainest loop."""
     plain = PlainLoop()
     plain.epochs(1)
     jobs = JOBS if settings.rounds >= 8 else 2

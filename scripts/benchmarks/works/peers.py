@@ -1,4 +1,4 @@
-"""Peers that cannot share a process with others: torchlens wraps torch's functions for the whole of it."""
+"""Libraries that need their own process: torchlens wraps torch's functions for the whole process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WORK = "mlp, capture all 15 leaves, in a process of its own"
 
 
 def torchlens(settings: Settings) -> Result:
-    """torchlens's ratio to the bare model, from another process."""
+    """torchlens's ratio to the bare model, measured in another process."""
     if importlib.util.find_spec("torchlens") is None:
         return Result(WORK, "bare", None, (), missing={"torchlens": "not installed"})
     command = [sys.executable, "-m", "benchmarks.works.peers", str(settings.rounds), str(settings.seconds)]
@@ -31,7 +31,7 @@ def torchlens(settings: Settings) -> Result:
 
 
 def here(settings: Settings) -> Result:
-    """To be called in a process of its own."""
+    """Measure in this process, which must not measure anything else."""
     import torchlens
 
     subject, ways = mlp(), Ways()

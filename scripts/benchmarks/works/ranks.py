@@ -1,4 +1,4 @@
-"""Hooks under DistributedDataParallel, on two processes of this machine that talk by gloo."""
+"""Hooks under DistributedDataParallel, in two processes on this machine with the gloo backend."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CLOSE = 1e-6
 def ddp_step(settings: Settings) -> Result:
     """A training step of the mlp: all 15 activations captured, all reduced gradients clamped.
 
-    Each way's time is its fastest of every ten steps: two processes on a busy machine wait for each other.
+    The time of each way is its fastest in every ten steps, because two processes on a busy machine wait for each other.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

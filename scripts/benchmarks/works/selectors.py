@@ -1,4 +1,4 @@
-"""100 selectors against 5,000 module names."""
+"""Matching 100 selectors against 5,000 module names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS = (
 
 
 def compile_selectors(settings: Settings) -> Result:
-    """The time to compile hooks of every form; its target is seconds, not a ratio."""
+    """The time to compile hooks with selectors of all forms. Its target is in seconds, not a ratio."""
     import statistics
 
     import hookrun
@@ -36,7 +36,7 @@ def compile_selectors(settings: Settings) -> Result:
 
 
 def model_of(blocks: int) -> Any:
-    """Five modules for each block."""
+    """A model with five modules in each block."""
     from torch import nn
 
     names = ("attn", "mlp", "norm", "proj")
@@ -45,7 +45,7 @@ def model_of(blocks: int) -> Any:
 
 
 def spec_of(hooks: int) -> dict[str, Any]:
-    """So many hooks, of each form alike."""
+    """A spec with this many hooks, equally many of each selector form."""
     names = [FORMS[n % len(FORMS)].format(n=n, m=n + 10) for n in range(hooks)]
     return {f"h{n}": {"select": name, "hook": "forward", "action": "print"} for n, name in enumerate(names)}
 

@@ -1,4 +1,4 @@
-"""Whole processes: help, configuration and completion against a bare Hydra application, a run against its imports."""
+"""Whole processes: help, configuration and completion compared with a bare Hydra application; runs, with imports."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ main()
 """
 IMPORTS = "import torch, hydra; from sklearn.datasets import load_digits; load_digits()"
 HOOKRUN = (sys.executable, "-m", "hookrun")
-# What the console script does: Hydra completes only where the word before the arguments is no interpreter.
+# The same as the console script: Hydra completes only if the command line does not begin with an interpreter.
 SCRIPT = (sys.executable, "-c", "import sys; from hookrun.cli import main; sys.exit(main())")
 ONE_BATCH = ("experiment=clip_fc", "train.steps=1", "train.limit_batches=1")
 
 
 def process(command: Sequence[str], folder: str, env: Mapping[str, str] | None = None) -> Run:
-    """A run of one process in a folder; CalledProcessError where it fails.
+    """A function that runs a process in a folder; CalledProcessError if the process fails.
 
-    Both sides run compiled modules, as pip leaves them. Python writes those of a checkout at the first run, which is
-    not measured, unless the environment forbids it: then hookrun alone would be compiled at every start.
+    Python may write bytecode files: otherwise hookrun, in a checkout, would be compiled at every start, but not its
+    dependencies. They are written in the first run, which is not measured.
     """
     outer = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
@@ -47,7 +47,7 @@ def process(command: Sequence[str], folder: str, env: Mapping[str, str] | None =
 
 
 def against_hydra(arguments: Sequence[str], words: str = "") -> Callable[[str], dict[str, Run]]:
-    """The same arguments for a bare Hydra application and for hookrun. words: what the shell completes."""
+    """The same arguments for a bare Hydra application and for hookrun. words: the command line to be completed."""
 
     def runs(folder: str) -> dict[str, Run]:
         Path(folder, "app.py").write_text(BARE_HYDRA)
@@ -64,7 +64,7 @@ def against_hydra(arguments: Sequence[str], words: str = "") -> Callable[[str], 
 
 
 def against_imports(base: str, code: str, arguments: Sequence[str]) -> Callable[[str], dict[str, Run]]:
-    """hookrun against a process that only imports."""
+    """hookrun compared with a process that only imports."""
 
     def runs(folder: str) -> dict[str, Run]:
         return {
@@ -78,7 +78,7 @@ def against_imports(base: str, code: str, arguments: Sequence[str]) -> Callable[
 def row(
     name: str, work: str, runs: Callable[[str], dict[str, Run]], target: float
 ) -> Callable[[Settings], Result]:
-    """One row."""
+    """The function that measures one row."""
 
     def measure(settings: Settings) -> Result:
         with tempfile.TemporaryDirectory() as folder:

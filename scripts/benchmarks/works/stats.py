@@ -15,7 +15,7 @@ KEYS = ("mean", "std", "min", "max", "norm")
 
 
 def stats_ways(subject: Subject) -> Ways:
-    """mean, std, min, max and norm of the output of every leaf that runs once."""
+    """mean, std, min, max and norm of the outputs of all leaves that run once."""
     ways, x = Ways(), subject.x
     bare, hand, ours = subject.make(), subject.make(), subject.make()
     names = [name for name in running(subject) if name not in subject.repeated]

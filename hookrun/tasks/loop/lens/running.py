@@ -127,7 +127,7 @@ class _Where:
             )
         if self._spans:
             self._sequences.spans = batch.spans
-        self._sequences.tell(told)
+        self._sequences.set_by_hand(told)
         of = self._sequences.current
         assert of is not None
         try:

@@ -1,4 +1,4 @@
-"""`stats` of a module's output by a compiled function, which makes the record too: the shortest way to one."""
+"""`stats` of a module's output by a compiled function that also makes the record: the fastest way."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hookrun.runtime.site import PlacedHook
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 
 
-def at_once(site: PlacedHook, otherwise: Op) -> Op:
-    """The op of a site: `otherwise`, but for outputs that a compiled function measures."""
+def with_compiled_stats(site: PlacedHook, otherwise: Op) -> Op:
+    """The op of a site: a compiled function where it applies, `otherwise` for all other sites and values."""
     sink, action = site.sink, site.spec.action
     if type(action) is not Stats or not isinstance(sink, RecordSink) or not sink.has_values:
         return otherwise
-    prepare()  # at installation, not in the first step
+    prepare()  # compile at installation, not in the first step
     if site.hook_type is not FORWARD or site.part is not None or site.spec.keys.target is not None:
         return otherwise
     measure: Any = type(sink).measure
-    if measure is not RecordSink.measure:  # it has its own way with statistics
+    if measure is not RecordSink.measure:  # the sink handles statistics itself
         return otherwise
     start: dict[str, Any] = {
         "hook": site.hook_name,
@@ -41,7 +41,7 @@ def at_once(site: PlacedHook, otherwise: Op) -> Op:
     clock, model, calls = site.clock, site.clock.model, site.calls
 
     def observe(value: Any) -> Any:
-        if sink.muted or _dispatch_modes():  # of fake tensors, for one, among which a real one says nothing
+        if sink.muted or _dispatch_modes():  # such as fake-tensor mode
             return otherwise(value)
         call = 0 if calls is None else calls.now.number
         made = record(value, "train" if model.training else "eval", clock._epoch, clock._step, call)

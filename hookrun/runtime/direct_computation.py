@@ -1,7 +1,7 @@
-"""What may stand between an operation and its result: torch's dispatch modes, traces and transforms of functions.
+"""Whether operations are computed directly: not under torch's dispatch modes, traces and function transforms.
 
-Under one of them an operation on tensors of ours is not simply computed: it becomes a part of a traced graph, gives a
-fake tensor, or is refused where it writes a tensor that the transformed function did not make.
+Under one of these an operation becomes part of a traced graph, returns a fake tensor, or is refused because it writes a
+tensor that the transformed function did not create.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BEFORE_AUTOGRAD = torch._C.DispatchKey.PreDispatch  # where torch.export traces
 
 
 def computes() -> bool:
-    """Whether operations are simply computed, in this thread, now."""
+    """Whether operations in this thread are computed directly now."""
     return (
         not _dispatch_modes()
         and _functorch_level() is None
@@ -32,7 +32,7 @@ def computes() -> bool:
 
 @contextmanager
 def computing() -> Iterator[None]:
-    """Operations inside are simply computed, whatever is under way around them."""
+    """Compute operations inside the block directly, whatever mode, trace or transform is active."""
     if computes():
         yield
         return
