@@ -1,7 +1,7 @@
 """Work done by one thread, in order, while the program goes on: at most one piece waits.
 
-Ctrl-C may come between any two steps of the thread that hands over and waits, again and again: whatever is known about
-a piece is said by one side only and may be waited for as often as one likes, so that no step that was left out counts.
+Ctrl-C may interrupt the thread that hands over and waits at any step, and more than once. So each fact about a piece is
+set by one thread only, and waiting for it may be repeated: an interrupted step leaves nothing inconsistent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ U = TypeVar("U")
 class Background(Generic[T]):
     """Calls `work` with each piece in a thread of its own, which starts with the first.
 
-    error: what `work` raised; from then on pieces are not worked on
+    error: what `work` raised; after that `work` is not called again
     left:  the piece that failed and those after it
     """
 
@@ -32,7 +32,7 @@ class Background(Generic[T]):
         self._last: _Progress | None = None
 
     def put(self, piece: T) -> None:
-        """Hand over a piece; waits while another one waits already. Where no thread can be started it is done here."""
+        """Hand over a piece; waits while another piece waits. If no thread can be started, `work` is called here."""
         if self._thread is None and not self._starts():
             self._attempt(piece)
             return
@@ -48,7 +48,7 @@ class Background(Generic[T]):
             self._last.done.wait()
 
     def stop(self) -> None:
-        """Until every piece is done and the thread has ended; another piece starts another thread."""
+        """Wait until every piece is done and the thread has ended; another piece starts another thread."""
         if self._thread is not None:
             self._pieces.put(None)
             self._thread.join()
@@ -70,7 +70,7 @@ class Background(Generic[T]):
             piece, progress = handed
             progress.begun.come()
             self._attempt(piece)
-            del handed, piece  # what it holds may be used again
+            del handed, piece  # so that its memory may be reused
             progress.done.come()
 
     def _attempt(self, piece: T) -> None:
@@ -78,16 +78,16 @@ class Background(Generic[T]):
             try:
                 self._work(piece)
                 return
-            except BaseException as error:  # it is raised where the next piece is handed over
+            except BaseException as error:  # whoever hands over the next piece raises it
                 self.error = error
         self.left.append(piece)
 
 
 class InTwoSteps(Generic[T, U]):
-    """Work in two steps: the first one of a piece is done while the second one of the piece before it is under way.
+    """Work in two steps: while the second step of a piece runs, the first step of the next piece is done.
 
-    first:  makes of a piece what the second step is given
-    undone: is called with what the first step made where the second one does not come or has failed
+    first:  is called with a piece; its result is what the second step is called with
+    undone: is called with that result if the second step fails or is not reached
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class InTwoSteps(Generic[T, U]):
 
     @property
     def error(self) -> BaseException | None:
-        """What a step raised; from then on pieces are not worked on."""
+        """What a step raised; after that no step is called again."""
         return self._second.error or self._first.error
 
     def put(self, piece: T) -> None:
@@ -113,12 +113,12 @@ class InTwoSteps(Generic[T, U]):
         self._second.wait()
 
     def stop(self) -> None:
-        """Until every piece is done and both threads have ended; another piece starts them again."""
+        """Wait until every piece is done and both threads have ended; another piece starts them again."""
         self._first.stop()
         self._second.stop()
 
     def left(self) -> tuple[list[T], list[U]]:
-        """The pieces that failed, and those after them, in their first step and in their second one; after `stop`."""
+        """After `stop`, the pieces that failed or came later: those for the first step and those for the second."""
         for made in self._second.left:
             self._undone(made)
         return self._first.left, self._second.left
@@ -135,7 +135,7 @@ class InTwoSteps(Generic[T, U]):
 
 
 class _Moment:
-    """Comes once; one thread may wait for it, and where that was interrupted, wait again."""
+    """An event that comes once; one thread may wait for it, and wait again after an interruption."""
 
     def __init__(self) -> None:
         self._has_come = False

@@ -32,18 +32,18 @@ _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The rows of one capture in one shard, as the shard's file and the entry tell."""
+    """The rows of one capture in one shard: the shard's file, and the entry in its index."""
 
     shard: Shard
     entry: Entry
 
 
 class StoredCapture:
-    """The rows captured of one tensor, read from the shards when asked for.
+    """The captured rows of one tensor, read from the shards when they are needed.
 
-    Rows stand in data-set order where each sample, or each token of it, was captured once, else in the order of
-    recording. An int as index gives one row, a slice, list or tensor of ints a [rows, ...] tensor: copies on the CPU,
-    free to change.
+    Rows are in dataset order if each sample, or each of its tokens, was captured once, else in the order of
+    recording. An int as index gives one row; a slice, list or tensor of ints gives a [rows, ...] tensor. Both are
+    copies on the CPU.
     """
 
     def __init__(
@@ -96,50 +96,50 @@ class StoredCapture:
 
     @property
     def ranks(self) -> Tensor:
-        """[rows] int64: the process that each row is from, by its rank in a distributed run; else 0."""
+        """[rows] int64: the rank that recorded each row in a distributed run; else 0."""
         return self._column("rank")
 
     @property
     def splits(self) -> Tensor:
-        """[rows] int64: the part of the data that each row's sample is of, 0 train, 1 val, -1 neither."""
+        """[rows] int64: the split of each row's sample: 0 train, 1 val, -1 neither."""
         return self._column("split")
 
     @property
     def positions(self) -> Tensor:
-        """[rows] int64: counted from the sample's first real token; of the query on attention patterns.
+        """[rows] int64: the position of each row's token, counted from the sample's first token after padding.
 
-        -1 where a row is not of one token.
+        In attention patterns the position of the query. -1 if a row is not of one token.
         """
         return self._column("position")
 
     @property
     def keys(self) -> Tensor:
-        """[rows] int64: the position of the key where the hook's `tokens` names queries and keys; else -1."""
+        """[rows] int64: the position of the key if the hook's `tokens` names queries and keys; else -1."""
         return self._column("key")
 
     @property
     def token_ids(self) -> Tensor:
-        """[rows] int64: the token at the position; -1 where it is not known, or a row is not of one token."""
+        """[rows] int64: the id of each row's token; -1 if it is not known, or a row is not of one token."""
         return self._column("token")
 
     @property
     def text(self) -> list[str]:
-        """The text of each row's token; ``""`` where the run kept none."""
+        """The text of each row's token; ``""`` if the run did not write it."""
         return ["" if self._called is None else self._called.text(each) for each in self.token_ids.tolist()]
 
     @property
     def files(self) -> list[str]:
-        """The file of each row's sample, below the data's root; ``""`` where none was kept."""
+        """The file of each row's sample, below the data's root; ``""`` if the run did not write it."""
         return self._said("file")
 
     @property
     def class_names(self) -> list[str]:
-        """The name of the class of each row's sample; ``""`` where none was kept."""
+        """The name of the class of each row's sample; ``""`` if the run did not write it."""
         return self._said("class")
 
     @property
     def names(self) -> list[str]:
-        """What to call the sample of each row: its file, else ``val 17``; the step of a whole firing."""
+        """A name for each row: its sample's file, else ``val 17``; for the row of a whole firing its step."""
         split_of = dict(enumerate(SPLITS))
         return [
             file or (f"{split_of.get(part, '')} {sample}".strip() if sample >= 0 else f"step {step}")
@@ -167,7 +167,7 @@ class StoredCapture:
         position: int | None = None,
         token: int | None = None,
     ) -> Tensor:
-        """[n] int64: the positions of the rows where all of this holds, to index with."""
+        """[n] int64: the indices of the rows for which all given values match."""
         hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
         if split is not None and split not in SPLITS:
             raise HookrunError(f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}")
@@ -179,12 +179,12 @@ class StoredCapture:
         return hit.nonzero().squeeze(1)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
-        _ = self._table  # as many rows as the index says are there, before memory is taken for them
+        _ = self._table  # checks that the rows exist before memory is allocated for them
         positions = self._positions(index)
         return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
 
     def numpy(self, index: int | slice | Sequence[int] | Tensor = slice(None)) -> Any:
-        """The rows as a NumPy array: float32 for bfloat16 and 8-bit floats, which NumPy has not."""
+        """The rows as a NumPy array; bfloat16 and 8-bit floats, which NumPy does not have, become float32."""
         rows = self[index]
         try:
             return rows.numpy()
@@ -192,7 +192,7 @@ class StoredCapture:
             return rows.float().numpy()
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """The rows in order, [size, ...] at a time; the last ones may be fewer."""
+        """The rows in order as tensors [size, ...]; the last one may have fewer rows."""
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -221,7 +221,7 @@ class StoredCapture:
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:
-        """[rows of the part, columns]: a column that an earlier version did not write holds what was meant."""
+        """[rows of the part, columns]; columns that an earlier version did not write hold their defaults."""
         stored = read_tensor(self._open(part.shard.file), f"{part.entry.key}.rows")
         table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
         for place, name in enumerate(COLUMNS):
@@ -291,19 +291,19 @@ class StoredCapture:
 
 
 Leaf = StoredCapture | Lookup[StoredCapture]
-"""What a hook captured at a module: one tensor, or the tensors of a container by their paths."""
+"""The captures of a hook at a module: one tensor, or the tensors of a container by their paths."""
 
 
 def _as_recorded(table: Tensor) -> Tensor:
-    """The places of the rows in the order of recording: of several ranks batch by batch, as one process records."""
+    """The indices of the rows in the order of recording; with several ranks batch by batch, as in one process."""
     by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
     return by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
 
 
 class _Shards:
-    """Opens the shards of a folder by name and keeps some open; a copy or a pickle of it opens its own.
+    """Opens the shards of a folder by name and keeps some open; a copy or a pickle opens the files itself.
 
-    shards: name -> what the index says of it
+    shards: name -> the shard as the index describes it
     """
 
     def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
@@ -324,9 +324,9 @@ def _open_named(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
 def read_captures(
     folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], called: SampleTable | None = None
 ) -> Lookup[Lookup[Leaf]]:
-    """Hook -> module -> what was captured there. No shard is opened before a row is asked for.
+    """Hook -> module -> its captures. No shard is opened before a row is read.
 
-    called: what the samples are called
+    called: the names of the samples
     """
     found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
     for shard in shards:
@@ -352,7 +352,7 @@ def read_captures(
 
 
 def open_whole_shard(folder: Path, shard: Shard) -> Any:
-    """The shard's file as safetensors' lazy reader. StoreError where it is not what its index says."""
+    """The shard's file as safetensors' lazy reader. StoreError if it does not fit its index."""
     path = folder / shard.file
     try:
         size = size_inside(path, folder.parent)

@@ -19,9 +19,9 @@ _APPLIED = "applied"
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What a checkpoint at `path` is to hold.
+    """The content of a checkpoint that is to be written to `path`.
 
-    tensors: by name, each once
+    tensors: name -> tensor, shared tensors once
     texts:   the metadata of the file
     """
 
@@ -35,12 +35,12 @@ class WeightsFile:
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copied(self) -> WeightsFile:
-        """With copies of the tensors on the CPU, so that the model may be trained on."""
+        """The same with copies of the tensors on the CPU: training may go on."""
         copies = {name: each.detach().to("cpu", copy=True) for name, each in self.tensors.items()}
         return replace(self, tensors=copies)
 
     def write(self) -> None:
-        """What the path held before stays until the new file is whole. StoreError if the disk refuses."""
+        """Write the file; an old one stays until it is complete. StoreError if the disk refuses."""
         make_inside(self.path.parent)
         with replacing(self.path) as file:
             write_tensors(file, {name: [each] for name, each in self.tensors.items()}, self.texts or None)
@@ -53,7 +53,7 @@ def save(
     applied: Iterable[str] = (),
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the model's state dict; what `path` held before stays until the new file is whole.
+    """Write the model's state dict; an old file at `path` stays until the new one is complete.
 
     See `checkpoint_of`. StoreError if the disk refuses.
     """
@@ -69,10 +69,10 @@ def checkpoint_of(
 ) -> WeightsFile:
     """The model's state dict, as a checkpoint holds it.
 
-    applied: the identities of the hooks that changed the model at installation, which the file is to name
-    state:   the whole state dict of a model that is divided over several ranks; None: the model's own
+    applied: the identities of the hooks that changed the model at installation, for the file's metadata
+    state:   the whole state dict of a model that is sharded over several ranks; None: the model's own
 
-    Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
+    Tied weights are stored once, under one name; the file's metadata has the other names.
     StoreError if an entry is not a tensor that a file can hold.
     """
     path = Path(path)
@@ -94,9 +94,9 @@ def checkpoint_of(
 
 
 def read(path: str | Path) -> dict[str, Tensor]:
-    """The state dict in a checkpoint, on the CPU; names that shared one tensor share it again.
+    """The state dict in a checkpoint, on the CPU; tied weights are tied again.
 
-    Any safetensors file does. StoreError if it is missing or broken.
+    Any safetensors file may be read. StoreError if it is missing or broken.
     """
     path = Path(path).absolute()
     if not path.is_file():
@@ -122,5 +122,5 @@ def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _identity(tensor: Tensor) -> object:
-    """Equal for two names of one tensor. Views that overlap otherwise are stored each on its own."""
+    """A key that is equal for two names of one tensor. Other overlapping views are stored separately."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

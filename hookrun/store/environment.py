@@ -1,4 +1,4 @@
-"""What a run was made with, for env.json."""
+"""The software and the machine of a run, for env.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.version import __version__
 
 
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
-    """What a run was made with: versions, machine and command line, and no value of an environment variable.
+    """Versions, machine and command line of a run; values of environment variables are left out.
 
     argv:   the command line; the process's own unless given
     device: the device computed on; the machine's accelerator, else cpu, unless given
@@ -40,7 +40,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
 
 @cache
 def _version(package: str) -> str | None:
-    """The installed version; None where it is not installed, as hookrun itself run from a checkout."""
+    """The installed version; None if the package is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a run recorded, in other forms: pandas, Arrow, one safetensors file, a data set for training."""
+"""The records of a run in other forms: pandas, Arrow, one safetensors file, a dataset for training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ ROWS_AT_ONCE = 4096
 
 
 def as_table(rows: Sequence[Mapping[str, Any]], form: Literal["pandas", "arrow"] = "pandas") -> Any:
-    """A pandas DataFrame or an Arrow table, a row for each line; a key that a line has not is missing there.
+    """A pandas DataFrame or an Arrow table with a row for each line; keys that a line lacks are missing values.
 
-    Raises HookrunError where the library is not installed.
+    Raises HookrunError if the library is not installed.
     """
     module = {"pandas": "pandas", "arrow": "pyarrow"}[form]
     if importlib.util.find_spec(module) is None:
@@ -42,7 +42,7 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
     """Write every capture of a run into one safetensors file, and return its keys.
 
     A capture is called ``hook/module`` (``hook/module/path`` within a container), its sample ids
-    ``hook/module.sample_ids``. Raises HookrunError where the rows of a capture differ in shape.
+    ``hook/module.sample_ids``. Raises HookrunError if the rows of a capture differ in shape.
     """
     if path.suffix != ".safetensors":
         raise HookrunError(
@@ -62,7 +62,7 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
 
 
 class _Batches(Sequence[Tensor]):
-    """The rows of a capture as chunks that are read when they are asked for: all of them need not fit into memory."""
+    """The rows of a capture as chunks that are read when needed: they need not all fit into memory."""
 
     def __init__(self, capture: StoredCapture) -> None:
         self._capture = capture
@@ -86,7 +86,7 @@ def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, StoredCapture]]:
 class Labelled(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     """The rows of a capture with the labels of their samples, for training a probe.
 
-    An item is (row, label); rows are read from disk as they are asked for.
+    An item is (row, label); rows are read from disk when needed.
     """
 
     def __init__(self, capture: StoredCapture, labels: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Files that are whole or not there: replaced atomically or appended to line by line, and read back."""
+"""Files that are complete or absent: replaced atomically, or appended to line by line, and read back."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class StoreError(HookrunError):
 def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
     """A file to write, which takes the name `path` only once it is complete and on disk.
 
-    It is written aside in the same folder, flushed, renamed, and the folder is flushed. Whatever goes wrong
+    It is written under another name in the same folder, flushed, renamed, and the folder is flushed. An error
     before the renaming leaves `path` as it was; an OSError becomes a StoreError.
     """
     aside = Aside(path)
@@ -43,9 +43,9 @@ def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
 
 
 class Aside:
-    """A file beside `path`, which takes that name once it is complete: `replacing`, in steps.
+    """A file beside `path`, which takes that name once it is complete: the steps of `replacing`.
 
-    Whatever goes wrong leaves `path` as it was and nothing beside it; an OSError becomes a StoreError.
+    An error leaves `path` as it was and no file beside it; an OSError becomes a StoreError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,7 +55,7 @@ class Aside:
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
-        """The open file. Inside all of its content is written."""
+        """The open file; all of its content is written inside the block."""
         with self._removed_on_error():
             self._name.unlink(missing_ok=True)
             # Exclusively: a directory from a stranger may hold a link of that name.
@@ -74,7 +74,7 @@ class Aside:
             sync_folder(self._path.parent)
 
     def remove(self) -> None:
-        """It is not to become `path`: no reader looks at such a file where it cannot be removed."""
+        """Remove the file instead of completing it. If it cannot be removed it stays, and readers ignore its name."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -89,7 +89,7 @@ class Aside:
             self.remove()  # the first error is the one to report
             if isinstance(error, OSError):
                 there = self._path.is_file()
-                kept = "what it held before is kept" if there else "nothing is left under that name"
+                kept = "what it held before is kept" if there else "there is no file of that name"
                 raise StoreError(f"cannot write {self._path}: {os_reason(error)}; {kept}") from error
             raise
 
@@ -102,7 +102,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
 
 
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` over a small file: not atomic, but on a full disk it finds room where the file already lies."""
+    """Write `value` over a small file: not atomically, but a full disk has room where the old content lies."""
     text = f"{encode(value, indent=2)}\n".encode("ascii")
     try:
         with open(path, "r+b", buffering=0) as file:
@@ -127,7 +127,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_inside(path: Path) -> None:
-    """Make the folder in one that is there: a run directory that was removed is not made again."""
+    """Make the folder, but not its parents: a run directory that was removed is not made again."""
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
@@ -151,16 +151,16 @@ def sync_folder(path: Path) -> None:
 
 
 def drop_from_cache(file: BinaryIO) -> None:
-    """Tell the system that what was written is not read again soon: it goes to disk now, and fills no memory."""
+    """Tell the system that the written data is not read again soon: it goes to disk now and leaves the page cache."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Lines:
-    """A file of one JSON object per line that only grows, opened at the first line.
+    """A file of one JSON object per line, opened at the first line; lines are only appended.
 
-    Each line reaches the operating system before `append` returns, and with `durable` the disk. A line that
-    cannot be written whole is taken back. A file that was removed or replaced since is a StoreError.
+    Before `append` returns, the line has reached the operating system, and with `durable` the disk. A line that
+    cannot be written whole is removed again. If the file was removed or replaced meanwhile, a StoreError is raised.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
@@ -174,7 +174,7 @@ class Lines:
         self.extend([record])
 
     def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add a line for each, all of them or none; StoreError if the file system refuses."""
+        """Add a line for each record, or none of them: StoreError if the file system refuses."""
         if not records:
             return
         lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
@@ -197,13 +197,13 @@ class Lines:
         self.count += len(records)
 
     def reach(self) -> int:
-        """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
+        """The size of the file in bytes, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
         size = self.size()
         self.sync()
         return size
 
     def size(self) -> int:
-        """The bytes of the file by now, which may not be on the disk yet; 0 without a line."""
+        """The size of the file in bytes, which may not be on the disk yet; 0 without a line."""
         self.require_there()
         try:
             if self._file is None and not is_there(self.path):
@@ -213,7 +213,7 @@ class Lines:
             raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
 
     def sync(self) -> None:
-        """Wait until every line so far is on the disk; another thread may add lines. StoreError if it refuses."""
+        """Wait until every line so far is on the disk; another thread may add lines. StoreError if the disk refuses."""
         if self._file is not None:
             try:
                 os.fsync(self._file)
@@ -221,7 +221,7 @@ class Lines:
                 raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
 
     def require_there(self) -> None:
-        """StoreError where the open file has lost its name: lines in it would reach nobody."""
+        """StoreError if the open file was removed or replaced: no reader would find its lines."""
         if self._file is None:
             return
         try:
@@ -269,8 +269,8 @@ def read_json(path: Path, root: Path | None = None) -> Any:
 def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
     """The records of a file that `Lines` wrote, and a note on a last line that is cut off, or ``""``.
 
-    A process that is killed while it appends leaves such a line: it is left out. A broken line before the
-    last is not such an accident: StoreError. A file that does not exist has no records.
+    A process that is killed while it appends leaves a last line that is cut off, which is left out. A broken line
+    before the last one is a StoreError. A file that does not exist has no records.
 
     root: the run directory, below which no link is followed; the file's own folder unless given
     """
@@ -284,11 +284,11 @@ def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some lines of a file that follow each other.
+    """Consecutive lines of a file.
 
     first: the number of the first line, from 1
-    lines: as they stand in the file, without their ends
-    note:  what to know of a last line that is cut off and left out of `lines` and `records`, or ``""``
+    lines: as they stand in the file, without the newlines
+    note:  says that a last line is cut off and left out of `lines` and `records`; else ``""``
     """
 
     first: int
@@ -323,7 +323,7 @@ def blocks_of_lines(path: Path, root: Path | None = None) -> Iterator[Block]:
 
 
 def _last(path: Path, line: bytes, number: int) -> Block:
-    """A line that has no end: an object that parses is whole, any other is cut off."""
+    """A last line without a newline: if it parses it is whole, else it is cut off."""
     try:
         return Block(number, [line], [decode(line)])
     except ValueError:
@@ -343,13 +343,13 @@ def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
         try:
             records.append(decode(line))
         except ValueError as error:
-            raise StoreError(f"{path}, line {number}: no JSON: {error}") from error
+            raise StoreError(f"{path}, line {number}: not JSON: {error}") from error
     return records
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python's garbage collector looks at all objects again and again while many are made, and finds nothing."""
+    """Pause Python's garbage collector, which would examine all objects many times while many are made."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -360,5 +360,5 @@ def collector_paused() -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """What the operating system said, without number and path."""
+    """The message of the operating system, without error number and path."""
     return error.strerror or str(error)

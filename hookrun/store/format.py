@@ -26,10 +26,10 @@ CAPTURES = "captures"
 PREDICTIONS = "predictions"
 CHECKPOINTS = "checkpoints"
 STATES = f"{CHECKPOINTS}/state_"
-"""How the path of everything that belongs to a resumable state begins."""
+"""The paths of all files of resumable states begin with it."""
 
 UNFINISHED = f"{CHECKPOINTS}/."
-"""The same of what a process that was killed has left of one."""
+"""The paths of an unfinished state, left by a process that was killed, begin with it."""
 
 INDEX = "index.jsonl"
 REPORT = "report.html"
@@ -37,13 +37,13 @@ ERROR = "error.txt"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 JOB = "job.json"
-"""In the directory of a job of a sweep: by which it is known when the sweep goes on."""
+"""In the directory of a job of a sweep: identifies the job when the sweep is resumed."""
 SWEEP = "sweep.json"
-"""In the directory of a sweep: how its last start ended."""
+"""In the directory of a sweep: how it ended the last time."""
 STUDY = "study.jsonl"
-"""In the directory of a sweep whose sweeper chose the jobs: every trial, in the order in which it was chosen."""
+"""In the directory of a sweep whose sweeper chose the jobs: every trial, in the order of its choice."""
 RECORDED = "recorded"
-"""In env.json of a run in a loop of the user's own, which may log the same line twice."""
+"""A key in env.json of a run in a user's own loop, which may log a line twice."""
 
 NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
 """Files of a run directory that its manifest leaves out: they change after it is written."""
@@ -52,7 +52,7 @@ PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
 
 Line = tuple[str, dict[str, Any]]
-"""One that a rank beside rank 0 keeps for it: `stats`, `sample` or `token`, and what stands in it."""
+"""A line that another rank keeps for rank 0: `stats`, `sample` or `token`, and its content."""
 
 State = Literal["running", "done", "failed", "interrupted", "stopped"]
 EXIT_CODES: Mapping[State, int | None] = {
@@ -64,11 +64,11 @@ EXIT_CODES: Mapping[State, int | None] = {
 }
 
 COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key", "turn")
-"""What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw.
+"""The columns of the table beside captured rows; `sample` is `FIRING` if the row is the whole value of one firing.
 
-The split is its number among the data's SPLITS, or -1. The position in the sample, the token there and, of attention
-patterns, the position of the key are -1 but for hooks with `tokens`. The turn orders the rows of several ranks as one
-process would have recorded them; one process alone does not write it.
+`split` is the index in SPLITS, or -1. `position` in the sample, `token` there and, in attention patterns, `key` (the
+position of the key) are -1 unless the hook has `tokens`. `turn` orders the rows of several ranks as one process would
+have recorded them; a single process does not write it.
 """
 
 FIRING = -1
@@ -94,23 +94,23 @@ STORED_DTYPES: Mapping[str, str] = {
     "uint8": "U8",
     "bool": "BOOL",
 }
-"""The dtypes that a safetensors file can hold, as torch names them, with their names there."""
+"""The dtypes that a safetensors file can hold: torch's name -> the name in the file."""
 
 MOST_DEPTH = 64
-"""Lists and mappings inside each other in one JSON value."""
+"""The maximum depth of nested lists and mappings in a JSON value."""
 
 MOST_DIGITS = 100
-"""Of a whole number."""
+"""The maximum number of digits of an integer."""
 
 MOST_VALUES = 2_000_000
-"""In one JSON file, about: counted before it is parsed, since each takes a hundred times its bytes."""
+"""The maximum number of values in a JSON file, counted roughly before parsing, which needs much more memory."""
 
 VERSION = 1
-"""Raised when an older reader would misread a shard; keys and columns may be added without."""
+"""Increased when an older reader would misread a shard; new keys and columns do not need it."""
 
 # Strict JSON has no NaN. Python's literal `NaN` breaks jq, browsers and other readers on the whole file, and
-# null would hide that a loss diverged: so the words of protobuf's JSON mapping, which the reader turns into
-# floats again. A text that reads like one of them is told apart by a backslash before it.
+# null would hide that a loss diverged. So they are written as the words of protobuf's JSON mapping, which the reader
+# turns into floats again. A text that equals one of these words gets a backslash in front of it.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ENDS = ("NaN", "Infinity")
 
@@ -123,7 +123,7 @@ def encode(value: Any, *, indent: int | None = None) -> str:
 
 
 def encode_plain(value: Any) -> str:
-    """As `encode`, in a fifth of the time: of texts, numbers, lists, and dicts with texts as keys, and nothing else."""
+    """Like `encode`, five times faster, but only for texts, numbers, lists, and dicts with texts as keys."""
     try:
         line = _encoded(value)
     except ValueError:  # NaN or an infinity
@@ -137,15 +137,15 @@ _encoded = json.JSONEncoder(allow_nan=False).encode
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """Whether it maps names to plain values."""
+    """Whether all keys are texts and all values are plain."""
     return _FLAT.issuperset(map(type, value.values())) and _STR.issuperset(map(type, value))
 
 
 def decode(text: bytes) -> Any:
     """What `encode` wrote, with NaN and infinities as floats.
 
-    Raises ValueError for what is not JSON, and for JSON that nests deeper than `MOST_DEPTH`, holds more than
-    `MOST_VALUES` or a whole number of more than `MOST_DIGITS`.
+    Raises ValueError for text that is not JSON, and for JSON deeper than `MOST_DEPTH`, with more values than
+    `MOST_VALUES` or an integer of more than `MOST_DIGITS` digits.
     """
     opened = text.count(b"[") + text.count(b"{")
     if opened + text.count(b",") > MOST_VALUES:
@@ -160,7 +160,7 @@ _LONG = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 
 
 def _parsed(text: bytes) -> Any:
-    whole = _whole if _LONG.search(text) else None  # a function of ours for each number takes time
+    whole = _whole if _LONG.search(text) else None  # calling our function for each number takes time
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_int=whole)
     except RecursionError:
@@ -214,7 +214,7 @@ def _plain(value: Any) -> Any:
         return fspath(value)
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _plain(value.item())
-    raise TypeError(f"a {type(value).__name__} has no place in JSON: {value!r}")
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON: {value!r}")
 
 
 def _key(key: Any) -> str:

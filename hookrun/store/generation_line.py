@@ -18,7 +18,7 @@ Ending = Literal["length", "end"]
 
 
 class GenerationLine(Record):
-    """A line of generations.jsonl: how a prompt was continued, and how without hooks where that was compared.
+    """A line of generations.jsonl: the continuation of a prompt, and the one without hooks if both were generated.
 
     reason:   length: it has all of its new tokens; end: the last one is an end token
     next:     the most probable first new tokens

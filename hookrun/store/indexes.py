@@ -1,4 +1,4 @@
-"""The indexes of a folder of shards: that of rank 0, and one for each other rank that wrote rows into it."""
+"""The indexes of a folder of shards: one for rank 0, and one for each other rank that wrote rows into it."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def index_name(rank: int) -> str:
 
 
 def shard_name(rank: int, number: int) -> str:
-    """The name of a rank's shard; the ranks write into one folder."""
+    """The name of a rank's shard; all ranks write into one folder."""
     return f"{number:06d}.safetensors" if rank == 0 else f"{rank}_{number:06d}.safetensors"
 
 
 def index_names(folder: Path) -> list[str]:
-    """The indexes of the folder in the order of the ranks; that of rank 0 is named whether it is there or not."""
+    """The names of the indexes in the folder in the order of the ranks; always with that of rank 0."""
     try:
         entries = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -38,8 +38,8 @@ def index_names(folder: Path) -> list[str]:
 def read_index(folder: Path) -> tuple[list[Shard], str]:
     """The shards that the indexes of a folder name, and a note on a last line that is cut off, or ``""``.
 
-    The folder is one of a run directory: neither it nor its files may be links. StoreError for a line that describes
-    no shard, and for two lines of one shard.
+    The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
+    describe a shard, and for two lines of one shard.
     """
     shards, note = dict[str, Shard](), ""
     lines = (
@@ -53,7 +53,7 @@ def read_index(folder: Path) -> tuple[list[Shard], str]:
             try:
                 shard = Shard.of(record)
                 if shard.file in shards:
-                    raise ValueError(f"the shard {shard.file!r} stands in an earlier line too")
+                    raise ValueError(f"the shard {shard.file!r} is in an earlier line too")
             except ValueError as error:
                 raise StoreError(f"{path}, line {number}: {error}") from error
             shards[shard.file] = shard

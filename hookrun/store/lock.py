@@ -1,7 +1,7 @@
-"""A run directory has one writer at a time: it holds a lock that the operating system takes from it when it ends.
+"""A run directory has one writer at a time, which holds a lock that the operating system releases when it ends.
 
-The lock is `flock` on the file `.lock`. It dies with its process, also with one that is killed, and a lock file that is
-left over means nothing: nobody ever has to remove one.
+The lock is `flock` on the file `.lock`. It is released with its process, also one that is killed. A lock file that is
+left over has no effect and never has to be removed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hookrun.store.format import LOCK
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there nothing keeps two writers apart
+except ImportError:  # Windows has no flock: two writers are not kept apart there
     fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What a file system says that cannot lock, as some of clusters cannot."""
+"""Errors of a file system that does not support locks, such as some on clusters."""
 
 _MOST_TOLD = 200
-"""Bytes of a lock file that are read to say who holds it."""
+"""The number of bytes that are read from a lock file to say who holds it."""
 
 
 class LockedError(StoreError):
@@ -49,7 +49,7 @@ class _Held:
             os.close(descriptor)
 
     def leave_to_parent(self) -> None:
-        """A forked child, as a worker that loads data is, shares its parent's locks, and must not outlive them."""
+        """Close them in a forked child, such as a worker that loads data: it must not hold its parent's locks."""
         for descriptor in self.descriptors:
             with suppress(OSError):
                 os.close(descriptor)
@@ -63,11 +63,11 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
-    """Make the folder if it is missing, and be the only one to write into it during the block.
+    """Make the folder if it is missing, and be the only process that writes into it during the block.
 
-    A folder inside that of another writer, as a job's is inside its sweep's, is that writer's as well.
+    A writer of a folder holds the folders inside it too, as a sweep holds those of its jobs.
 
-    within: a folder above it that this writer belongs to, as a job does to its sweep: who writes there does not count
+    within: a folder above whose writer is ignored, as a job ignores its own sweep
 
     Raises LockedError where another process holds the lock, StoreError where the folder or the lock cannot be made. A
     directory that was made here is removed again if the block leaves it empty.
@@ -89,7 +89,7 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
             finally:
                 with suppress(
                     OSError
-                ):  # the directory was removed during the run, or the disk is read-only by now
+                ):  # the directory was removed during the run, or the disk became read-only
                     (folder / LOCK).unlink()
     finally:
         _remove_empty(folder, made)
@@ -97,9 +97,9 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of the folder, which is made if it is not there, as soon as no other process holds it.
+    """Hold the lock of the folder during the block; wait while another process holds it. Make the folder if needed.
 
-    waiting: called once where another process holds it, before this one waits
+    waiting: called once if another process holds the lock, before this one waits
 
     Raises StoreError where the folder or the lock cannot be made.
     """
@@ -140,7 +140,7 @@ def refuse_held(folder: Path) -> None:
     try:
         descriptor = _opened(folder / LOCK, os.O_RDONLY)
     except StoreError:
-        return  # it has just been removed, or is a stranger's: nobody's lock that this process could ask for
+        return  # it was just removed, or this process may not open it
     try:
         _lock(descriptor, folder, exclusive=False)
     finally:
@@ -157,7 +157,7 @@ def _opened(path: Path, flags: int) -> int:
 def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False) -> None:
     """Take the lock, or wait for it, or raise LockedError.
 
-    On a file system that cannot lock nothing keeps writers apart.
+    A file system that does not support locks does not keep writers apart.
     """
     if fcntl is None:
         return
@@ -174,7 +174,7 @@ def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False)
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Whether the open file still has the name `path`."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a loop of the user's own logs, checked: metrics are numbers, steps are counts, splits are short texts."""
+"""Checks of the values that a user's own loop logs: metrics are numbers, steps are counts, splits are short texts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def number(name: str, value: Any) -> int | float:
     if not isinstance(found, int | float):
         shape = getattr(value, "shape", None)
         what = f"a {type(value).__name__}" + (f" of shape {list(shape)}" if shape is not None else "")
-        hint = "log one number, for one its mean" if shape is not None else "log numbers only"
+        hint = "log one number, for example its mean" if shape is not None else "log numbers only"
         raise HookrunError(
             f"log: {name}: found {what}, expected a number or a tensor of no dimensions: {hint}"
         )
@@ -31,7 +31,7 @@ def number(name: str, value: Any) -> int | float:
 
 
 def counted(name: str, value: Any) -> int:
-    """A step or an epoch. HookrunError for what is not a whole number from 0."""
+    """A step or an epoch. HookrunError if it is not an integer of at least 0."""
     found = number(name, value)
     if isinstance(found, bool) or not isinstance(found, int) or found < 0:
         raise HookrunError(f"log: {name}: found {value!r}, expected a whole number from 0")
@@ -39,7 +39,7 @@ def counted(name: str, value: Any) -> int:
 
 
 def split_name(split: Any) -> str:
-    """What the batches are of. HookrunError for what is not a short text."""
+    """The split. HookrunError if it is not a short text."""
     if not isinstance(split, str) or len(split) > MOST_NAME:
         raise HookrunError(
             f"log: split: found {split!r:.100}, expected a short text such as 'train' or 'val'"

@@ -58,7 +58,7 @@ def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
     try:
         record = checked(read_json(path), ManifestRecord)
     except ValueError as error:
-        raise StoreError(f"{error}: that is {path}") from error
+        raise StoreError(f"{path}: {error}") from error
     return {name: (file.bytes, file.sha256) for name, file in record.files.items()}
 
 

@@ -1,4 +1,4 @@
-"""Large blocks to a file past the system's cache, which would copy them once more and then be full of them."""
+"""Writing large blocks to a file without the system's page cache, which would copy them and fill with them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import BinaryIO
 from hookrun.store.files import drop_from_cache
 
 STEP = 4096
-"""Bytes. Memory, place in the file and length of what goes to a disk directly are multiples of it."""
+"""Bytes. For a direct write, memory address, offset in the file and length must be multiples of it."""
 
 LARGE = 1 << 20
-"""Bytes from which a block is written at once; smaller ones the system collects."""
+"""Bytes from which a block is written at once; smaller ones go through the cache."""
 
 
 class BlockWriter:
     """Writes one block after the other to the end of a file.
 
-    A large block goes to the disk directly where the system and the file system can do so and the block lies in
-    steps, in memory and in the file; else it begins its way to the disk at once, through the cache.
+    A large block is written directly to the disk if the system and the file system can do so and the block is aligned
+    in memory and in the file; else it is written through the cache, and flushing it begins at once.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -28,7 +28,7 @@ class BlockWriter:
         self._is_direct = hasattr(os, "O_DIRECT")
 
     def write(self, data: memoryview) -> None:
-        """Add a block of bytes. OSError where the disk refuses."""
+        """Add a block of bytes. OSError if the disk refuses."""
         if data.nbytes < LARGE:
             self._file.write(data)
             return
@@ -39,7 +39,7 @@ class BlockWriter:
             drop_from_cache(self._file)  # while the next block is written
 
     def _written_directly(self, data: memoryview) -> int:
-        """How many bytes of it are on their way; the rest is for the cache."""
+        """The number of bytes written directly; the rest goes through the cache."""
         import fcntl
 
         self._file.flush()
@@ -48,7 +48,9 @@ class BlockWriter:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
-            while done < stop and done % STEP == 0:  # a limit may cut a write short: the rest then says why
+            while (
+                done < stop and done % STEP == 0
+            ):  # a limit may shorten a write; writing the rest then gives the error
                 done += os.write(file, data[done:stop])
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):

@@ -1,7 +1,7 @@
-"""Cutting the files of a run that was cut off back to where a resumable state says that they reached.
+"""Cutting the files of an interrupted run back to the position of a resumable state.
 
-Everything is looked at before anything is changed, and whatever is cut may be cut again: a process that is killed in
-the middle leaves a directory that the next one cuts back to the same position.
+Everything is checked before anything is changed, and cutting may be repeated: if a process is killed in the middle, the
+next one cuts the directory back to the same position.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from hookrun.store.records import Count, Name, Record, Status, checked
 from hookrun.store.shard import Shard
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
-"""Files that tell of a run's end: one that goes on has not come to it."""
+"""Files written at the end of a run, which a resumed run does not have yet."""
 
 _SHARD = re.compile(r"([1-9]\d{0,5}_)?\d{6,}\.safetensors")
 _ASIDE = re.compile(r"\..+\.\d+\.tmp")
-"""A file that `replacing` had not finished."""
+"""The name of a file that `replacing` did not finish."""
 
 
 class IndexPosition(Record):
-    """How far what one rank has written into a folder of shards reaches.
+    """How far the shards of one rank in a folder reach.
 
-    index:  bytes of its index
-    shards: lines of it, and the number of the next shard
-    counts: hook -> module -> tensors, their bytes and the rows they became
-    turns:  its rows say at which turn of all ranks they were recorded
+    index:  the bytes of its index
+    shards: the number of lines in it, and the number of the next shard
+    counts: hook -> module -> (tensors, bytes, rows)
+    turns:  whether its rows have a column `turn`, which orders the rows of several ranks
     """
 
     index: Count = 0
@@ -60,7 +60,7 @@ class IndexPosition(Record):
 
 
 class FolderPosition(IndexPosition):
-    """How far a folder of shards reaches: what rank 0 has written, and the `others`, in the order of the ranks."""
+    """How far a folder of shards reaches: for rank 0, and in `others` for the other ranks in their order."""
 
     others: list[IndexPosition] = []
 
@@ -70,15 +70,15 @@ class FolderPosition(IndexPosition):
         return self.turns or any(each.turns for each in self.others)
 
     def of_rank(self, rank: int) -> IndexPosition:
-        """The part of one rank; that of one which has written nothing is empty."""
+        """The position of one rank; empty if it has not written anything."""
         parts = [self, *self.others]
         return parts[rank] if rank < len(parts) else IndexPosition(turns=True)
 
 
 class PositionRecord(Record):
-    """How far the files of a run directory reach: bytes of the files of lines, and the two folders of shards.
+    """How far the files of a run directory reach: the bytes of each file of lines, and the two folders of shards.
 
-    batches: how many were computed
+    batches: the number of batches computed
     """
 
     metrics: Count = 0
@@ -93,28 +93,28 @@ class PositionRecord(Record):
 
 
 def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:
-    """The position that a state of the run in `folder` names; None: the beginning. StoreError for anything else."""
+    """The position of a state of the run in `folder`, checked; None is the beginning. StoreError if it is invalid."""
     if position is None:
         return PositionRecord()
     try:
         return checked(position, PositionRecord)
     except ValueError as error:
-        raise StoreError(f"{folder}: no position of a run directory: {error}") from error
+        raise StoreError(f"{folder}: not a position of a run directory: {error}") from error
 
 
 def started_before(folder: Path) -> str:
-    """When the run was started for the first time; `""` where its status does not tell."""
+    """When the run was first started; ``""`` if its status does not say."""
     try:
         return checked(read_json(folder / STATUS), Status).started or ""
-    except (StoreError, ValueError):  # torn, or never written: the run has started now
+    except (StoreError, ValueError):  # cut off, or never written: the run starts now
         return ""
 
 
 def cut_back(folder: Path, position: PositionRecord) -> None:
-    """Cut every file of lines and every index, and remove every shard that the indexes do not name then.
+    """Cut every file of lines and every index, and remove every shard that the indexes then do not name.
 
-    Files that were left half written are removed, and those that tell of a run's end. What else lies in the directory
-    stays as it is. StoreError, before anything is changed, where the directory does not hold what the position names.
+    Unfinished files and the files of a run's end are removed; other files stay as they are. StoreError, before anything
+    is changed, if the directory does not hold what the position names.
     """
     lines = {
         METRICS: position.metrics,
@@ -138,11 +138,11 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     try:
         for name in AT_THE_END:
             (folder / name).unlink(missing_ok=True)
-        for name, size in indexes.items():  # before the shards, so that it never names one that is gone
+        for name, size in indexes.items():  # before the shards, so that no index names a removed one
             _cut(folder / name, size)
         for name in shards:
             for index in index_names(folder / name)[1:]:
-                if f"{name}/{index}" not in indexes:  # of a rank that no position names
+                if f"{name}/{index}" not in indexes:  # of a rank that the position does not name
                     (folder / name / index).unlink(missing_ok=True)
             for path in _left_over(folder / name, kept[name]):
                 path.unlink()
@@ -162,7 +162,7 @@ def _require_folder(path: Path) -> None:
 
 
 def _require_lines(root: Path, name: str, size: int) -> None:
-    """The file has so many bytes, the last of which ends a line."""
+    """StoreError unless the file has at least this many bytes and a line ends there."""
     path = root / name
     if not size and not is_there(path):
         return
@@ -184,7 +184,7 @@ def _require_lines(root: Path, name: str, size: int) -> None:
 
 
 def _named_shards(root: Path, name: str, reached: FolderPosition) -> set[str]:
-    """The files that the indexes name up to the position, each there in its full size."""
+    """The shards that the indexes name up to the position; StoreError if one is missing or not of its full size."""
     ranks = range(1 + len(reached.others))
     return {file for rank in ranks for file in _named_by(root, name, index_name(rank), reached.of_rank(rank))}
 
@@ -193,7 +193,7 @@ def _named_by(root: Path, name: str, index_file: str, reached: IndexPosition) ->
     index = root / name / index_file
     if not reached.index:
         if reached.shards:
-            raise StoreError(f"cannot go on in {root}: the state names shards in {name} and no index of them")
+            raise StoreError(f"cannot go on in {root}: the state names shards in {name} but no index of them")
         return set()
     with open_inside(index, root) as file:
         lines = file.read(reached.index).splitlines()
@@ -220,7 +220,7 @@ def _named_by(root: Path, name: str, index_file: str, reached: IndexPosition) ->
 
 
 def _cut(path: Path, size: int) -> None:
-    """Cut the file to so many bytes; one without lines is removed, as if none had been written."""
+    """Cut the file to this many bytes; remove it if no line is left."""
     if not size:
         path.unlink(missing_ok=True)
         return
@@ -234,13 +234,13 @@ def _cut(path: Path, size: int) -> None:
 
 
 def _left_over(folder: Path, kept: set[str]) -> Iterator[Path]:
-    """Shards that no index names, and files that were not finished."""
+    """Shards that no index names, and unfinished files."""
     yield from (path for path in _matching(folder, _SHARD) if path.name not in kept)
     yield from _matching(folder, _ASIDE)
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The files and links of a folder with such names; none where it is not there."""
+    """The files and links of a folder whose names match; none if the folder does not exist."""
     try:
         entries = list(os.scandir(folder))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Plain values with tensors in them, from each rank of a run to all the others."""
+"""Plain values with tensors in them, sent from each rank of a run to all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 
 
 def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
-    """What each rank gave, in the order of the ranks, its tensors on the CPU; every rank calls it.
+    """The trees of all ranks, in the order of the ranks, with tensors on the CPU; every rank must call it.
 
     Raises NotPlain for what a tree cannot hold.
     """

@@ -1,4 +1,4 @@
-"""Records of a run directory from their files: JSON whose model holds, as the plain mapping that was written."""
+"""Records of a run directory, read from their files, checked by their models and returned as plain mappings."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hookrun.store.records import Record, checked, first_problem
 
 
 def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
-    """The content of a JSON file directly in a run directory. StoreError if it is not what the model says."""
+    """The content of a JSON file directly in a run directory. StoreError if it does not fit the model."""
     content: dict[str, Any] = read_json(path)
     try:
         checked(content, model)
     except ValueError as error:
-        raise StoreError(f"{error}: that is {path}") from error
+        raise StoreError(f"{path}: {error}") from error
     return content
 
 
 def read_records(path: Path, line: TypeAdapter[Any]) -> list[dict[str, Any]]:
     """The lines of a file directly in a run directory; a last one that is cut off is left out.
 
-    StoreError if a line is not what `line` says.
+    StoreError if a line does not fit `line`.
     """
     found = list[dict[str, Any]]()
     for block in blocks_of_lines(path):

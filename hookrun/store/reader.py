@@ -55,7 +55,7 @@ _SHOWN = 12
 
 
 class Run:
-    """A run directory, read when asked; what was read once stays as it was then.
+    """A run directory. Each part is read when it is first used, and kept.
 
     path: the directory, links resolved
     """
@@ -75,7 +75,7 @@ class Run:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The configuration that the run was started with; empty where it was not kept."""
+        """The configuration of the run; empty if it was not written."""
         content = read_yaml(self.path / CONFIG, self.path)
         return content if isinstance(content, dict) else {}
 
@@ -98,7 +98,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; NaN and infinities are floats.
 
-        `of` tells the means of a whole pass (`epoch`) from single batches that were logged while training (`batch`).
+        `of` is `epoch` for the means of a whole pass, and `batch` for single batches logged during training.
         """
         return read_records(self.path / METRICS, METRICS_LINE)
 
@@ -109,41 +109,41 @@ class Run:
 
     @cached_property
     def lens(self) -> list[dict[str, Any]]:
-        """The lines of lens.jsonl in order, of a run of task=lens: one for each sample, part and position."""
+        """The lines of lens.jsonl, which task=lens writes, in order: one for each sample, part and position."""
         return read_records(self.path / LENS, LENS_LINE)
 
     @cached_property
     def captures(self) -> Lookup[Lookup[Leaf]]:
-        """Hook -> module -> a StoredCapture, or path -> StoredCapture where the module's value was a container.
+        """Hook -> module -> a StoredCapture, or path -> StoredCapture if the module's value was a container.
 
-        A module may be looked up by any of its names.
+        Any name of a module may be used.
         """
         return self._captures(CAPTURES)
 
     @cached_property
     def samples(self) -> SampleTable:
-        """What the samples are called; a run of predict or evaluate keeps it."""
+        """The names of the samples, which the tasks predict and evaluate write."""
         return SampleTable(self.path)
 
     @cached_property
     def generations(self) -> list[dict[str, Any]]:
-        """The lines of generations.jsonl in the order of the samples; empty where the run generated nothing.
+        """The lines of generations.jsonl in the order of the samples; empty if the run did not generate.
 
-        Of each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; under `task.compare` the same without
+        For each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; with `task.compare` also those without
         hooks (`text_without`, …) and `kl_first`.
         """
         return read_records(self.path / GENERATIONS, GENERATIONS_LINE)
 
     @cached_property
     def predictions(self) -> Leaf | None:
-        """What the model predicted, as a capture; None if the run predicted nothing."""
+        """The outputs of the model as a capture; None if the run did not write them."""
         hook, module = PREDICTED
         found = self._captures(PREDICTIONS)
         return found[hook][module] if found else None
 
     @property
     def notes(self) -> list[str]:
-        """What to know of a run that was cut off: its process has ended, a line is unfinished."""
+        """Notes on a run that was cut off: its process has ended, or a last line is unfinished."""
         paths = [self.path / name for name in (METRICS, STATS, GENERATIONS)]
         folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
         paths += [folder / index for folder in folders for index in index_names(folder)]
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def cut_off(self) -> str:
-        """A note on a run that says it is running, where its process has ended; else ``""``."""
+        """A note if the status says `running` but the process has ended; else ``""``."""
         return cut_off(self.status)
 
     def data_info(self) -> DataInfo:
@@ -168,11 +168,11 @@ class Run:
         return data_used(self.config, self.path / CONFIG)
 
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
-        """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
+        """[n, ...]: the labels of the samples [n], read again from the data that the run used.
 
-        split: of the data; unless given, the one that the run's rows are of, which is train where they are of both
+        split: of the data; by default the split of the run's rows, or train if they are of both
 
-        HookrunError where the run does not say which data that was, SpecError where the data is not there.
+        HookrunError if the run does not say which data it used, SpecError if the data cannot be found.
         """
         from hookrun import data
 
@@ -186,7 +186,7 @@ class Run:
         return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
 
     def _split(self) -> Split | None:
-        """The first split that any captured or predicted row is of; None where no row says one."""
+        """The first split of any captured or predicted row; None if no row has one."""
         leaves = [leaf for modules in self.captures.values() for leaf in modules.values()]
         leaves += [] if self.predictions is None else [self.predictions]
         rows = [
@@ -196,10 +196,12 @@ class Run:
         return SPLITS[min(parts)] if parts else None
 
     def labels_of(self, capture: StoredCapture) -> Tensor:
-        """[rows, ...]: the label of each row's sample. HookrunError where a row is of no sample."""
+        """[rows, ...]: the label of each row's sample. HookrunError if a row does not belong to a sample."""
         ids, splits = capture.sample_ids, capture.splits
         if (ids < 0).any() or (splits < 0).any():
-            raise HookrunError(f"{capture.label}: some rows are of no sample of the data and have no label")
+            raise HookrunError(
+                f"{capture.label}: some rows do not belong to a sample of the data and have no label"
+            )
         order = torch.cat([(splits == part).nonzero().squeeze(1) for part in splits.unique()])
         by_split = [self.labels(ids[splits == part], SPLITS[part]) for part in splits.unique().tolist()]
         return torch.cat(by_split)[order.argsort()]
@@ -215,7 +217,7 @@ class Run:
     ) -> Any:
         """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
 
-        The samples have the columns `split`, `sample`, `file`, `class` and, of a run of predict, `predicted_class`.
+        The samples have the columns `split`, `sample`, `file`, `class` and, for the task predict, `predicted_class`.
         """
         rows = {
             "metrics": lambda: self.metrics,
@@ -242,7 +244,7 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open the run directory at `path`. StoreError if there is none, saying what is there and what to do.
+    """Open the run directory at `path`. StoreError if it is not one; the message says what it is and what to do.
 
     `path` itself may be a link; links inside the directory are not followed.
     """
@@ -287,7 +289,7 @@ def _by_number(job: Path) -> tuple[int, str]:
 
 
 def _aliases(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Other name of a module -> the name that its captures have, from the plan's targets."""
+    """Other name of a module -> the name under which its captures are stored, from the plan's targets."""
     return {
         name: target["path"]
         for hook in plan.get("hooks", [])

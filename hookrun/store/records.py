@@ -1,7 +1,7 @@
 """The records of a run directory as typed models: what each may hold, and within which bounds.
 
-A run directory may come from anybody. Keys that are not named here are kept as they are, for later versions add some;
-keys that are missing were not written yet by an earlier version.
+A run directory may come from anybody. Keys that are not named here are kept as they are, because a later version may
+have added them; a key may be missing, because an earlier version did not write it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_TEXT = 2**20
 """Characters of any other text."""
 
 MOST_COUNT = 2**53
-"""Of rows, bytes, parameters, steps: whole numbers up to here are exact as floats too."""
+"""The largest count of rows, bytes, parameters or steps: integers up to this one are exact as floats too."""
 
 Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
 Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
@@ -38,7 +38,7 @@ Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
 
 T = TypeVar("T")
 Listing = Annotated[list[T], FailFast()]
-"""A list whose first bad item is told: telling each of a million would take longer than reading them."""
+"""A list of which only the first invalid item is reported: to report each of a million would take very long."""
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
@@ -62,7 +62,7 @@ class ObjectiveRecord(Record):
 
 
 class Status(Record):
-    """status.json. `manifest` is the SHA-256 of manifest.json, where the run came to its end."""
+    """status.json. `manifest` is the SHA-256 of manifest.json; None unless the run has ended."""
 
     status: Name
     reason: Text | None = ""
@@ -87,7 +87,7 @@ class SweepRecord(Record):
     """sweep.json.
 
     stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
-    jobs:       how many it has, baselines included; None where a sweeper chooses them as it goes
+    jobs:       the number of jobs, with the baselines; None if a sweeper chooses them during the sweep
     """
 
     fail_fast: bool = False
@@ -96,10 +96,10 @@ class SweepRecord(Record):
 
 
 class TrialLine(Record):
-    """A line of study.jsonl: a job that a sweeper chose.
+    """A line of study.jsonl: a job whose values a sweeper chose.
 
-    params: the values that it chose, by key
-    value:  of the objective; None where the job has none
+    params: key -> the value that the sweeper chose
+    value:  of the objective; None if the job has none
     """
 
     number: Count
@@ -129,7 +129,7 @@ class PlannedHookRecord(Record):
 
 
 class UsedRunRecord(Record):
-    """A run that another one takes values from."""
+    """A run from which another run takes values."""
 
     where: Name
     run: Text
@@ -168,7 +168,7 @@ class ModelRecord(Record):
 
 
 class SiteRecord(Record):
-    """What came of a hook at one module."""
+    """What a hook did at one module."""
 
     hook: Name
     module: Name
@@ -202,7 +202,7 @@ class EnvRecord(Record):
 
 
 class StatsLine(Record):
-    """A line of stats.jsonl: the keys that have a meaning whatever the action. The others are the action's own."""
+    """A line of stats.jsonl: the keys that mean the same for every action. Each action may add keys of its own."""
 
     hook: Name
     module: Name | None = None
@@ -217,19 +217,19 @@ class StatsLine(Record):
 
 
 Of = Literal["batch", "epoch"]
-"""What the numbers of a line are means of: one logged batch, or a whole pass through the split."""
+"""The numbers of a line are means over one logged batch, or over a whole pass through the split."""
 
 OfPart = Literal["position", "sample"]
-"""What they are means of otherwise: the tokens at one position in a pass, or those of one sample."""
+"""They may also be means over the tokens at one position, or over those of one sample."""
 
 MOST_METRICS = 1_000
-"""Keys of a line of metrics.jsonl."""
+"""The maximum number of keys in a line of metrics.jsonl."""
 
 
 class MetricsLine(Record):
     """A line of metrics.jsonl: the keys that have a meaning in every line. The others are the metrics, all scalars.
 
-    of: not written by earlier versions, which logged no means of training epochs
+    of: None in lines of earlier versions, which did not log the means of training epochs
     """
 
     __pydantic_extra__: dict[Name, bool | Whole | float | Text | None]
@@ -246,7 +246,7 @@ class MetricsLine(Record):
 
 
 class EntryRecord(Record):
-    """Rows of one tensor in a shard, as the index names them."""
+    """Rows of one tensor in a shard, as the index describes them."""
 
     key: Name
     hook: Name
@@ -283,21 +283,21 @@ class ManifestRecord(Record):
 
 
 class ConfigSource(Record):
-    """Where Hydra read configurations from."""
+    """A place from which Hydra read configurations."""
 
     provider: Name
     path: Text
 
 
 class HydraRuntime(Record):
-    """The folders that a run was started in and read from."""
+    """The folder in which a run was started, and the folders of its configurations."""
 
     cwd: Text = ""
     config_sources: Listing[ConfigSource] = []
 
 
 class HydraOverrides(Record):
-    """The command line, as Hydra took it apart."""
+    """The overrides of the command line: those of the experiment and those of Hydra itself."""
 
     task: Listing[Text] = []
     hydra: Listing[Text] = []
@@ -310,7 +310,7 @@ class HydraJob(Record):
 
 
 class HydraRecord(Record):
-    """What Hydra kept of itself, in .hydra/hydra.yaml or multirun.yaml."""
+    """Hydra's own settings, in .hydra/hydra.yaml or multirun.yaml."""
 
     mode: Name | None = None
     overrides: HydraOverrides = HydraOverrides.model_construct()
@@ -323,12 +323,12 @@ STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
 
 
 class SampleLine(Record):
-    """A line of samples.jsonl: what a sample is called. A path may be as long as the file system takes.
+    """A line of samples.jsonl: the file, class or tokens of a sample. A path may be as long as the file system allows.
 
     tokens:  of a sequence, without its padding
-    padding: how many tokens of padding stood before and after them
-    targets: the token that was to be predicted at each of them
-    loss:    the cross-entropy of its class
+    padding: the number of padding tokens before and after `tokens`
+    targets: for each token, the token that was to be predicted there
+    loss:    the cross-entropy of the sample's class
     """
 
     split: Name
@@ -347,7 +347,7 @@ TRIAL_LINE: TypeAdapter[Any] = TypeAdapter(TrialLine)
 
 
 class TokenLine(Record):
-    """A line of tokens.jsonl: the text of a token that captured rows are of, or that was generated."""
+    """A line of tokens.jsonl: the text of a token that was captured at or generated."""
 
     token: Count
     text: Text
@@ -359,7 +359,7 @@ R = TypeVar("R", bound=Record)
 
 
 def checked(value: Any, model: type[R]) -> R:
-    """The value as a record. Raises ValueError with the first thing that is wrong and where."""
+    """The value as a record. Raises ValueError that says what is wrong first, and where."""
     try:
         return model.model_validate(value)
     except ValidationError as error:
@@ -367,7 +367,7 @@ def checked(value: Any, model: type[R]) -> R:
 
 
 def first_problem(error: ValidationError) -> str:
-    """``found a str, expected an integer (entries.0.rows)``, without the value, which may be of any length."""
+    """Such as ``found a str, expected an integer (entries.0.rows)``; without the value, which may be very long."""
     details = error.errors(include_url=False, include_context=False)
     first = details[0]
     where = ".".join(_short(part) for part in first["loc"])

@@ -60,21 +60,21 @@ MOST_REASON = 200_000
 """Characters of the reason in status.json."""
 
 _SHORT = 500
-"""Characters of a reason that surely find room in the block of the status before."""
+"""The length of a reason that fits into the disk block of the old status.json in any case."""
 
 
 class RunDir:
-    """The directory of one run under way; only the process that runs writes to it. `create` makes one.
+    """The directory of a running run; only the process of the run writes to it. `create` makes one.
 
     path:        the directory
     checkpoints: the folder for checkpoints, made by the first one
     ended:       the status says how the run ended
-    buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
-    resumed:     the state that the run goes on from; None: it begins
-    reached:     how far its files reached when it went on; None: it begins
+    buffer:      bytes of memory for captured rows that are not on the disk yet; None: the writer's default
+    resumed:     the state that the run was resumed from; None if it was not resumed
+    reached:     how far its files reached when it was resumed; None if it was not resumed
     ranks:       the processes of the run
-    batches:     how many have been computed, by all ranks together
-    kept:        lines that wait until rank 0 takes them; its own it writes at once
+    batches:     the number of batches computed, by all ranks together
+    kept:        lines that wait until rank 0 writes them; rank 0 writes its own at once
     """
 
     kept: Sequence[Line] = ()
@@ -100,7 +100,7 @@ class RunDir:
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], buffer: int | None = None) -> RunDir:
-        """Make the directory, or take one that holds no run yet. StoreError if it holds one."""
+        """Make the directory, or use one that does not hold a run yet. StoreError if it holds one."""
         folder = Path(path).absolute()
         names = (STATUS, PLAN, METRICS, STATS, f"{CAPTURES}/{INDEX}", f"{PREDICTIONS}/{INDEX}")
         found = [name for name in names if (folder / name).exists()]
@@ -121,9 +121,9 @@ class RunDir:
     ) -> RunDir:
         """Open the directory of a run that was cut off, to go on from `position`, as `position()` gave it.
 
-        What was recorded after that is cut off; None: everything. The time at which the run was started stays.
+        Records after the position are cut off; with None, all of them. The start time of the run is kept.
 
-        StoreError, before anything is changed, where the directory does not hold what the position names.
+        StoreError, before anything is changed, if the directory does not hold what the position names.
         """
         from hookrun.store.position import cut_back, read_position, started_before
 
@@ -136,11 +136,11 @@ class RunDir:
         return run
 
     def go_on_from(self, reached: PositionRecord) -> None:
-        """The files reach that far, and no further."""
+        """Set the position that the files have been cut back to."""
         self.reached, self.batches = reached, reached.batches
 
     def position(self) -> dict[str, Any]:
-        """How far each file reaches, all of it on the disk: what a resumable state names, for `reopen` to go on from.
+        """How far each file reaches, all of it on the disk; a resumable state holds it for `reopen`.
 
         Captured rows that are buffered become shards. StoreError if the disk refuses.
         """
@@ -153,7 +153,7 @@ class RunDir:
         return self._metrics, self._stats, self._samples, self._tokens, self._generations, self._lens
 
     def written(self) -> dict[str, Any]:
-        """The position, of which lines may not be on the disk before `sync` was called."""
+        """The position; its lines may not be on the disk until `sync` was called."""
         return {
             "metrics": self._metrics.size(),
             "stats": self._stats.size(),
@@ -172,15 +172,15 @@ class RunDir:
         """
         for each in self._lines:
             each.sync()
-        sync_folder(self.path)  # that the files are there too
+        sync_folder(self.path)  # so that the names of the files are on the disk too
 
     def shard_positions(self) -> dict[str, Any]:
-        """How far captures and predictions of all ranks reach; every rank calls it."""
+        """How far captures and predictions of all ranks reach; every rank must call it."""
         return shard_positions(self.ranks, self._writers, self.reached)
 
     @property
     def _writers(self) -> dict[str, CaptureWriter]:
-        """Those that were asked for: another one would import torch."""
+        """The writers made so far: making another one would import torch."""
         return {name: self.__dict__[name] for name in (CAPTURES, PREDICTIONS) if name in self.__dict__}
 
     def set_status(
@@ -235,11 +235,11 @@ class RunDir:
         self._write(MODEL, model)
 
     def write_hooks(self, hooks: Mapping[str, Any]) -> None:
-        """Write hooks.json: what came of each hook at each of its modules."""
+        """Write hooks.json: what each hook did at each of its modules."""
         self._write(HOOKS, hooks)
 
     def write_manifest(self) -> None:
-        """Write manifest.json: what every file of the run is at its end, before the status says that it is over.
+        """Write manifest.json: sizes and hashes of all files at the end of the run, before the final status.
 
         Nothing but the status and the report may be written afterwards. StoreError if the disk refuses.
         """
@@ -258,7 +258,7 @@ class RunDir:
         self._stats.append(record)
 
     def log_sample(self, record: Mapping[str, Any]) -> None:
-        """Append one line to samples.jsonl: what a sample is called."""
+        """Append one line to samples.jsonl: the names of a sample."""
         self.log_samples([record])
 
     def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -271,15 +271,15 @@ class RunDir:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
     def log_token(self, token: int, text: str) -> None:
-        """Append one line to tokens.jsonl: the text of a token that captured rows are of, or that was generated."""
+        """Append one line to tokens.jsonl: the text of a token that was captured at or generated."""
         self._tokens.append({"token": token, "text": text})
 
     def log_generation(self, record: Mapping[str, Any]) -> None:
-        """Append one line to generations.jsonl: how a prompt was continued."""
+        """Append one line to generations.jsonl: the continuation of a prompt."""
         self._generations.append(record)
 
     def log_lens(self, record: Mapping[str, Any]) -> None:
-        """Append one line to lens.jsonl: what a part of the model says at a position of a sample."""
+        """Append one line to lens.jsonl: what a part of the model predicts at a position of a sample."""
         self._lens.append(record)
 
     @cached_property
@@ -294,15 +294,15 @@ class RunDir:
 
     @property
     def shards(self) -> int:
-        """How many shards of captured and predicted rows are on the disk, those left by an earlier process included."""
+        """The number of shards of captures and predictions on the disk, with those of earlier processes of the run."""
         writers, reached, rank = self._writers, self.reached, self.ranks.rank
         others = () if reached is None else {CAPTURES, PREDICTIONS} - writers.keys()
         before = [getattr(reached, name).of_rank(rank) for name in others]
         return sum(each.shards for each in (*writers.values(), *before))
 
     def close(self) -> None:
-        """Write what is buffered and close every file; the status stays as it was set."""
-        with ExitStack() as stack:  # each is closed, whichever of them fails
+        """Write what is buffered and close every file; the status is not changed."""
+        with ExitStack() as stack:  # closes all of them even if one fails
             for each in self._lines:
                 stack.callback(each.close)
             for writer in self._writers.values():
@@ -315,10 +315,10 @@ class RunDir:
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self._require_same_place()
-        write_json(self.path / name, value, flushes_folder=False)  # the status that follows does
+        write_json(self.path / name, value, flushes_folder=False)  # writing the status afterwards flushes it
 
     def _require_same_place(self) -> None:
-        """StoreError where the directory is not the one that the run began in: another run may have its name."""
+        """StoreError if the directory was replaced since the run began: another run may have its name."""
         try:
             found = os.stat(self.path)
         except OSError as error:
@@ -345,9 +345,9 @@ class RunDir:
 
 
 def cut_off(status: Mapping[str, Any]) -> str:
-    """A note on a status that says `running`, where its process has ended; else ``""``.
+    """A note if the status says `running` but its process has ended; else ``""``.
 
-    Of a run on another machine nobody here can tell.
+    For a run on another machine this cannot be known: ``""``.
     """
     is_here = status.get("host") in (None, platform.node())
     pid = status.get("pid")
@@ -362,7 +362,7 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # it is somebody else's
+        return True  # it belongs to another user
     except OverflowError:
         return False  # no process has such a number
     return True
@@ -371,8 +371,7 @@ def _alive(pid: int) -> bool:
 def update_latest(path: str | os.PathLike[str]) -> str:
     """Point the link `latest` beside the directory at it, atomically.
 
-    A link is a comfort, so nothing fails for want of one: returns ``""``, or a note that says why there is
-    none.
+    A run does not fail if the link cannot be made: returns ``""``, or a note that says why there is none.
     """
     folder = Path(path).absolute()
     link = folder.with_name("latest")

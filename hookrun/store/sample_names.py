@@ -1,4 +1,4 @@
-"""What the samples of a run are called, by split and sample id, and the text of tokens: samples.jsonl, tokens.jsonl."""
+"""Facts about the samples of a run by split and sample id, and the text of tokens: samples.jsonl, tokens.jsonl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.store.records import SAMPLES_LINE, TOKENS_LINE
 
 
 class SampleTable:
-    """Read when it is first asked for; empty where the run kept no names.
+    """Reads the files when they are first needed; empty if the run did not write them.
 
     folder: the run directory
     """
@@ -35,14 +35,14 @@ class SampleTable:
 
     @cached_property
     def texts(self) -> Mapping[int, str]:
-        """Token -> its text, of the tokens that captured rows are of."""
+        """Token id -> its text, for the tokens of captured rows."""
         lines = read_records(self._tokens, TOKENS_LINE) if is_there(self._tokens) else []
         return {line["token"]: line["text"] for line in lines}
 
     def text(self, token: int) -> str:
-        """The text of a token; ``""`` where the run kept none."""
+        """The text of a token; ``""`` if the run did not write it."""
         return self.texts.get(token, "")
 
     def column(self, name: str, samples: list[tuple[str, int]]) -> list[str]:
-        """What the column says of each of the samples (split, id); ``""`` where it says nothing."""
+        """The value of the column for each sample (split, id), as text; ``""`` where it has none."""
         return [str(self.by_sample.get(sample, {}).get(name) or "") for sample in samples]

@@ -12,17 +12,17 @@ from hookrun.store.records import ObjectiveRecord, checked
 
 Line = Mapping[str, Any]
 ABOUT = frozenset({"split", "epoch", "step", "of", "module", "other", "score"})
-"""Keys of a line that say what it is about."""
+"""Keys of a line that say what the line describes."""
 OF_PARTS = frozenset({"kind", "layer", "head", "positions"})
-"""The same of lines about parts of a model, which task=lens writes."""
+"""The same for lines about parts of a model, which task=lens writes."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run comes to by its goal.
+    """The result of a run by its objective.
 
-    value: None where the run has none that is finite
-    epoch: whose value it is; None where the line says none
+    value: None if the run has no finite value
+    epoch: the epoch of the value; None if its line has none
     """
 
     goal: Goal
@@ -35,15 +35,15 @@ class Result:
 
 
 def result(lines: Iterable[Line], goal: Goal) -> Result:
-    """The result of a run whose goal is known."""
+    """The result of a run whose objective is known."""
     value, epoch = score(lines, goal) or (None, None)
     return Result(goal, value, epoch)
 
 
 def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None:
-    """The result that a run's status holds; for a run of an earlier version that of its metrics, by their natural goal.
+    """The result in a run's status; for a run of an earlier version the result of its metrics, by a default objective.
 
-    None where neither is there. Raises ValueError for a status that holds something else.
+    None if there is neither. Raises ValueError if the status holds something else.
     """
     if (stored := status.get("objective")) is not None:
         record = checked(stored, ObjectiveRecord)
@@ -55,17 +55,17 @@ def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None
 
 
 def is_batch(line: Line) -> bool:
-    """Whether it is of one logged batch of training. Earlier versions did not say: theirs have an `lr`."""
+    """Whether the line is of one logged batch of training. In earlier versions, which lack `of`, these have an `lr`."""
     return line["of"] == "batch" if line.get("of") else line.get("split") == "train" and "lr" in line
 
 
 def is_part(line: Line) -> bool:
-    """Whether it is of one position or one sample: part of a pass, whose means have a line of their own."""
+    """Whether the line is of one position or one sample; the means of the whole pass have another line."""
     return line.get("of") in ("position", "sample")
 
 
 def measures(line: Line) -> dict[str, float]:
-    """``split/name`` -> value, or only the name where the line is of no split; nothing for a part of a pass."""
+    """``split/name`` -> value, or ``name`` if the line has no split; empty for a part of a pass."""
     if is_part(line):
         return {}
     if "other" in line and line["other"] == line.get("module"):
@@ -93,10 +93,10 @@ def names(lines: Iterable[Line]) -> list[str]:
 
 
 def score(lines: Iterable[Line], goal: Goal) -> tuple[float, int | None] | None:
-    """The value of the goal, and its epoch where the line says one; None where the run has none that is finite.
+    """The value of the objective, and its epoch if the line has one; None if the run has no finite value.
 
-    The best epoch is the best of those with a finite value; a last one that is not finite is not a result. Single
-    batches do not count.
+    The best epoch is the best of those with a finite value; a last epoch whose value is not finite has no result.
+    Single batches are ignored.
     """
     found: tuple[float, int | None] | None = None
     for line in lines:

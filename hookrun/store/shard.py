@@ -1,4 +1,4 @@
-"""The lines of a shard index: which files hold captured rows, and what each of them holds."""
+"""The lines of a shard index: the files of captured rows, and the rows in each of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
 from hookrun.store.records import ShardRecord, checked
 
 ALWAYS_WRITTEN = ("sample", "epoch", "step", "call")
-"""Those of COLUMNS that every version wrote."""
+"""The columns that every version writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Entry:
 
     key:   name of the rows in the shard, a [rows, *shape] tensor; ``<key>.rows`` holds their [rows, columns]
            int64 table
-    path:  where the tensor stood in the captured value: ``""`` for a bare tensor, else like ``[0].logits``
-    dtype: as torch names it, without ``torch.``
+    path:  the place of the tensor in the captured value: ``""`` for a bare tensor, else such as ``[0].logits``
+    dtype: torch's name without ``torch.``
     shape: of one row
-    by:    what a row is: one `sample` of a batch, or all that one `firing` of the hook saw
+    by:    what a row is: one `sample` of a batch, or the whole value of one `firing` of the hook
     """
 
     key: str
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One line of a shard index: a file that is complete on disk, what it must be, and what it holds."""
+    """One line of a shard index: a file that is complete on disk, its size and hash, and its entries."""
 
     file: str
     sha256: str
@@ -66,7 +66,7 @@ class Shard:
     def of(cls, record: Any) -> Shard:
         """The shard that a line describes, without unknown keys.
 
-        Raises ValueError for any other line, and for one whose rows cannot lie in so many bytes.
+        Raises ValueError for any other line, and if its rows need more bytes than the file has.
         """
         version = record.get("version") if isinstance(record, dict) else None
         if isinstance(version, int) and version > VERSION:
@@ -74,7 +74,7 @@ class Shard:
         try:
             line = checked(record, ShardRecord)
         except ValueError as error:
-            raise ValueError(f"it describes no shard: {error}") from None
+            raise ValueError(f"it does not describe a shard: {error}") from None
         if "/" in line.shard or "\0" in line.shard or line.shard in (".", "..", INDEX):
             raise ValueError(f"the shard {line.shard!r} lies outside of its folder or cannot be a file of it")
         if missing := [name for name in ALWAYS_WRITTEN if name not in line.columns]:

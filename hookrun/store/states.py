@@ -1,8 +1,8 @@
-"""Resumable states: what a run goes on from, each a folder `checkpoints/state_000001` of two files, and no pickle.
+"""Resumable states of a run: each is a folder `checkpoints/state_000001` of two files, without pickle.
 
-`tensors.safetensors` holds the tensors, `state.json` everything else, with a check sum of the tensors' file and of its
-own content. A state is written aside and renamed, so that it is whole or not there; one that the disk has damaged since
-is found out when it is read.
+`tensors.safetensors` holds the tensors, `state.json` everything else, with a checksum of the tensors' file and of its
+own content. A state is written under another name and renamed, so that it is complete or absent. Damage by the disk is
+detected when it is read.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hookrun.store.tree import Flat, flatten, unflatten
 TENSORS, STATE = "tensors.safetensors", "state.json"
 VERSION = 1
 LEAST_KEPT = 2
-"""States that are kept while a run goes on: the newest may be damaged."""
+"""The minimum number of states kept during a run: the newest one may be damaged."""
 
 SECONDS = 30.0
-"""In a task that trains nothing a state is due at the latest after so many."""
+"""A task that does not train saves a state at least this often."""
 
 _NAME = re.compile(r"state_(\d{6,12})")
 
@@ -38,7 +38,7 @@ class SavedState:
     """A state as it was read.
 
     path:  its folder
-    about: what it is of: a mapping of plain values
+    about: the run that it belongs to: a mapping of plain values
     tree:  what was saved, tensors on the CPU
     """
 
@@ -68,7 +68,7 @@ def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: i
     path = folder / _named(max(there, default=0) + 1)
     aside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
-        folder.mkdir(exist_ok=True)  # and not the run directory, which may have been removed
+        folder.mkdir(exist_ok=True)  # but not the run directory, which may have been removed
         _remove(aside)
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:
@@ -94,7 +94,7 @@ def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: i
         raise
     sync_folder(folder)
     for number in [*there, max(there, default=0) + 1][: -max(keep, LEAST_KEPT)]:
-        with suppress(OSError):  # one too many does no harm
+        with suppress(OSError):  # a state too many does no harm
             _remove(folder / _named(number))
     return path
 

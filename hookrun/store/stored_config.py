@@ -1,4 +1,4 @@
-"""The YAML files that Hydra left in a run directory, read with no more trust than an experiment gets."""
+"""The YAML files that Hydra wrote into a run directory, read with as little trust as an experiment."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _NOT_KNOWN = object()
 
 
 def read_yaml(path: Path, root: Path) -> Any:
-    """The content, interpolations left as they are; None where there is no such file.
+    """The content with its interpolations unresolved; None if the file does not exist.
 
     root: the run directory, below which no link is followed
 
-    StoreError if it is not YAML, or stands for more than any configuration holds.
+    StoreError if it is not YAML, or expands to more than a configuration may hold.
     """
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -71,9 +71,9 @@ def _content(text: str) -> Any:
 
 
 def remember(text: str, content: Any) -> None:
-    """Let `read_yaml` give a copy of the content for a file of this text.
+    """Let `read_yaml` return a copy of the content for a file with this text.
 
-    One page asks for the same few files again and again, most often of a run that was written just now.
+    A page reads the same few files several times, usually of a run that was just written.
     """
     if len(text) > _SMALL:
         return
@@ -83,9 +83,9 @@ def remember(text: str, content: Any) -> None:
 
 
 def comes_back(content: Any) -> bool:
-    """Whether reading the YAML that was written of the content surely gives the same.
+    """Whether writing the content as YAML and reading it back certainly gives the same.
 
-    It does for mappings and lists of numbers, None and texts of lines of printable ASCII; of others it may too.
+    True for mappings and lists of numbers, None and texts of printable ASCII; for others False, though it might.
     """
     if isinstance(content, str):
         return content.isascii() and content.replace("\n", "").isprintable()

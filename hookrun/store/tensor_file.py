@@ -1,8 +1,8 @@
-"""Safetensors files: written as a stream and hashed on the way, opened for reading.
+"""Safetensors files: written as a stream and hashed at the same time, opened for reading.
 
-The library's own writer wants each tensor in one piece and copies it once more; a shard is as large as the
-buffer that it empties, so its chunks are written one after the other where they lie. The format is the one it
-publishes: length of the header, header (JSON), bytes.
+The library's own writer needs each tensor in one piece and copies it once more. Here the chunks of a tensor are written
+one after the other from the buffer that they lie in. The format is the published one: length of the header, header
+(JSON), bytes.
 """
 
 from __future__ import annotations
@@ -60,27 +60,27 @@ _BEHIND = 1 << 26
 
 
 class Digest(Protocol):
-    """Of bytes as they are written, in the way of hashlib."""
+    """A digest with the methods of hashlib's."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """More of them."""
+        """Add bytes."""
 
     def hexdigest(self) -> str:
-        """Of all of them."""
+        """The digest of all bytes so far."""
 
 
 class Crc32:
-    """A check sum that finds what a disk has damaged, in half the time of a SHA-256."""
+    """A checksum that finds damage by a disk, in half the time of a SHA-256."""
 
     def __init__(self) -> None:
         self._value = 0
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """More of the bytes."""
+        """Add bytes."""
         self._value = zlib.crc32(data, self._value)
 
     def hexdigest(self) -> str:
-        """Of all of them, in eight characters."""
+        """The checksum of all bytes so far, in eight characters."""
         return f"{self._value:08x}"
 
 
@@ -96,8 +96,8 @@ def write_tensors(
     dimension; a tensor of no dimensions is a single chunk. Chunks on other devices or not contiguous are
     copied one at a time.
     """
-    # The largest items first, after a header of a multiple of 8 bytes: so each tensor lies aligned to its
-    # item size. Before them what can be written in steps, which leaves whatever follows aligned.
+    # After a header of a multiple of 8 bytes come the largest items first, so that each tensor is aligned to its item
+    # size. Tensors that can be written in steps come before all others; the others stay aligned after them.
     in_steps = {name for name, chunks in tensors.items() if _is_in_steps(chunks)}
     ordered = sorted(tensors.items(), key=lambda item: (item[0] not in in_steps, -item[1][0].dtype.itemsize))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -128,7 +128,7 @@ def write_tensors(
         for data in blocks:
             hashed = hashing.submit(digest.update, data)
             behind += data.nbytes
-            if behind > _BEHIND:  # what waits to be hashed is held in memory
+            if behind > _BEHIND:  # blocks that wait to be hashed stay in memory
                 hashed.result()
                 behind = 0
             writer.write(data)
@@ -142,7 +142,7 @@ def _is_in_steps(chunks: Sequence[Tensor]) -> bool:
 
 
 def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes; blocks that are small come together, for each takes time of its own."""
+    """The same bytes with small blocks joined, because each block costs time."""
     small = bytearray()
     for block in blocks:
         if small and (block.nbytes >= _SMALL or len(small) >= LARGE):
@@ -159,7 +159,7 @@ def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
 def open_tensors(path: Path, root: Path | None = None) -> Any:
     """The file as safetensors' lazy, memory-mapped reader.
 
-    root: the run directory that the file lies in: below it no link is followed; the file's own folder unless given
+    root: the run directory of the file, below which links are not followed; the file's own folder unless given
 
     StoreError if it is missing, not a regular file, or broken: the library checks that the header and every offset
     in it lie within the file.

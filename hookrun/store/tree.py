@@ -1,7 +1,7 @@
-"""Plain values with tensors in them, as JSON beside a table of tensors: what a resumable state is made of.
+"""Plain values with tensors in them, as JSON and a table of tensors: what a resumable state consists of.
 
-A tree is made of None, bool, int, float, str, list, tuple, dict, Counter and torch.Tensor, and nothing else: it is read
-back as it was, types of keys included, without running anything.
+A tree consists of None, bool, int, float, str, list, tuple, dict, Counter and torch.Tensor only. Reading it
+back gives an equal tree, types of keys included, and runs nothing from the file.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TENSOR, _TUPLE, _COUNTER, _ITEMS, _KEYS = "tensor", "tuple", "counter", "items"
 
 
 class NotPlain(HookrunError):
-    """A value that a tree cannot hold; the message says where it stands and what it is."""
+    """A value that a tree cannot hold; the message names its place and its type."""
 
 
 class Flat(NamedTuple):
@@ -34,12 +34,12 @@ class Flat(NamedTuple):
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copied(self) -> Flat:
-        """With copies of the tensors on the CPU, so that the program may go on and change its own."""
+        """The same with copies of the tensors on the CPU: the program may go on and change the originals."""
         return Flat(self.values, {name: each.to("cpu", copy=True) for name, each in self.tensors.items()})
 
 
 def flatten(tree: Any) -> Flat:
-    """The tree as JSON values, and its tensors by number; a tensor that stands in two places is one.
+    """The tree as JSON values, and its tensors by number; a tensor that occurs twice is stored once.
 
     Raises NotPlain.
     """
@@ -48,7 +48,7 @@ def flatten(tree: Any) -> Flat:
 
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """The tree that `flatten` was given; tensors that were one are one again. Raises ValueError for anything else."""
+    """The tree that `flatten` was given, with shared tensors shared again. Raises ValueError for any other value."""
     found = dict[str, Tensor]()
 
     def once(name: Any) -> Tensor:
@@ -72,7 +72,7 @@ class _Flattening:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is dict:  # asked first, as most are
+        if kind is dict:  # checked first because most values are
             return self._mapping(value, where)
         if isinstance(value, Tensor):
             return {_TENSOR: self._named(value, where)}

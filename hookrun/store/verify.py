@@ -1,4 +1,4 @@
-"""Whether a run directory is what the run left: every file of its manifest, and what its indexes and records say."""
+"""Check that a run directory is unchanged: every file of its manifest, its indexes and its records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from hookrun.store.stored_config import read_yaml
 from hookrun.store.tensor_file import open_tensors
 
 MOST_DISTINCT = 1_000_000
-"""Lines of metrics that are looked at for repetitions."""
+"""The maximum number of lines of metrics that are checked for repetitions."""
 
 _RECORDS: Mapping[str, type[Record]] = {
     PLAN: PlanRecord,
@@ -67,12 +67,12 @@ _RECORDS: Mapping[str, type[Record]] = {
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found.
+    """The findings of `verify`.
 
-    shards, bytes: how many are indexed, and their bytes
-    bad:           one line for each file that is not what it should be
-    notes:         what is odd and harms nothing: what a run that was cut off left behind, what cannot be judged
-    status:        of the run, ``""`` where it cannot be read
+    shards, bytes: the number of indexed shards, and their bytes
+    bad:           one line for each file that was changed, is missing or was added
+    notes:         harmless findings: files left by a run that was cut off, and what cannot be checked
+    status:        of the run; ``""`` if it cannot be read
     """
 
     shards: int
@@ -84,7 +84,7 @@ class Verified:
 
 @dataclass
 class _Findings:
-    """Faults by file, one for each: the first one explains those that follow from it. Notes are (file, text)."""
+    """Faults by file, only the first fault of each, since later ones follow from it. Notes are (file, text)."""
 
     folder: Path
     faults: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Findings:
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
-        """What a StoreError in the block says is the fault of the file."""
+        """Record a StoreError in the block as the fault of the file."""
         try:
             yield
         except StoreError as error:
@@ -103,10 +103,10 @@ class _Findings:
 
 
 def verify(path: Path) -> Verified:
-    """Read every byte that a run left, and compare it with what is known of it. StoreError if there is no run.
+    """Read every file of a run and compare it with the manifest and the indexes. StoreError if there is no run.
 
-    A run that came to its end has a manifest: a file that was changed, removed or added since is found. Of any other
-    run, and of one that an earlier version of hookrun made, each file is judged by itself and by the indexes.
+    A run that has ended has a manifest, which shows files that were changed, removed or added since. For any other run,
+    also one of an earlier version without a manifest, each file is checked by itself and against the indexes.
     """
     folder = open_run(path).path
     findings = _Findings(folder)
@@ -141,7 +141,7 @@ _EARLIER = "it is of an earlier hookrun and has no manifest: a file that was rem
 
 
 def _ending(status: Mapping[str, Any]) -> str:
-    """Why there is no manifest, where the run goes on no longer."""
+    """Why a run that is not running any more has no manifest."""
     state = status.get("status")
     if state in ("failed", "interrupted"):
         return (
@@ -226,7 +226,7 @@ def _judge_records(findings: _Findings) -> None:
 
 
 def _judge_tensors(findings: _Findings, shards: Mapping[str, Shard]) -> None:
-    """Whether the tensors are as their index says, of every file that has no fault yet."""
+    """Check the tensors of every file without a fault so far against their index."""
     folder = findings.folder
     for name, shard in shards.items():
         if name not in findings.faults:
@@ -247,7 +247,7 @@ def _judge_checkpoint(path: Path, folder: Path) -> None:
 
 
 def _judge_repetitions(findings: _Findings) -> None:
-    """No line of metrics is written twice; a user's own loop may do that."""
+    """Check that no line of metrics is repeated; a user's own loop may repeat lines."""
     with suppress(StoreError):  # a fault of env.json, which was found before
         if open_run(findings.folder).env.get(RECORDED) is True:
             return

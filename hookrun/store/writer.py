@@ -29,7 +29,7 @@ from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_te
 
 SHARD_BYTES = 64 * 2**20
 BUFFERS = 3
-"""One is filled, one may wait, one is written."""
+"""One buffer is filled, one may wait, one is written."""
 
 _TABLE_BYTES = 8 * len(COLUMNS)  # of a row
 _CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
@@ -42,7 +42,7 @@ _ALIGNED = 64  # bytes: of where a chunk may begin; a large one begins where it 
 
 @dataclass(slots=True)
 class Count:
-    """What was recorded of one hook at one module: tensors, their bytes, and the rows they became."""
+    """What one hook captured at one module: the number of tensors, their bytes, and the rows that they became."""
 
     tensors: int = 0
     bytes: int = 0
@@ -75,7 +75,7 @@ class _Run:
 
 
 class _Filled(NamedTuple):
-    """What becomes a shard, and the memory that its chunks lie in."""
+    """A full buffer, which becomes a shard, and the memory of its chunks."""
 
     runs: list[_Run]
     memory: Tensor | None
@@ -92,18 +92,18 @@ class _Written(NamedTuple):
 class CaptureWriter:
     """Writes captured values below `folder`, which is made with the first shard.
 
-    The folder must hold no index yet, but where it `goes_on`: from a position that it was cut back to.
+    The folder must not hold an index yet, unless `goes_on` gives the position that the folder was cut back to.
 
-    counts: (hook, module) -> what was recorded there so far, the buffer included
-    shards: how many shards are written and indexed
+    counts: (hook, module) -> what was captured there so far, with the buffer
+    shards: the number of shards that are written and indexed
     rank:   of this process in a distributed run
-    batch:  gives the number of the batch under way, where several ranks write into the folder, each its own rows of it;
-            None: this process is the only one
+    batch:  returns the number of the current batch, if several ranks write into the folder, each its rows of the batch;
+            None: this process is the only writer
 
-    A buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. While one is
-    filled, one may wait and one is written: memory stays under three of them. A shard is written aside, flushed,
-    renamed, and only then named in the index: what the index names is whole. While a shard is flushed, the next one
-    is written.
+    A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. While one is filled,
+    one may wait and one is written, so memory stays under three buffers. A shard is written under another name,
+    flushed, renamed, and only then named in the index: every shard in the index is complete. While a shard is flushed,
+    the next one is written.
     """
 
     def __init__(
@@ -158,13 +158,13 @@ class CaptureWriter:
         """Record a copy of every tensor in `value`, which stays untouched.
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
-        sample_ids: the samples of the batch, where the value has to do with a batch. A tensor whose first
-                    dimension is as long becomes one row per sample, any other one row per firing
-        split:      the part of the data that the samples are of, `train` or `val`
-        path:       where `value` itself lies in a larger container
-        tokens:     which token each row is of, where a row is one of a sample's tokens
+        sample_ids: the samples of the batch, if the value belongs to a batch. A tensor whose first dimension has
+                    this length becomes one row per sample, any other tensor one row per firing
+        split:      the split of the samples, `train` or `val`
+        path:       the place of `value` in a larger container
+        tokens:     the token of each row, if a row is one of a sample's tokens
 
-        StoreError if a tensor has no form on disk, or if the disk refused an earlier one.
+        StoreError if a tensor cannot be stored, or if the disk refused an earlier one.
         """
         self._raise_failure()
         if not self._open:
@@ -207,7 +207,7 @@ class CaptureWriter:
             count.rows += len(rows)
 
     def _turn(self, stream: tuple[str, str], batch: int) -> int:
-        """Which of the batch's firings of a hook at a module it is, and of which batch: the same on every rank."""
+        """A number for the batch and the firing within it of a hook at a module, equal on every rank."""
         before, count = self._turns.get(stream, (-1, 0))
         count = count + 1 if before == batch else 0
         self._turns[stream] = batch, count
@@ -241,7 +241,7 @@ class CaptureWriter:
             self._index.close()
 
     def _hand_over(self) -> None:
-        """The buffer goes to the thread that writes, and a new one begins."""
+        """Give the buffer to the thread that writes, and begin a new one."""
         if self._runs and self._open:
             full = _Filled(self._runs, self._memory)
             self._clear()
@@ -268,7 +268,7 @@ class CaptureWriter:
         self.shards += 1
 
     def _raise_failure(self) -> None:
-        """What went wrong on the disk, once; nothing more is taken then."""
+        """Raise an error of the thread that writes, once; after that nothing more is accepted."""
         error = self._disk.error
         if error is None or not self._open:
             return
@@ -309,7 +309,7 @@ class CaptureWriter:
                 return
 
     def _room(self, rows: Tensor) -> Tensor:
-        """A tensor like `rows` in the buffer's memory; memory that was used before costs a third of new."""
+        """A tensor like `rows` in the buffer's memory, which is reused: new memory takes three times as long."""
         aligned = STEP if rows.nbytes >= LARGE else _ALIGNED
         start = -(-self._used // aligned) * aligned
         stop = start + rows.nbytes
@@ -339,7 +339,7 @@ def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
 
 
 def _copied(rows: Tensor, target: Tensor) -> Tensor:
-    """`target`, with the content of `rows`: by one thread, for torch's would wait for the cores that hash and write."""
+    """`target`, filled from `rows` by one thread: torch's threads would wait for the cores that hash and write."""
     if rows.is_cpu and rows.is_contiguous() and not (rows.is_conj() or rows.is_neg()):
         np.copyto(as_bytes(target).numpy(), as_bytes(rows).numpy())
         return target
@@ -347,7 +347,7 @@ def _copied(rows: Tensor, target: Tensor) -> Tensor:
 
 
 def _memory(size: int) -> Tensor:
-    """Bytes; on Linux they begin with a page, and pages are large: to write them first takes half of the time."""
+    """Memory of `size` bytes; on Linux in large pages, which halves the time of the first writes."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

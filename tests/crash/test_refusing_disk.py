@@ -74,7 +74,7 @@ def test_a_full_disk_keeps_every_shard_before_it(tmp_path: Path) -> None:
         writer.flush()
     path = tmp_path / "captures" / "000001.safetensors"
     assert str(caught.value) == (
-        f"cannot write {path}: File too large; nothing is left under that name\n"
+        f"cannot write {path}: File too large; there is no file of that name\n"
         f"3 captured rows are lost; the 1 shards written to {path.parent} before are kept and indexed"
     )
     run.close()  # says nothing a second time

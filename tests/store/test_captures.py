@@ -288,7 +288,7 @@ class TestDamage:
 
     def test_an_index_line_that_describes_no_shard_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "index.jsonl").write_text("{}\n")
-        with pytest.raises(StoreError, match=r"index\.jsonl, line 1: it describes no shard"):
+        with pytest.raises(StoreError, match=r"index\.jsonl, line 1: it does not describe a shard"):
             read_index(tmp_path)
 
     def test_a_dtype_of_another_version_is_told(self, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_last_line_without_its_end_is_whole_if_it_parses(tmp_path: Path) -> No
 def test_a_broken_line_before_the_last_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"st\n{"step": 2}\n')
-    with pytest.raises(StoreError, match=r"metrics\.jsonl, line 2: no JSON"):
+    with pytest.raises(StoreError, match=r"metrics\.jsonl, line 2: not JSON"):
         read_lines(path)
 
 

@@ -65,7 +65,7 @@ def test_numbers_of_torch_and_numpy_and_paths_are_taken() -> None:
 
 @pytest.mark.parametrize("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
 def test_what_has_no_place_in_json_is_refused_by_type(value: object) -> None:
-    with pytest.raises(TypeError, match="in JSON"):
+    with pytest.raises(TypeError, match="in JSON|as JSON"):
         encode(value)
 
 
@@ -85,8 +85,8 @@ def test_keys_that_a_later_version_adds_are_left_out() -> None:
     [
         ({"version": VERSION + 1}, "this hookrun reads up to"),
         ({"shard": "../../other.safetensors"}, "outside of its folder"),
-        ({"entries": [{"key": "0"}]}, "describes no shard"),
-        ({"columns": None}, "describes no shard"),
+        ({"entries": [{"key": "0"}]}, "does not describe a shard"),
+        ({"columns": None}, "does not describe a shard"),
     ],
 )
 def test_a_line_that_cannot_be_trusted_is_refused(change: dict[str, object], said: str) -> None:
@@ -95,5 +95,5 @@ def test_a_line_that_cannot_be_trusted_is_refused(change: dict[str, object], sai
 
 
 def test_any_other_json_is_no_shard() -> None:
-    with pytest.raises(ValueError, match="describes no shard"):
+    with pytest.raises(ValueError, match="does not describe a shard"):
         Shard.of([1, 2])

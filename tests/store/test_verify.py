@@ -333,7 +333,7 @@ def test_a_run_without_a_manifest_says_why_and_what_is_there_is_judged(
 WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong shapes": (change("captures/index.jsonl", "[100]", "[50]"), "its index says F32 [4, 50]"),
     "fewer rows": (change("captures/index.jsonl", '"rows": 4', '"rows": 3'), "its index says F32 [3, 100]"),
-    "a shard twice": (repeat_line("captures/index.jsonl"), "the shard '000002.safetensors' stands in an earlier"),
+    "a shard twice": (repeat_line("captures/index.jsonl"), "the shard '000002.safetensors' is in an earlier"),
     "a line of metrics twice": (repeat_line("metrics.jsonl"), "metrics.jsonl, line 2 repeats line 1"),
     "a metric that is a list": (change("metrics.jsonl", "1}", "[1]}"), "metrics.jsonl, line 1"),
     "a checkpoint cut off": (cut_checkpoint, "not a readable safetensors"),

@@ -52,5 +52,5 @@ def test_predictions_and_gradients_say_it_too(run, hook) -> None:
     assert set(found.predictions.splits.tolist()) == {0}
     found = run(*BOTH, hook(select="fc.bias", hook="grad", action="capture"))
     assert set(found.captures["h"]["fc.bias"].splits.tolist()) == {0}
-    with pytest.raises(hookrun.HookrunError, match="some rows are of no sample"):
+    with pytest.raises(hookrun.HookrunError, match="some rows do not belong to a sample"):
         found.labels_of(found.captures["h"]["fc.bias"])
