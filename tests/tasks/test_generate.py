@@ -127,7 +127,8 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     nothing = generate("decoder", hook("same", "blocks.0", "scale", "all", factor=1), "task.compare=true")
     assert nothing.metrics[-1]["changed"] == nothing.metrics[-1]["kl_first"] == 0
     assert (
-        "the hooks changed no first new token's probabilities and no continuation" in capsys.readouterr().out
+        "the hooks changed neither the first new token's probabilities nor a continuation"
+        in capsys.readouterr().out
     )
 
 

@@ -1,4 +1,4 @@
-"""Continues the prompts of each batch under the hooks, and without them where that is compared."""
+"""Continues the prompts of each batch under the hooks, and for a comparison also without them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hookrun.tasks.loop.running import Running
 
 @dataclass(frozen=True)
 class Wanted:
-    """The task's keys; see there."""
+    """The keys of task=generate; see `GenerateTask`."""
 
     max_new_tokens: int
     sampling: Sampling | None
@@ -34,7 +34,7 @@ class Wanted:
 
 
 class Generation:
-    """The prompts of one run, batch by batch."""
+    """Continues the prompts of a run, one batch at a time."""
 
     def __init__(self, wanted: Wanted, running: Running) -> None:
         model, info = running.model, running.prepared.data
@@ -46,14 +46,14 @@ class Generation:
         self._way = way_of(model, Asked(wanted.max_new_tokens, self._stop, self._pad, wanted.cache))
 
     def records(self, batch: Batch) -> list[dict[str, Any]]:
-        """What generations.jsonl says of each sample of the batch, in its order."""
+        """The lines of generations.jsonl for the samples of the batch, in their order."""
         prompts = prompts_of(batch, self._wanted.prompt_tokens)
         before = generator_states() if self._wanted.compare else {}
         now = self._continued(batch, prompts)
         without = None
         if self._wanted.compare:
             after = generator_states()
-            set_generators(before)  # a model that draws itself draws the same
+            set_generators(before)  # so that random numbers that the model itself draws are the same
             with self._running.hooks.paused():
                 without = self._continued(batch, prompts)
             set_generators(after)
@@ -87,13 +87,13 @@ class Generation:
         )
 
     def _log_texts(self, *found: NextTokens | None) -> None:
-        """The texts of the new tokens, one by one, for the page."""
+        """Record the text of each new token, for the report."""
         tokens = {token for each in found if each is not None for ids in each.tokens for token in ids}
         self._running.sink.log_texts(self._texts.one, tokens)
 
 
 def stop_tokens(given: Sequence[int] | None, model: nn.Module, info: DataInfo) -> tuple[int, ...]:
-    """The tokens that end a sequence: those given; else the model's own, or its tokenizer's where it has none."""
+    """The tokens that end a sequence: `given`, or those of the model's config, or that of the tokenizer."""
     if given is not None:
         return tuple(given)
     vocabulary = vocabulary_of(model, info)
@@ -109,12 +109,12 @@ def _end_of(tokenizer: Tokenizer | None) -> tuple[int, ...]:
 
 
 def vocabulary_of(model: nn.Module, info: DataInfo) -> int | None:
-    """How many tokens the model has; None where neither it nor the data says so."""
+    """The size of the model's vocabulary; None if neither the model's config nor the data has it."""
     size = getattr(getattr(model, "config", None), "vocab_size", None)
     return size if isinstance(size, int) else info.vocab_size
 
 
 def _told(model: nn.Module, name: str) -> Any:
-    """What the model's generation_config says, or its configuration."""
+    """The value of an option in the model's generation_config, or in its config; None if neither has it."""
     configs = (getattr(model, each, None) for each in ("generation_config", "config"))
     return next((found for each in configs if (found := getattr(each, name, None)) is not None), None)
