@@ -57,7 +57,7 @@ class LensTask(TaskOfOneSplit):
                 "the positions of the residual stream are its dimension 1: leave out query, key and dim"
             )
         if tokens is not None and tokens.phase == "generation":
-            raise ValueError("task=lens generates nothing: leave out `phase: generation`")
+            raise ValueError("task=lens does not generate tokens: leave out `phase: generation`")
         return tokens
 
     @model_validator(mode="after")

@@ -318,7 +318,7 @@ def test_classes_that_are_none_of_torchs_kind_are_refused(refused: Callable[...,
         "train.scheduler.name: 'ownpkg:Mine' is the class Mine, not a subclass of torch.optim.lr_scheduler"
         in said
     )
-    assert "steps with a closure" in refused("train.optimizer.name=ownpkg:Closed")
+    assert "needs a closure in step" in refused("train.optimizer.name=ownpkg:Closed")
     said = refused("train.optimizer.name=ownpkg:Mine", "+train.optimizer.bost=2")
     assert "train.optimizer.bost: 'ownpkg:Mine' takes no argument 'bost'; did you mean 'boost'?" in said
 

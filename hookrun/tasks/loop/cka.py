@@ -14,7 +14,7 @@ from hookrun.tasks.loop.memory import reading_bytes
 from hookrun.tasks.loop.results import Results
 
 PRODUCTS, TILES = "products", "tiles"
-"""Names of results: the inner products of all pairs of modules; the number of finished rows of tiles, and their sums"""
+"""Names of results: the inner products of all pairs of modules; the finished rows of tiles and their sums."""
 
 _FEWEST = 16
 """The smallest tile, in samples: smaller tiles would need too many passes over the captures."""
@@ -35,7 +35,7 @@ class Way:
 
 
 def chosen_way(features: Sequence[Features], allowed: int) -> Way:
-    """The way with the fewest operations that fits into `allowed` bytes; if none fits, the one with the least memory."""
+    """The way with the fewest operations that fits into `allowed` bytes; if none fits, that with the least memory."""
     rows, modules = len(features[0]), len(features)
     width = sum(each.width for each in features)
     least = reading_bytes(features) + BYTES * width

@@ -34,7 +34,7 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
 
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
-    """For each hook at each module: how often it fired, how many elements it changed on logged steps, why it was idle."""
+    """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
     fired = hooks.fired
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
     return {

@@ -206,7 +206,7 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
     whole = running.of_all(loop.means)
-    skipped = loop.steps.tell_epoch()
+    skipped = loop.steps.end_epoch()
     values = whole.read() or {"loss": math.nan}  # every step was left out
     if not running.stopped:  # half an epoch, ended by a check, is not a result
         values = running.read("train", whole) if whole.samples else values
