@@ -162,7 +162,7 @@ def test_where_every_state_is_damaged_nothing_is_lost(failed: Path, say: Say) ->
         file.write_bytes(b"torn")
     before = files(failed)
     code, said = say([f"resume={failed}"])
-    assert code == 2 and "has no state that is whole" in said and files(failed) == before
+    assert code == 2 and "has no undamaged state" in said and files(failed) == before
     assert say([f"resume={failed}", "resume_anyway=true"])[0] == 0
 
 
@@ -183,7 +183,12 @@ def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
     shutil.rmtree(failed / "checkpoints")
     code, said = say([f"resume={failed}"])
     steps = [line["step"] for line in hookrun.open_run(failed).metrics if line.get("of") == "batch"]
-    assert code == 0 and "the run begins anew" in said and "goes on from" not in said and steps == [0]
+    assert (
+        code == 0
+        and "the run starts from the beginning" in said
+        and "goes on from" not in said
+        and steps == [0]
+    )
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ class Measuring:
         return Average(self._metrics, self._prepared.loss)
 
     def require_all(self, values: Mapping[str, float]) -> None:
-        """Raise HookrunError if a metric of `task.metrics` has no value: no sample or token had something to predict."""
+        """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""
         if self._metrics is DEFAULT and self._rule is None:
             return
         for name in [each.name for each in self._metrics if each.name not in values]:

@@ -23,7 +23,7 @@ from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
-from hookrun.tasks.loop.sharding import divided, whole_state, whole_states
+from hookrun.tasks.loop.sharding import sharded_states, whole_state, whole_states
 from hookrun.tasks.loop.step_gradients import StepGradients, step_gradients
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
@@ -87,7 +87,7 @@ class Loop:
         self.epoch, self.batches = state["epoch"], state["batches"]
         self.means.load_state_dict(state["means"])
         self.values, self.best = state["values"], state["best"]
-        self.optimizer.load_state_dict(divided(state["optimizer"], self.optimizer))
+        self.optimizer.load_state_dict(sharded_states(state["optimizer"], self.optimizer))
         self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])

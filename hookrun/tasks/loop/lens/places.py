@@ -95,7 +95,7 @@ def find_places(
     scores = _named(names, unembed, "task.unembed", problems) if unembed else _unembed(model, problems)
     weight = None if scores is None else getattr(model.get_submodule(scores), "weight", None)
     if scores is not None and (not isinstance(weight, Tensor) or weight.dim() != 2):
-        what = f"{scores} does not have a weight [vocabulary, width] as an unembedding has"
+        what = f"{scores} has no weight [vocabulary, width], so it is not an unembedding"
         problems.append(Problem("task.unembed", what, "name the linear layer that computes the logits"))
     places = list[HeadsPlace]()
     if by_head and blocks:
