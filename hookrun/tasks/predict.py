@@ -1,4 +1,4 @@
-"""task=predict: one split through the model in order; predictions and captures are keyed by sample."""
+"""task=predict: runs a split through the model in order; predictions and captures are stored by sample."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class PredictTask(TaskWithBackward):
     """Writes the model's outputs to predictions/.
 
-    metrics: computed as well, the loss only where it is listed; null: none
-    tokens:  of sequences: where they are computed; null: wherever a token is to be predicted
+    metrics: the metrics to compute, the loss only if it is listed; null: none
+    tokens:  for sequences: the positions at which metrics are computed; null: all with a token to predict
     """
 
     task_name: ClassVar[str] = "predict"
@@ -34,7 +34,7 @@ class PredictTask(TaskWithBackward):
     tokens: TokensClause | None = None
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The means over the split."""
+        """The means of the metrics over the split."""
         from hookrun.tasks.loop.metrics import measured
 
         if self.metrics is None:
@@ -43,7 +43,7 @@ class PredictTask(TaskWithBackward):
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, running: Running) -> None:
-        """Run the split through the model. Raises HookrunError where it has no samples."""
+        """Run the split through the model. Raises HookrunError if it has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS
 
@@ -60,7 +60,7 @@ class PredictTask(TaskWithBackward):
             for batch in passed:
                 with running.logged(clock.step):
                     output = forward(batch)
-                if len(batch.ids):  # else all its rows are other ranks'
+                if len(batch.ids):  # otherwise other ranks have all of its rows
                     running.run_dir.predictions.add(
                         *PREDICTED,
                         output,
@@ -83,14 +83,14 @@ class PredictTask(TaskWithBackward):
 
 @dataclass
 class Written:
-    """How many samples have their predictions."""
+    """The number of samples whose predictions have been written."""
 
     samples: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The number."""
+        """The number so far."""
         return {"samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace the number by a saved one."""
         self.samples = state["samples"]

@@ -1,4 +1,4 @@
-"""The summary at the end of a run: how often each hook fired, what it changed or captured, and hooks that did nothing."""
+"""The summary at the end of a run: how often each hook fired, what it changed or captured, which hooks did nothing."""
 
 from __future__ import annotations
 
