@@ -206,7 +206,7 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
         raise error
     from hookrun.tasks.loop.prepared import compiled_without_data
 
-    split, experiment = task.split_met(), _with_found_weights(experiment)
+    split, experiment = task.only_split(), _with_found_weights(experiment)
     task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
 
 

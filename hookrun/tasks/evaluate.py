@@ -33,7 +33,7 @@ class EvaluateTask(TaskWithBackward):
         """The means of loss and metrics over the split."""
         from hookrun.tasks.loop.metrics import measured
 
-        return measured(self.metrics, settings.train, data_of(settings, self.split_seen()), (self.split,))
+        return measured(self.metrics, settings.train, data_of(settings, self.first_split()), (self.split,))
 
     def perform(self, running: Running) -> None:
         """Compute and log the means over all samples."""

@@ -31,7 +31,7 @@ class ExportTask(TaskOfOneSplit):
         used = set(type(compute).model_fields) - {"compile", "precision"}
         return [*super().unused(experiment), *changed("compute", compute, but=used)]
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """The hooks that torch.export cannot export."""
         from hookrun.plan.graph_support import unexportable
 

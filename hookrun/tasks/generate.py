@@ -60,7 +60,7 @@ class GenerateTask(TaskOfSplits):
             found.append(Problem("compute.compile", what, "leave it false"))
         return found if info is None else [*found, *_wrong_inputs(info)]
 
-    def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
         """Also a model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
         from hookrun.tasks.loop.continuing import cannot_generate, has_encoder
         from hookrun.tasks.loop.generation import vocabulary_of
@@ -104,9 +104,9 @@ class GenerateTask(TaskOfSplits):
             )
         return [Problem("task.max_new_tokens", what, hint)]
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """Also, if `compare` is set, hooks that change the model itself: it would be changed in both passes."""
-        found = super().misfits(plan, settings)
+        found = super().plan_problems(plan, settings)
         return [*found, *(_stays(hook.spec) for hook in plan.hooks if self.compare and _changes(hook.spec))]
 
     def example(self, info: DataInfo, model: Module) -> Example:
@@ -141,16 +141,16 @@ class GenerateTask(TaskOfSplits):
         """Continue every sample. Raises HookrunError if the split has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.generated import Sums, shown_lines
-        from hookrun.tasks.loop.generation import Generation, Wanted
+        from hookrun.tasks.loop.generation import Generation, GenerationSettings
 
         batches = BatchesOfSplits(running.prepared, self.parts)
         names = running.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        wanted = Wanted(
+        settings = GenerationSettings(
             self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
         )
-        generation, sums = Generation(wanted, running), Sums()
+        generation, sums = Generation(settings, running), Sums()
         with running.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with running.logged(running.hooks.clock.step):

@@ -71,7 +71,7 @@ class LensTask(TaskOfOneSplit):
         """Whether the final norm uses its scale on the final stream for every part."""
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """Also compilation: the lens cannot observe the blocks of a compiled model."""
         if not settings.compute.compile:
             return []
@@ -80,12 +80,12 @@ class LensTask(TaskOfOneSplit):
 
     def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
         from hookrun.tasks.loop.lens.running import with_lines
-        from hookrun.tasks.loop.spans import lacking
+        from hookrun.tasks.loop.spans import missing_spans
 
         prepared = super()._prepared(experiment, trust, maker)
         settings = experiment.settings
         reach = self.samples_in_reach(settings, prepared.data.sizes)
-        if problems := list(lacking([(self.tokens, "task")], settings, self.split, reach)):
+        if problems := list(missing_spans([(self.tokens, "task")], settings, self.split, reach)):
             raise CompileError(problems)
         return with_lines(prepared, self._said(prepared, self._setup(prepared)))
 

@@ -16,7 +16,7 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
-    from hookrun.tasks.loop.passing import Holding
+    from hookrun.tasks.loop.passing import Resumable
     from hookrun.tasks.loop.running import Running
 
 
@@ -39,7 +39,7 @@ class PredictTask(TaskWithBackward):
 
         if self.metrics is None:
             return {}
-        info = data_of(settings, self.split_seen())
+        info = data_of(settings, self.first_split())
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, running: Running) -> None:
@@ -55,7 +55,7 @@ class PredictTask(TaskWithBackward):
         wants_loss = asked(self.metrics, LOSS)
         forward = self.forward(running)
         clock = running.hooks.clock
-        held: dict[str, Holding] = {"written": written, "average": average, "names": names}
+        held: dict[str, Resumable] = {"written": written, "average": average, "names": names}
         with running.evaluating(batches, self.name, held) as (passed, _):
             for batch in passed:
                 with running.logged(clock.step):
@@ -77,7 +77,7 @@ class PredictTask(TaskWithBackward):
                 written.samples += batch.whole
                 running.hooks.step()
         names.write_pictures()
-        values = running.read(self.split, running.of_all(average)) if self.metrics is not None else {}
+        values = running.read(self.split, running.sum_over_ranks(average)) if self.metrics is not None else {}
         running.conclude(self.split, {"samples": written.samples, **values})
 
 

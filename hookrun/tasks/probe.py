@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from hookrun.data import DataInfo
     from hookrun.tasks.loop.analysis import Analysing, Analysis
-    from hookrun.tasks.loop.linear_probe import Probed
+    from hookrun.tasks.loop.linear_probe import ProbeResult
 
 PROBES = "probes.safetensors"
 
@@ -73,7 +73,7 @@ class ProbeTask(TaskOfCaptures):
         """
         from safetensors.torch import save_file
 
-        from hookrun.tasks.loop.analysis import shown_width, table, told
+        from hookrun.tasks.loop.analysis import projection_entry, shown_width, table
         from hookrun.tasks.loop.linear_probe import fit
 
         analysis, seed = analysing.analysis, analysing.analysis.settings.seed
@@ -92,7 +92,7 @@ class ProbeTask(TaskOfCaptures):
                 analysing.run_dir.log_metrics(
                     split=self.name, module=module, score=found.score, samples=len(rows),
                     features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
-                    **told(rows),
+                    **projection_entry(rows),
                 )  # fmt: skip
                 probed = {"scores": [found.train, found.test, found.chance], "weights": found.weights}
                 analysing.results.add(module, probed)
@@ -129,7 +129,7 @@ def _outputs_of(labels: Tensor) -> int:
     return labels[0].numel() if labels.is_floating_point() else len(labels.unique())
 
 
-def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
+def probe(features: Tensor, labels: Tensor, seed: int) -> ProbeResult:
     """Fit a linear probe on three quarters of the samples and score it on the rest.
 
     features: [samples, features]

@@ -50,7 +50,7 @@ class SimilarityTask(TaskOfCaptures):
 
     def analyse(self, analysing: Analysing) -> None:
         """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
-        from hookrun.tasks.loop.analysis import table, told
+        from hookrun.tasks.loop.analysis import projection_entry, table
         from hookrun.tasks.loop.cka import linear_cka_of_all
 
         analysis = analysing.analysis
@@ -63,7 +63,7 @@ class SimilarityTask(TaskOfCaptures):
         shown = table("linear CKA", *features)
         for name, values in zip(features, found, strict=True):
             for other, value in zip(features, values, strict=True):
-                how = told(features[name]) or told(features[other])
+                how = projection_entry(features[name]) or projection_entry(features[other])
                 analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
             shown.add_row(name, *(f"{value:.3f}" for value in values))
         analysing.screen.console.print(shown)

@@ -35,13 +35,13 @@ class TrainTask(TaskUnderHooks):
     metrics: Metrics = None
     tokens: TokensClause | None = None
 
-    def split_seen(self) -> Split:
+    def first_split(self) -> Split:
         """The training split; validation samples follow after each epoch."""
         return "train"
 
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
         """All samples if they are shuffled, since `train.limit_batches` then uses different samples in each epoch."""
-        size = sizes[self.split_seen()]
+        size = sizes[self.first_split()]
         return size if settings.train.shuffle else samples_of_a_pass(settings, size)
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
@@ -55,7 +55,7 @@ class TrainTask(TaskUnderHooks):
         """Loss and metrics of the training epochs and, if the data has a validation split, of the validation."""
         from hookrun.tasks.loop.metrics import measured
 
-        info = data_of(settings, self.split_seen())
+        info = data_of(settings, self.first_split())
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
         return measured(self.metrics, settings.train, info, splits)
 

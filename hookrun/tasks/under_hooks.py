@@ -62,12 +62,12 @@ class TaskUnderHooks(Task):
         return names
 
     @abstractmethod
-    def split_seen(self) -> Split:
+    def first_split(self) -> Split:
         """The split whose samples the hooks see first."""
 
     @abstractmethod
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The hooks see samples of `split_seen` with ids below this; None: not known beforehand."""
+        """The hooks see samples of `first_split` with ids below this; None: not known beforehand."""
 
     @abstractmethod
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
@@ -96,7 +96,7 @@ class TaskUnderHooks(Task):
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
-    def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
         """Problems of the model for this task."""
         return []
 
@@ -104,7 +104,7 @@ class TaskUnderHooks(Task):
     def perform(self, running: Running) -> None:
         """Run the task; the hooks are installed."""
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
         """Problems of the plan for this task: with `compute.compile`, the hooks that cannot be compiled."""
         from hookrun.plan.graph_support import uncompilable
 
@@ -128,7 +128,7 @@ class TaskUnderHooks(Task):
         from hookrun.tasks.loop.prepared import check_leftover, check_rows, compiled
         from hookrun.tasks.loop.spans import check_spans
 
-        settings, split = experiment.settings, self.split_seen()
+        settings, split = experiment.settings, self.first_split()
         if experiment.mistakes:
             settings = checks.without_download(settings)
         tried = checks.attempt(settings, split, trust, lambda info: self.problems(settings, info), maker)
@@ -136,7 +136,7 @@ class TaskUnderHooks(Task):
         notes, idle = self._idle_hooks(experiment)
         tried.problems.extend([*wrong, *idle, *self._compared(experiment, tried)])
         if tried.info is not None and tried.model is not None:
-            tried.problems.extend(self.unfit(settings, tried.info, tried.model))
+            tried.problems.extend(self.model_problems(settings, tried.info, tried.model))
         if tried.problems or experiment.mistakes:
             score = None if tried.loss is None else self.score(tried.loss)
             example = None
@@ -150,7 +150,7 @@ class TaskUnderHooks(Task):
             experiment,
             experiment.hooks,
             built,
-            self.split_met(),
+            self.only_split(),
             example=self.example(built.data, built.model),
             training=self.trains,
             score=self.score(built.loss),
@@ -163,9 +163,9 @@ class TaskUnderHooks(Task):
         check_rows(plan, reach, trains=self.trains)
         met = [hook for hook in experiment.hooks.hooks if self.idle(hook) is None]
         cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        check_spans(met, settings, self.split_seen(), None if cut_short else reach)
-        if misfits := self.misfits(plan, settings):
-            raise CompileError(misfits)
+        check_spans(met, settings, self.first_split(), None if cut_short else reach)
+        if problems := self.plan_problems(plan, settings):
+            raise CompileError(problems)
         if settings.compute.strategy != "none":
             from hookrun.tasks.loop.rank_fit import check_ranks
 
@@ -181,7 +181,7 @@ class TaskUnderHooks(Task):
         info = tried.info
         if info is None or all(each.against is None for each in metrics_of(self) or ()):
             return []
-        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.split_met()
+        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.only_split()
         seen = [met] if met is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
         return compared_problems(
             experiment,
@@ -217,9 +217,9 @@ class TaskUnderHooks(Task):
         schedule = settings.train.scheduler if self.trains else None
         return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
 
-    def split_met(self) -> Split | None:
+    def only_split(self) -> Split | None:
         """The split of all samples; None if the task uses several splits without training."""
-        return self.split_seen()
+        return self.first_split()
 
     def _idle_hooks(self, experiment: Experiment) -> tuple[list[str], list[Problem]]:
         """A note on each hook that never fires in this task; under `strict`, a problem instead."""
@@ -293,7 +293,7 @@ class TaskOfOneSplit(TaskUnderHooks):
         used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
         return changed("train", experiment.settings.train, but=used)
 
-    def split_seen(self) -> Split:
+    def first_split(self) -> Split:
         """The task's split."""
         return self.split
 
@@ -326,11 +326,11 @@ class TaskOfSplits(TaskOfOneSplit):
         """The splits to pass through the model, in order."""
         return SPLITS if self.split == ALL else (SPLITS[SPLITS.index(self.split)],)
 
-    def split_seen(self) -> Split:
+    def first_split(self) -> Split:
         """The first split."""
         return self.parts[0]
 
-    def split_met(self) -> Split | None:
+    def only_split(self) -> Split | None:
         """The split; None for all splits."""
         return self.parts[0] if len(self.parts) == 1 else None
 

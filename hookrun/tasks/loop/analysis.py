@@ -127,7 +127,7 @@ def _projection(capture: StoredCapture, to: int | None, seed: int) -> Projection
     return None if to is None or width <= to else Projection(to, seed)
 
 
-def told(features: Features) -> dict[str, Any]:
+def projection_entry(features: Features) -> dict[str, Any]:
     """The entry about the projection of a module's features in a line of metrics; empty without a projection."""
     return {} if features.projection is None else {"projection": str(features.projection)}
 

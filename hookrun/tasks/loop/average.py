@@ -13,7 +13,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop import scored as rows_of
 from hookrun.tasks.loop.metrics import DEFAULT, LOSS, WHERE, Metric, precise, size_of
-from hookrun.tasks.loop.parted import Parted, PartSums, by_position, by_sample
+from hookrun.tasks.loop.parted import PartAccumulator, PartSums, by_position, by_sample
 from hookrun.tasks.loop.scored import Scored
 
 Line = dict[str, Any]
@@ -34,10 +34,10 @@ class Average:
         self.samples = 0
         self._metrics = metrics
         self._of_loss = of_loss
-        self._plan = _Planned.of(metrics)
+        self._plan = _MetricPlan.of(metrics)
         self._sums = dict[str, Tensor | float]()
         self._counts = dict[str, int]()
-        self._parted = dict[tuple[str, str, str], Parted]()  # by metric, `by` and split
+        self._parted = dict[tuple[str, str, str], PartAccumulator]()  # by metric, `by` and split
 
     def add(
         self,
@@ -151,7 +151,7 @@ class Average:
         """The metric of each sample, computed as a batch of one."""
         values = []
         for number in range(len(ids)):
-            one, its_target = rows_of.alone(output, target, number)
+            one, its_target = rows_of.one_sample(output, target, number)
             if metric.name == LOSS:
                 assert self._of_loss is not None
                 values.append(float(self._of_loss(one, its_target)))
@@ -169,7 +169,7 @@ class Average:
         self._counts[name] = self._counts.get(name, 0) + count
 
     def _add_part(self, metric: Metric, split: str, rows: PartSums) -> None:
-        self._parted.setdefault((metric.name, str(metric.by), split), Parted()).add(rows)
+        self._parted.setdefault((metric.name, str(metric.by), split), PartAccumulator()).add(rows)
 
     # ---- saved states, sums of other ranks and of steps ------------------------------------------------------------
 
@@ -189,7 +189,7 @@ class Average:
         self._counts = dict(state["counts"])
         self._parted = {}
         for name, by, split, rows in state["parted"]:
-            self._parted[name, by, split] = Parted()
+            self._parted[name, by, split] = PartAccumulator()
             self._parted[name, by, split].load_state_dict(rows)
 
     def clear(self) -> None:
@@ -205,7 +205,7 @@ class Average:
         for name, total in other._sums.items():
             self._add(name, total, other._counts[name])
         for key, parted in other._parted.items():
-            self._parted.setdefault(key, Parted()).include(parted)
+            self._parted.setdefault(key, PartAccumulator()).include(parted)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Average:
 
 
 @dataclass(frozen=True)
-class _Planned:
+class _MetricPlan:
     """What to compute for each batch, decided once.
 
     computed:   the metrics that are computed from outputs, by name; the loss is not one of them
@@ -254,7 +254,7 @@ class _Planned:
     needs_rows: bool
 
     @classmethod
-    def of(cls, metrics: Sequence[Metric]) -> _Planned:
+    def of(cls, metrics: Sequence[Metric]) -> _MetricPlan:
         """The plan for these metrics."""
         computed = {
             each.name: each for each in metrics if each.of_batch is not None or each.of_rows is not None

@@ -132,16 +132,20 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
                 inputs, target = self._samples[number]
         return index, inputs, target
 
-    def __getitems__(self, indices: list[int]) -> _Whole | list[tuple[int, Any, Tensor]]:
+    def __getitems__(self, indices: list[int]) -> _WholeBatch | list[tuple[int, Any, Tensor]]:
         """A batch, passed on to `_collated`. torch's loader calls this method instead of `__getitem__`."""
         take = getattr(self._samples, "batch", None)
         found = (
             None if take is None or self._seeded is not None else take([max(each, ~each) for each in indices])
         )
-        return [self[index] for index in indices] if found is None else _Whole(torch.tensor(indices), *found)
+        return (
+            [self[index] for index in indices]
+            if found is None
+            else _WholeBatch(torch.tensor(indices), *found)
+        )
 
 
-class _Whole(NamedTuple):
+class _WholeBatch(NamedTuple):
     """A batch that was read at once: ids [B], inputs and target [B, ...]."""
 
     ids: Tensor
@@ -149,11 +153,11 @@ class _Whole(NamedTuple):
     target: Tensor
 
 
-def _collated(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
-    return found if isinstance(found, _Whole) else default_collate(found)
+def _collated(found: _WholeBatch | list[tuple[int, Any, Tensor]]) -> Any:
+    return found if isinstance(found, _WholeBatch) else default_collate(found)
 
 
-class _From(Sampler[int]):
+class _SkippingSampler(Sampler[int]):
     """The order of another sampler without its first `skipped` samples, which are then not loaded."""
 
     def __init__(self, order: Sampler[int]) -> None:
@@ -194,7 +198,7 @@ class Batches:
         self.samples = len(samples)
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
         order = RandomSampler(samples, generator=self._generator) if shuffle else SequentialSampler(samples)
-        self._order = _From(order)
+        self._order = _SkippingSampler(order)
         self._shuffle = shuffle
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
@@ -263,7 +267,7 @@ def _without_rows(batch: Batch) -> Batch:
     return replace(batch, ids=ids, inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids))
 
 
-def _rows_of(ranks: Ranks, order: _From, batch_size: int) -> dict[str, Any]:
+def _rows_of(ranks: Ranks, order: _SkippingSampler, batch_size: int) -> dict[str, Any]:
     """The loader's arguments for whole batches, or with several ranks for this rank's rows of each batch."""
     if not ranks.several:
         return {"batch_size": batch_size, "sampler": order, "collate_fn": _collated}

@@ -26,7 +26,7 @@ class Writable(Protocol):
 W = TypeVar("W", bound=Writable)
 
 
-class Behind:
+class BackgroundWriter:
     """Writes values one after the other, in the order of the calls of `write`, in a thread of its own.
 
     An error of the thread is raised once: by the next `write`, `wait` or `close`.
@@ -37,7 +37,7 @@ class Behind:
     def __init__(self, *, at_once: bool = False) -> None:
         self._at_once = at_once
         self._disk = Background[Callable[[], object]](_call, "hookrun states")
-        self._told = False
+        self._raised = False
 
     def write(self, what: W, write: Callable[[W], object], *, soon: bool = True) -> None:
         """Call ``write(what)``, with a copy of `what` if it is called in the background.
@@ -48,7 +48,7 @@ class Behind:
             self.wait()
             write(what)
             return
-        self._tell()
+        self._raise_error()
         copy = what.copied()
         try:
             self._disk.put(lambda: write(copy))
@@ -58,16 +58,16 @@ class Behind:
     def wait(self) -> None:
         """Wait until everything is written."""
         self._disk.wait()
-        self._tell()
+        self._raise_error()
 
     def close(self) -> None:
         """Wait until everything is written and the thread has ended."""
         self._disk.stop()
-        self._tell()
+        self._raise_error()
 
-    def _tell(self) -> None:
-        if self._disk.error is not None and not self._told:
-            self._told = True
+    def _raise_error(self) -> None:
+        if self._disk.error is not None and not self._raised:
+            self._raised = True
             raise self._disk.error
 
 

@@ -63,7 +63,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Made:
+class LoadedModel:
     """A model with its weights; see `Built`.
 
     problems: the mistakes in the weights, which are then not loaded
@@ -78,7 +78,7 @@ class Made:
 class Maker:
     """Builds the model of a job and compiles its hooks. A sweep uses a subclass that reuses them for similar jobs."""
 
-    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> LoadedModel:
         """The model with its weights. Raises SpecError.
 
         info: None if the data is invalid; then a default sample shape is used, since module names do not depend on it
@@ -88,7 +88,7 @@ class Maker:
         problems = list[Problem]()
         leftover = collected(problems, lambda: models.load_weights(model, settings.model))
         applied = frozenset[str]() if problems else models.applied_hooks(settings.model)
-        return Made(model, leftover or {}, applied, tuple(problems))
+        return LoadedModel(model, leftover or {}, applied, tuple(problems))
 
     def plan(
         self,
@@ -121,7 +121,7 @@ class Attempt:
     """
 
     info: DataInfo | None
-    made: Made | None
+    made: LoadedModel | None
     device: torch.device | None
     loss: TrainLoss | None
     metrics: tuple[Metric, ...] | None

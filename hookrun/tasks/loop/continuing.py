@@ -62,7 +62,7 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     return found
 
 
-class Continues(Protocol):
+class Continuer(Protocol):
     """Continues a group of prompts with a model."""
 
     @property
@@ -74,7 +74,7 @@ class Continues(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ContinuationOptions:
     """How prompts are continued.
 
     most:  the largest number of new tokens of each prompt
@@ -99,9 +99,9 @@ def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[PromptGroup]
         yield PromptGroup(places, tuple(ids[place] for place in places))
 
 
-def way_of(model: nn.Module, asked: Asked) -> Continues:
+def continuer_of(model: nn.Module, options: ContinuationOptions) -> Continuer:
     """The object that continues prompts with this model."""
-    return ByTransformers(model, asked) if generates(model) else ByOurLoop(model, asked)
+    return TransformersContinuer(model, options) if generates(model) else LoopContinuer(model, options)
 
 
 def generates(model: nn.Module) -> bool:
@@ -120,25 +120,25 @@ def has_encoder(model: nn.Module) -> bool:
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-class ByTransformers:
+class TransformersContinuer:
     """Continues prompts with transformers' `generate`, which handles each architecture's cache and positions.
 
     hookrun chooses the tokens: a logits processor sets the scores of all other tokens to -inf, so that greedy search
     takes the chosen one. From the model's own `generation_config` only the tokens that begin a sequence are used.
     """
 
-    def __init__(self, model: nn.Module, asked: Asked) -> None:
+    def __init__(self, model: nn.Module, options: ContinuationOptions) -> None:
         self._model: Any = model
-        self._asked = asked
+        self._options = options
         names = parameters_of(model)
         # Some models that do not take position ids accept a mask but ignore it.
         self.together = MASK in names and (POSITIONS in names or has_encoder(model))
         self._masked = MASK in names
 
     def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """See `Continues`."""
+        """See `Continuer`."""
         side = RIGHT if has_encoder(self._model) else LEFT
-        input_ids, mask = prompts.padded(side, self._asked.pad, device)
+        input_ids, mask = prompts.padded(side, self._options.pad, device)
 
         def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
             chosen = choosing.choose(scores).to(scores.device)
@@ -154,15 +154,15 @@ class ByTransformers:
         import transformers
 
         made: Any = transformers.GenerationConfig  # Any: the class is not typed
-        model, asked = self._model, self._asked
+        model, options = self._model, self._options
         own = model.generation_config
         config = made(
-            max_new_tokens=asked.most,
+            max_new_tokens=options.most,
             do_sample=False,
             num_beams=1,
-            use_cache=asked.cache,
-            eos_token_id=list(asked.stop) or None,
-            pad_token_id=asked.pad,
+            use_cache=options.cache,
+            eos_token_id=list(options.stop) or None,
+            pad_token_id=options.pad,
             bos_token_id=own.bos_token_id,
             decoder_start_token_id=own.decoder_start_token_id,
         )
@@ -180,17 +180,17 @@ class LoopConfig:
     eos_token_id: list[int]
 
 
-class ByOurLoop(nn.Module):
+class LoopContinuer(nn.Module):
     """Continues prompts with a model that maps tokens [B, T] to scores [B, T, V]; each pass computes all tokens so far.
 
     Hooks with `tokens` recognize a generation by a method named `generate` of a module that contains the model, with
     the local variables `input_ids`, `generation_config` and `batch_size`.
     """
 
-    def __init__(self, model: nn.Module, asked: Asked) -> None:
+    def __init__(self, model: nn.Module, options: ContinuationOptions) -> None:
         super().__init__()
         self.model = model
-        self._asked = asked
+        self._options = options
         names = parameters_of(model)
         self._named = IDS in names
         self._takes_positions = POSITIONS in names
@@ -199,9 +199,9 @@ class ByOurLoop(nn.Module):
         self._masked = MASK in names
 
     def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """See `Continues`."""
+        """See `Continuer`."""
         self.generate(
-            *prompts.padded(LEFT, self._asked.pad, device), choosing.choose, lambda: choosing.is_over
+            *prompts.padded(LEFT, self._options.pad, device), choosing.choose, lambda: choosing.is_over
         )
 
     def generate(
@@ -212,7 +212,7 @@ class ByOurLoop(nn.Module):
         is_over: Callable[[], bool],
     ) -> None:
         """Append tokens until `is_over` returns True; input_ids and mask: [B, T], padded on the left."""
-        generation_config = LoopConfig(list(self._asked.stop))  # noqa: F841 - read by hooks with `tokens`
+        generation_config = LoopConfig(list(self._options.stop))  # noqa: F841 - read by hooks with `tokens`
         batch_size = len(input_ids)
         while not is_over():
             scores = next_scores(self._call(input_ids, mask), input_ids)

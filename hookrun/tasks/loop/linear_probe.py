@@ -25,7 +25,7 @@ _HISTORY = 24
 
 
 @dataclass(frozen=True)
-class Probed:
+class ProbeResult:
     """The result of a probe.
 
     score:    the metric: `accuracy` for classes, `r2` for numbers
@@ -59,7 +59,7 @@ def memory_needed(features: Features, outputs: int) -> int:
     return reading_bytes([features]) + BYTES * (matrices + solver + weights)
 
 
-def fit(features: Features, labels: Tensor, seed: int) -> Probed:
+def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
     """Fit a probe on three quarters of the samples and score it on the rest.
 
     labels: integers [samples] for logistic regression; floats [samples] or [samples, targets] for ridge regression
@@ -96,7 +96,7 @@ def fit(features: Features, labels: Tensor, seed: int) -> Probed:
     weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
     if basis is not None:
         weight = seen.weights(basis @ weight.T, train)
-    return Probed(
+    return ProbeResult(
         score="accuracy" if classes else "r2",
         features=features.captured,
         train=float(model.score(*parts[0])),

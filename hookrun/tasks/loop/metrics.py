@@ -18,7 +18,7 @@ from hookrun.spec.metric import By, MetricKeys
 from hookrun.spec.objective import Direction, direction_of
 from hookrun.tasks.loop import score_metrics
 from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences
-from hookrun.tasks.loop.own_losses import made
+from hookrun.tasks.loop.own_losses import make_callable
 from hookrun.tasks.loop.score_metrics import OfRows
 from hookrun.trusted import METRICS as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
@@ -164,7 +164,7 @@ def _load(name: str, where: str) -> Metric:
     if direction not in ("maximize", "minimize", None):
         what = f"'{own.text}' has the attribute direction={direction!r}"
         raise SpecError([Problem(where, what, "expected 'maximize' or 'minimize'")])
-    call = made(own, {}, where, called_with=2)
+    call = make_callable(own, {}, where, called_with=2)
     return Metric(own.name, direction, _Own(own, call), code=own.code)
 
 

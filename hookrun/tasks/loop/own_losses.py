@@ -75,7 +75,9 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
         return TrainLoss(named.name, loss_named(named.name, args), named.name in NEED_TARGET, sums=is_sum)
     if is_own(named.name, KIND):
         own = load(named.name, KIND, f"{WHERE}.name" if args else WHERE)
-        return TrainLoss(own.name, OwnLoss(own, made(own, args, WHERE, called_with=2)), False, own.code)
+        return TrainLoss(
+            own.name, OwnLoss(own, make_callable(own, args, WHERE, called_with=2)), False, own.code
+        )
     known = [*LOSSES, *short_names(KIND)]
     raise SpecError(
         [Problem(WHERE, f"found {named.name!r}, which is not a loss", nearest(named.name, known))]
@@ -93,7 +95,7 @@ def _as_tensor(key: str, value: Any) -> Any:
         raise SpecError([Problem(f"{WHERE}.{key}", what)]) from error
 
 
-def made(own: Trusted, args: Mapping[str, Any], where: str, *, called_with: int) -> Any:
+def make_callable(own: Trusted, args: Mapping[str, Any], where: str, *, called_with: int) -> Any:
     """The function with its arguments; for a class, an object of it that can be called.
 
     called_with: the number of positional arguments of each call

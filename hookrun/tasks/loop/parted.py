@@ -48,7 +48,7 @@ def _grouped(values: Tensor, keys: Tensor) -> PartSums:
     return PartSums(unique, sums, torch.bincount(places, minlength=len(unique)))
 
 
-class Parted:
+class PartAccumulator:
     """The sums of one metric by position or by sample. The sums of each batch are kept until they are read."""
 
     def __init__(self) -> None:
@@ -57,11 +57,11 @@ class Parted:
     def add(self, rows: PartSums) -> None:
         """Add the sums of a batch."""
         self._added.append(rows)
-        if len(self._added) > _MOST_APART:
+        if len(self._added) > _MOST_SEPARATE:
             self._added = [self.whole()]
 
-    def include(self, other: Parted) -> None:
-        """Add the sums of another Parted."""
+    def include(self, other: PartAccumulator) -> None:
+        """Add the sums of another PartAccumulator."""
         for rows in other._added:
             self.add(rows)
 
@@ -93,7 +93,7 @@ class Parted:
         self._added = [PartSums(*each) for each in zip(*columns, strict=True)]
 
 
-_MOST_APART = 4096
+_MOST_SEPARATE = 4096
 """The largest number of batches whose sums are kept separately; then they are added up."""
 
 

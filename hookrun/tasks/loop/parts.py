@@ -30,7 +30,7 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
     experiment = with_found_weights(experiment)
     settings, task = experiment.settings, task_of(experiment)
-    split = task.split_seen() if isinstance(task, TaskUnderHooks) else "train"
+    split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
         built = build(settings, split, trust)
     if built.leftover:

@@ -12,7 +12,7 @@ from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.resuming import Resuming
 
 
-class Holding(Protocol):
+class Resumable(Protocol):
     """An object with sums over batches, which can be saved and loaded."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class PartialPass:
     """
 
     step: int
-    holding: Mapping[str, Holding] = field(default_factory=dict)
+    holding: Mapping[str, Resumable] = field(default_factory=dict)
     batches: int = 0
 
     def state_dict(self) -> dict[str, Any]:

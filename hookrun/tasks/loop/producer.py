@@ -64,7 +64,7 @@ def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wro
             hooks.accumulating = number + 1 < len(group)
             hooks.samples, hooks.population = batch.ids, batch.population
             args, kwargs = as_call(batch.inputs, model)
-            already = _wrong_already(model) if number == wrong else {}
+            already = _nonfinite_tensors(model) if number == wrong else {}
             with watch.forward(), running.autocast():
                 output = model(*args, **kwargs)
             with running.autocast():
@@ -96,10 +96,10 @@ def _of_loss(
 ) -> str:
     """Why this micro-batch's loss is not finite.
 
-    already: the parameters and buffers that were not finite before its forward, see `_wrong_already`
+    already: the parameters and buffers that were not finite before its forward, see `_nonfinite_tensors`
     """
     if all_finite([loss]):
-        return _NOT_AGAIN
+        return _NOT_REPRODUCED
     origin = watch.first()
     if origin is None or not not_finite(output):
         if bad := not_finite(batch.target):
@@ -110,7 +110,7 @@ def _of_loss(
     return _of_tensors(running, already, origin) or origin.text
 
 
-def _wrong_already(model: nn.Module) -> dict[str, str]:
+def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
     """Name -> description, for each parameter and buffer that is not finite.
 
     A buffer with infinities but without NaN is assumed to be a mask, and left out.
@@ -171,7 +171,7 @@ def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) 
         if bad := not_finite(gradient):
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
     if not gradients:
-        return _NOT_AGAIN
+        return _NOT_REPRODUCED
     optimizer = torch.optim.SGD([model.get_parameter(name) for name in gradients], lr=0.0)
     if (scale := running.scaler.get_scale()) != 1:
         for gradient in gradients.values():
@@ -182,14 +182,14 @@ def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) 
         return f"first made by clipping, from finite gradients: that of {wrong[0]}"
     optimizer.step()  # runs the optimizer_step_pre hooks
     made = watch.first_of_backward()
-    return made.text if made is not None else _NOT_AGAIN
+    return made.text if made is not None else _NOT_REPRODUCED
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-_NOT_AGAIN = (
+_NOT_REPRODUCED = (
     f"{UNKNOWN}: repeated from the same state, the step is finite, so the model, "
     "the loss or a hook depends on something that changes from call to call"
 )

@@ -22,7 +22,7 @@ Key = tuple[str, str, str, int, int]
 
 
 @dataclass
-class _HeldBack:
+class _HeldValue:
     """A captured value that is written or dropped at the end of its batch.
 
     keep:   writes the value
@@ -61,7 +61,7 @@ class BudgetsOfRanks:
     """Holds the values that hooks with `max_bytes` capture in a batch, until the sizes of all ranks are known."""
 
     def __init__(self) -> None:
-        self._held = list[_HeldBack]()
+        self._held = list[_HeldValue]()
         self._of_hooks = dict[str, tuple[PlacedHook, Budget]]()
         self._counts = Counter[tuple[str, str, str, int]]()
 
@@ -83,7 +83,7 @@ class BudgetsOfRanks:
         place = site.hook_name, site.path, site.within, site.call
         self._counts[place] += 1
         key = (*place, self._counts[place])
-        self._held.append(_HeldBack(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
+        self._held.append(_HeldValue(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
 
     def settle(self, ranks: Ranks, show: Callable[[str], None]) -> None:
         """Write the held values that fit into the budgets, at the end of a batch; every rank calls it.

@@ -31,7 +31,7 @@ from hookrun.store.states import LEAST_KEPT, SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.behind import Behind
+from hookrun.tasks.loop.behind import BackgroundWriter
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.rank_states import RANKS, SUMS, RankState, for_rank, with_sums
@@ -41,9 +41,9 @@ from hookrun.version import __version__
 _MOST_LINES = 20
 """The largest number of differences in the error message."""
 
-_FREELY, _SHARE, _MOST_PUT_OFF = 2.0, 0.01, 60.0
-"""Saving states of epochs may take `_FREELY` seconds in total, and after that the share `_SHARE` of the run's time; a
-state is delayed by at most `_MOST_PUT_OFF` seconds."""
+_FREE_SECONDS, _SHARE, _MOST_DELAY = 2.0, 0.01, 60.0
+"""Saving states of epochs may take `_FREE_SECONDS` in total, and after that the share `_SHARE` of the run's time. A
+state is delayed by at most `_MOST_DELAY` seconds."""
 
 _FREE = {"tags", "objective", "needs"}
 """Sections of the settings that may change before a run is resumed, since results do not depend on them."""
@@ -63,7 +63,7 @@ class Resuming:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
-        self.behind = Behind(at_once=ready.settings.data.workers > 0)
+        self.behind = BackgroundWriter(at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
@@ -145,8 +145,8 @@ class Resuming:
         return bool(saves)
 
     def _waited(self) -> bool:
-        is_free = self._written < LEAST_KEPT or self._spent < _FREELY
-        return is_free or self.seconds >= min(self._cost / _SHARE, _MOST_PUT_OFF)
+        is_free = self._written < LEAST_KEPT or self._spent < _FREE_SECONDS
+        return is_free or self.seconds >= min(self._cost / _SHARE, _MOST_DELAY)
 
     @property
     def seconds(self) -> float:

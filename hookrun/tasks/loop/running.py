@@ -30,7 +30,7 @@ from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled, buffers_kept
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.measuring import Measuring
-from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
+from hookrun.tasks.loop.passing import DurableRows, PartialPass, Resumable
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.rank_rows import share
@@ -98,12 +98,12 @@ class Running:
             return None
         if self.measuring.without_hooks:
             self._others = self._without_hooks(batch)
-        self.meets(batch)
+        self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
             return self._call(*args, **kwargs)
 
-    def meets(self, batch: Batch) -> None:
+    def set_batch(self, batch: Batch) -> None:
         """Tell the hooks that the next calls of the model are for the samples of this batch."""
         clock = self.hooks.clock
         clock.samples, clock.population = batch.ids, batch.population
@@ -185,7 +185,7 @@ class Running:
         """An empty Average of the task's metrics."""
         return self.measuring.average()
 
-    def of_all(self, average: Average) -> Average:
+    def sum_over_ranks(self, average: Average) -> Average:
         """The sum of the Averages of all ranks; every rank calls it."""
         return summed(average, self.measuring.average, self.ranks)
 
@@ -266,7 +266,7 @@ class Running:
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
         average = self.average()
-        held: dict[str, Holding] = {"average": average, **({} if names is None else {"names": names})}
+        held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
             for batch in passed:
                 number = self.hooks.clock.step
@@ -279,17 +279,17 @@ class Running:
                     names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
-                    shown.update(self.of_all(average).read())
+                    shown.update(self.sum_over_ranks(average).read())
         if names is not None:
             names.write_pictures()
-        return self.read(split, self.of_all(average))
+        return self.read(split, self.sum_over_ranks(average))
 
     @contextmanager
     def evaluating(
         self,
         batches: Batches | BatchesOfSplits,
         label: str,
-        holding: Mapping[str, Holding] | None = None,
+        holding: Mapping[str, Resumable] | None = None,
     ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
         """One pass in evaluation mode without gradients; the clock's step and the model's mode are restored afterwards.
 

@@ -150,7 +150,7 @@ def class_scores(output: Any) -> Tensor | None:
     return scores if scores.dim() == 2 and scores.is_floating_point() else None
 
 
-def alone(output: Any, target: Tensor, number: int) -> tuple[Any, Tensor]:
+def one_sample(output: Any, target: Tensor, number: int) -> tuple[Any, Tensor]:
     """Output and target of sample `number` of a batch, as a batch of one; half precision becomes float32."""
     samples = len(target)
 

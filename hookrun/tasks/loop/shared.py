@@ -14,7 +14,7 @@ from hookrun.errors import CompileError, SpecError
 from hookrun.proving import Example, Plan, Score, compile_plan
 from hookrun.run_values import UsedBy
 from hookrun.spec import HookSpec, Settings, Spec
-from hookrun.tasks.loop.built import Made, Maker
+from hookrun.tasks.loop.built import LoadedModel, Maker
 
 ARGS = "args"
 """A key whose mapping is passed to a user's code, which may use any number in it as a size."""
@@ -37,10 +37,10 @@ class SharedMaker(Maker):
     def __init__(self, seconds: float) -> None:
         self.proven = self.unproven = 0
         self._end = monotonic() + seconds
-        self._last: tuple[str, Made | SpecError] | None = None
+        self._last: tuple[str, LoadedModel | SpecError] | None = None
         self._found = dict[str, CompileError | None]()
 
-    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> LoadedModel:
         """The model with its weights; that of the last job, if it is the same. Raises SpecError."""
         key = model_key(settings)
         if self._last is None or self._last[0] != key:

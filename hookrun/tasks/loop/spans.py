@@ -24,12 +24,12 @@ def check_spans(hooks: Iterable[HookSpec], settings: Settings, split: Split, sam
     samples: the hooks see samples with ids below this; None: not known beforehand
     """
     asked = [(each.keys.tokens, each.where) for each in hooks if each.keys.enabled and each.keys.when.always]
-    problems = list(lacking(asked, settings, split, samples))
+    problems = list(missing_spans(asked, settings, split, samples))
     if problems:
         raise CompileError(problems)
 
 
-def lacking(
+def missing_spans(
     clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
 ) -> Iterator[Problem]:
     """A problem for each span that a sample lacks.

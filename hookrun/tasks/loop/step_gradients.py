@@ -18,7 +18,7 @@ Share = Tensor | float
 """The factor of a micro-batch's mean loss in the loss of the step."""
 
 
-class Passed(NamedTuple):
+class MicroBatchResult(NamedTuple):
     """The results of a micro-batch; both are None if this rank has no row of it."""
 
     output: Any = None
@@ -41,7 +41,7 @@ class StepGradients:
         whole = max(sum(weights), 1)
         return [weight / whole for weight in weights]
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The forward and the backward pass of a micro-batch; its gradients are added to `grad`.
 
         last: it is the last micro-batch of the step
@@ -51,7 +51,7 @@ class StepGradients:
         is_all = isinstance(share, float) and share == 1
         self.running.scaler.scale(loss if is_all else loss * share).backward()
         self.running.after(batch)
-        return Passed(output, loss)
+        return MicroBatchResult(output, loss)
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
         """The losses that have to be finite for a step: one for each micro-batch."""
@@ -96,11 +96,11 @@ class StepGradientsOfRanks(StepGradients):
         sums = self.running.prepared.loss.sums
         return [(batch.whole if sums else len(batch.ids)) / whole for batch in group]
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
         each = self._reduced.of_each_part
         before = self._set_apart() if each else []
-        passed = Passed()
+        passed = MicroBatchResult()
         if each or last or len(batch.ids):
             with nullcontext() if each or last else self._ddp.no_sync():
                 loss = self._ddp(batch)
@@ -129,7 +129,7 @@ class StepGradientsOfShards(StepGradientsOfRanks):
     def _wrap(self) -> None:
         """Nothing to do: the model was sharded before the optimizer was made."""
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
         """The same; gradients are summed over the ranks with each micro-batch."""
         running, each = self.running, self._reduced.of_each_part
         before = self._set_apart() if each else []
@@ -142,7 +142,7 @@ class StepGradientsOfShards(StepGradientsOfRanks):
         if each or last:
             self._reduced.run(before)
         running.after(batch)
-        return Passed(output, loss) if own else Passed()
+        return MicroBatchResult(output, loss) if own else MicroBatchResult()
 
 
 class _Rows(nn.Module):
@@ -158,7 +158,7 @@ class _Rows(nn.Module):
         self.model = running.model
         self.anchor = nn.Parameter(torch.zeros((), device=running.prepared.device))
         self._running = running
-        self._passed = Passed()
+        self._passed = MicroBatchResult()
 
     def forward(self, batch: Batch) -> Tensor:
         """The mean loss of the rows, a tensor without dimensions."""
@@ -166,12 +166,12 @@ class _Rows(nn.Module):
             return self.anchor * 0
         output = self._running.forward(batch)
         loss = self._running.loss(output, batch)
-        self._passed = Passed(output, loss)
+        self._passed = MicroBatchResult(output, loss)
         return loss
 
-    def take(self) -> Passed:
+    def take(self) -> MicroBatchResult:
         """The results of the last call, which are then forgotten."""
-        passed, self._passed = self._passed, Passed()
+        passed, self._passed = self._passed, MicroBatchResult()
         return passed
 
 

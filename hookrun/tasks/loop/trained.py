@@ -59,7 +59,7 @@ class Trained:
         return [name for group in self.groups for name in group.names]
 
     def freeze_rest(self, model: nn.Module) -> None:
-        """Set requires_grad to False for the parameters in `frozen` that the model has by now."""
+        """Set requires_grad to False for the parameters in `frozen` that the model has now."""
         for name, parameter in model.named_parameters():
             if name in self.frozen:
                 parameter.requires_grad_(False)

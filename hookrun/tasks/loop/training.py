@@ -206,7 +206,7 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             if _over(loop):
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
-    whole = running.of_all(loop.means)
+    whole = running.sum_over_ranks(loop.means)
     skipped = loop.steps.end_epoch()
     values = whole.read() or {"loss": math.nan}  # NaN if every step was skipped
     if not running.stopped:  # the means of an epoch that a check ended are not logged
@@ -241,7 +241,7 @@ def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
         if outcome is not SKIPPED:
             loop.means.include(of_step)
         if logs and outcome is not SKIPPED:
-            values = running.of_all(of_step).read()
+            values = running.sum_over_ranks(of_step).read()
             shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
             running.log("train", values, "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)

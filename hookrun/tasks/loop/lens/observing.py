@@ -49,7 +49,7 @@ class ObservedCall:
 
 
 @dataclass(eq=False)
-class HeadsSeen:
+class ObservedHeads:
     """The heads of one block's attention.
 
     read:          [N, heads * width of a head], the projection's input; or [N, heads, D], the heads' contributions
@@ -62,27 +62,27 @@ class HeadsSeen:
 
 
 @dataclass(eq=False)
-class BlockSeen:
+class ObservedBlock:
     """What was observed in one block; streams are [N, D].
 
     entered_before, entered: the residual stream at its input, before and after hooks
     left_before, left:       the stream that it returned, before and after hooks
     added:                   chains of calls; the result of the last call of each is added to the stream
-    joints:                  calls of modules that only compute the sum
+    sum_calls:                  calls of modules that only compute the sum
     """
 
     path: str
     entered_before: Tensor
     entered: Tensor
     added: list[list[ObservedCall]] = field(default_factory=list)
-    joints: list[ObservedCall] = field(default_factory=list)
+    sum_calls: list[ObservedCall] = field(default_factory=list)
     left_before: Tensor | None = None
     left: Tensor | None = None
-    heads: HeadsSeen | None = None
+    heads: ObservedHeads | None = None
 
 
 @dataclass(eq=False)
-class Seen:
+class ObservedForward:
     """What was observed in one forward.
 
     embedded:     path -> [N, D], the output of each embedding outside the blocks
@@ -95,7 +95,7 @@ class Seen:
     logits:       the output of the model, before hooks on the model itself
     """
 
-    blocks: list[BlockSeen] = field(default_factory=list)
+    blocks: list[ObservedBlock] = field(default_factory=list)
     embedded: dict[str, Tensor] = field(default_factory=dict)
     norm: ObservedCall | None = None
     norm_entered_before: Tensor | None = None
@@ -118,19 +118,19 @@ class Observer:
         self._rows: Rows | None = None
         self._shape = (0, 0)
         self._known = dict[int, tuple[Tensor, int, Tensor]]()
-        self._open: BlockSeen | None = None
+        self._open: ObservedBlock | None = None
         self._calls = list[ObservedCall]()
-        self.seen = Seen()
+        self.seen = ObservedForward()
 
     def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
         """Prepare for a forward of a batch of shape [batch, length], to be observed at the positions `rows`."""
         self._rows, self._shape = rows, shape
-        self._open, self._calls, self.seen = None, [], Seen()
+        self._open, self._calls, self.seen = None, [], ObservedForward()
         self._known.clear()
 
-    def end(self) -> Seen:
+    def end(self) -> ObservedForward:
         """What was observed. HookrunError if a block, the norm or the unembedding did not run as expected."""
-        seen, self.seen, self._rows = self.seen, Seen(), None
+        seen, self.seen, self._rows = self.seen, ObservedForward(), None
         self._known.clear()
         places = self._places
         found = [each.path for each in seen.blocks]
@@ -277,7 +277,7 @@ class Observer:
 
     def _enter_block(self, path: str, args: Any) -> None:
         rows = self._stream(args, path)
-        self._open, self._calls = BlockSeen(path, rows, rows), []
+        self._open, self._calls = ObservedBlock(path, rows, rows), []
 
     def _entered_block(self, args: Any) -> None:
         if self._open is not None:
@@ -301,7 +301,7 @@ class Observer:
 
     def _read_heads(self, value: Any) -> None:
         if self._open is not None and (found := self._picked(value)) is not None:
-            self._open.heads = self._open.heads or HeadsSeen()
+            self._open.heads = self._open.heads or ObservedHeads()
             self._open.heads.read = found[1]
 
     def _summed(self, value: Any, when: str) -> None:
@@ -321,16 +321,16 @@ class Observer:
         if block is None:
             return
         block.left = self._stream(value, block.path)
-        block.joints = [call for call in self._calls if isinstance(call.module, SumOfTwo)]
+        block.sum_calls = [call for call in self._calls if isinstance(call.module, SumOfTwo)]
         block.added = _chains(
             [call for call in self._calls if not isinstance(call.module, SumOfTwo)], block.left.shape
         )
         self._forget(block)
         self.seen.blocks.append(block)
 
-    def _forget(self, block: BlockSeen) -> None:
+    def _forget(self, block: ObservedBlock) -> None:
         """Release what is not needed anymore: the model's tensors, and rows of calls inside of chains."""
-        last = {id(chain[-1]) for chain in block.added} | {id(joint) for joint in block.joints}
+        last = {id(chain[-1]) for chain in block.added} | {id(sum_call) for sum_call in block.sum_calls}
         for call in self._calls:
             call.inputs, call.output = [], None
             if block.heads is None and id(call) not in last:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, step, wide
-from hookrun.tasks.loop.lens.observing import BlockSeen, ObservedCall, Seen
+from hookrun.tasks.loop.lens.observing import ObservedBlock, ObservedCall, ObservedForward
 from hookrun.tasks.loop.lens.places import HeadsPlace, Places
 
 EMBED = "embed"
@@ -45,16 +45,18 @@ class StreamPart:
     after: bool = False
 
 
-def residual(model: nn.Module, places: Places, seen: Seen) -> Iterator[StreamPart]:
+def residual(model: nn.Module, places: Places, seen: ObservedForward) -> Iterator[StreamPart]:
     """The residual stream after the embedding and after each block."""
     yield StreamPart(EMBED, None, None, seen.blocks[0].entered)
     for layer, block in enumerate(seen.blocks):
-        name = block.joints[-1].path if block.joints else block.path
+        name = block.sum_calls[-1].path if block.sum_calls else block.path
         assert block.left is not None
         yield StreamPart(name, layer, None, block.left)
 
 
-def contributions(model: nn.Module, places: Places, seen: Seen, *, by_head: bool) -> Iterator[StreamPart]:
+def contributions(
+    model: nn.Module, places: Places, seen: ObservedForward, *, by_head: bool
+) -> Iterator[StreamPart]:
     """The contributions of the embedding, each attention or each of its heads, each MLP and the hooks to the stream.
 
     Their sum is the input of the final norm. Raises HookrunError if those of a block do not add up to its output.
@@ -70,7 +72,7 @@ def contributions(model: nn.Module, places: Places, seen: Seen, *, by_head: bool
     yield from _end(places, seen, stream)
 
 
-def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[StreamPart]:
+def _end(places: Places, seen: ObservedForward, stream: Tensor) -> Iterator[StreamPart]:
     """The changes that hooks make to the stream before and after the final norm."""
     norm, entered = seen.norm, seen.norm_entered_before
     assert norm is not None and norm.entered is not None and entered is not None
@@ -89,7 +91,7 @@ def _end(places: Places, seen: Seen, stream: Tensor) -> Iterator[StreamPart]:
         yield StreamPart(f"{places.unembed} {HOOKS}", None, None, edit, after=True)
 
 
-def _embedding(seen: Seen) -> Iterator[StreamPart]:
+def _embedding(seen: ObservedForward) -> Iterator[StreamPart]:
     """Each embedding, if they add up to the input of the first block; otherwise this input as one part."""
     whole, each = seen.blocks[0].entered_before, list(seen.embedded.items())
     rows = [wide(rows) for _, rows in each]
@@ -101,7 +103,7 @@ def _embedding(seen: Seen) -> Iterator[StreamPart]:
 
 
 def _of_block(
-    model: nn.Module, block: BlockSeen, layer: int, heads: HeadsPlace | None
+    model: nn.Module, block: ObservedBlock, layer: int, heads: HeadsPlace | None
 ) -> Iterator[StreamPart]:
     module = model.get_submodule(block.path)
     factor = float(getattr(module, "residual_multiplier", 1.0))  # Granite scales contributions
@@ -117,9 +119,9 @@ def _of_block(
             yield StreamPart(_core(chain).path, layer, None, rows)
     changes = [wide(block.entered) - wide(block.entered_before)]
     changes += [
-        wide(joint.after) - wide(joint.before)
-        for joint in block.joints
-        if joint.edited and joint.after is not None and joint.before is not None
+        wide(sum_call.after) - wide(sum_call.before)
+        for sum_call in block.sum_calls
+        if sum_call.edited and sum_call.after is not None and sum_call.before is not None
     ]
     assert block.left is not None and block.left_before is not None
     names = ", ".join(_core(chain).path for chain in block.added) or "nothing"
@@ -140,7 +142,7 @@ def _core(chain: Sequence[ObservedCall]) -> ObservedCall:
 # ---- heads -----------------------------------------------------------------------------------------------------
 
 
-def _attention(block: BlockSeen, heads: HeadsPlace | None) -> list[ObservedCall] | None:
+def _attention(block: ObservedBlock, heads: HeadsPlace | None) -> list[ObservedCall] | None:
     """The chain of calls that contains the projection of the heads."""
     if heads is None:
         return None
@@ -158,7 +160,7 @@ def _holds(call: ObservedCall, path: str) -> bool:
 
 def _heads(
     model: nn.Module,
-    block: BlockSeen,
+    block: ObservedBlock,
     layer: int,
     chain: list[ObservedCall],
     place: HeadsPlace,

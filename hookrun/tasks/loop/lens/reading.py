@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
-from hookrun.tasks.loop.lens.observing import Seen
+from hookrun.tasks.loop.lens.observing import ObservedForward
 from hookrun.tasks.loop.lens.parts import BIAS, HOOKS, StreamPart, contributions, residual
 from hookrun.tasks.loop.lens.places import Places
 
@@ -80,7 +80,7 @@ class Lens:
     frozen: bool
     top: int
 
-    def read(self, seen: Seen, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
+    def read(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
         """The reading of each part, in the order of the model. Raises HookrunError if contributions do not add up."""
         self._check_scores(seen, asked)
         if self.parts == "residual":
@@ -103,7 +103,7 @@ class Lens:
 
     # ---- contributions that add up to the logits ---------------------------------------------------------------
 
-    def _summing(self, seen: Seen, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
+    def _summing(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
         assert seen.scores is not None and seen.scores_after is not None and seen.logits is not None
         linear = self._frozen_norm(seen)
         columns = _columns(seen, asked)
@@ -180,13 +180,13 @@ class Lens:
         bias = getattr(self._unembed, "bias", None)
         return found if bias is None else found + wide(bias.detach())
 
-    def _frozen_norm(self, seen: Seen) -> FrozenNorm:
+    def _frozen_norm(self, seen: ObservedForward) -> FrozenNorm:
         norm = seen.norm
         assert norm is not None and norm.entered is not None and norm.before is not None
         return frozen(self.places.final_norm, norm.module, norm.entered, norm.before)
 
     def _check_total(
-        self, seen: Seen, asked: ScoredPositions, columns: Tensor, total: Tensor, magnitude: Tensor
+        self, seen: ObservedForward, asked: ScoredPositions, columns: Tensor, total: Tensor, magnitude: Tensor
     ) -> None:
         assert seen.scores is not None and seen.blocks[-1].left is not None
         expected = wide(_at(seen.scores, asked.rows, columns)) * self._factor
@@ -200,7 +200,7 @@ class Lens:
 
     # ---- logits of whole streams -------------------------------------------------------------------------------
 
-    def _by_norm(self, seen: Seen) -> Callable[[Tensor, slice], Tensor]:
+    def _by_norm(self, seen: ObservedForward) -> Callable[[Tensor, slice], Tensor]:
         """(rows [n, D], slice) -> logits, by the model's own norm and unembedding without their hooks."""
         norm: Any = self.model.get_submodule(self.places.final_norm)
         dtype = seen.blocks[-1].entered.dtype
@@ -210,7 +210,7 @@ class Lens:
 
         return score
 
-    def _by_frozen(self, seen: Seen) -> Callable[[Tensor, slice], Tensor]:
+    def _by_frozen(self, seen: ObservedForward) -> Callable[[Tensor, slice], Tensor]:
         linear = self._frozen_norm(seen)
         constant = self._constant(linear)
 
@@ -306,7 +306,7 @@ class Lens:
     def _capped(self, scores: Tensor) -> Tensor:
         return scores if self._cap is None else torch.tanh(scores / self._cap) * self._cap
 
-    def _check_scores(self, seen: Seen, asked: ScoredPositions) -> None:
+    def _check_scores(self, seen: ObservedForward, asked: ScoredPositions) -> None:
         """Check at the first positions that the lens computes the model's logits from the unembedding's output."""
         scores, logits = seen.scores_after, seen.logits
         assert scores is not None and logits is not None
@@ -320,7 +320,7 @@ class Lens:
             )
 
 
-def _columns(seen: Seen, asked: ScoredPositions) -> Tensor:
+def _columns(seen: ObservedForward, asked: ScoredPositions) -> Tensor:
     """[N, 3]: the tokens at which sums are checked: the right one, the wrong one, the most probable one."""
     assert seen.scores is not None
     size = max(1, AT_ONCE // seen.scores.shape[-1])
