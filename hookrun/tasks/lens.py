@@ -25,8 +25,9 @@ MOST_TOP = 100
 class LensTask(TaskOfOneSplit):
     """Reads the residual stream through the final norm and the unembedding (logit lens), into lens.jsonl.
 
-    parts:      residual: the stream after the embedding and after each layer; layers: the contribution of the
-                embedding, each attention and each MLP to the logits; heads: also of each attention head by itself
+    parts:      residual: the stream after the embedding and after each layer; layers: the contributions of the
+                embedding, each attention and each MLP to the logits; heads: the same, with each attention head by
+                itself
     norm:       applied: the final norm uses the statistics of each part; frozen: it uses the scale that it has on
                 the final stream of the token, so that contributions add up to the logits. null: applied for residual,
                 frozen for layers and heads

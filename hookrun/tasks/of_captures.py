@@ -66,7 +66,7 @@ class TaskOfCaptures(Task):
 
         screen = Screen()
         if run_dir.resumed is not None:
-            screen.say(f"goes on from {run_dir.resumed.path.name}")
+            screen.say(f"resumed from {run_dir.resumed.path.name}")
         run_dir.write_env(environment() | {"runs": [run.to_dict() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)

@@ -31,7 +31,7 @@ class BackgroundWriter:
 
     An error of the thread is raised once: by the next `write`, `wait` or `close`.
 
-    at_once: write without a thread, for runs that fork processes: a fork does not copy threads
+    at_once: write without a thread, for runs that fork processes: a fork beside a running thread is not safe
     """
 
     def __init__(self, *, at_once: bool = False) -> None:

@@ -34,8 +34,8 @@ def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -
     tree:     the saved state
     of_batch: the names of the hooks that count changes in the rank's own rows
 
-    `generators` is missing if the run did not have this rank before. On rank 0, `kept` has the lines that ranks had
-    kept which the run does not have anymore; rank 0 has to write them.
+    `generators` is missing if the run did not have this rank before. On rank 0, `kept` has the lines that all ranks
+    had kept, if their number has changed; rank 0 has to write them.
     """
     before: Sequence[RankState] = tree.get(RANKS) or [_of_one(tree)]
     if len(before) == ranks.size:

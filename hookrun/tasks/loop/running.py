@@ -82,7 +82,7 @@ class Running:
 
     @property
     def stopped(self) -> bool:
-        """Whether a check stops the run. The device is only synchronized if some check may do so."""
+        """Whether a check stops the run. Pending results of checks are read only if some check may stop it."""
         return self.sink.stop is not None or (self._may_stop and self.hooks.stopped is not None)
 
     @cached_property

@@ -16,7 +16,7 @@ from hookrun.spec.experiment import Compute
 
 @contextmanager
 def session(compute: Compute, seed: int) -> Iterator[None]:
-    """Seed all generators and apply the settings of `compute` within the block; restore the process's state later."""
+    """Seed all generators and apply `compute` within the block, and restore the process's state afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()

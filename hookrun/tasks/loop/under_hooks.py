@@ -91,7 +91,7 @@ def run_under_hooks(
             shard(model, settings.compute.fsdp, prepared.device, ranks.size)
             hooks.follow_parameters()
         if run_dir.resumed is not None:
-            screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
+            screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
             of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
             chosen = {name: of for name, of in of_rank.items() if of is not None}
             screen.note(left_out(run_dir.resumed.tree, ranks, chosen))
