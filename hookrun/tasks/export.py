@@ -66,9 +66,11 @@ class ExportTask(TaskOfOneSplit):
         running.conclude(self.split, {"samples": samples, "difference": difference})
         if difference > TOLERANCE:
             raise HookrunError(
-                f"the exported program's output is off by {difference:.2g} of the hooked model's size"
+                f"the exported program's output differs from the hooked model's by {difference:.2g} of its norm"
             )
-        running.screen.say(f"exported to {path}; it gives what the hooked model gives on {samples} samples")
+        running.screen.say(
+            f"exported to {path}; its output agrees with the hooked model on {samples} samples"
+        )
 
 
 def _exported(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:

@@ -95,9 +95,7 @@ class GenerateTask(TaskOfSplits):
         what = f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, "
         what += f"and the model has {positions} ({where})"
         most = positions - prompt + 1
-        hint = (
-            f"set it to at most {most}, or take a model of more positions, such as model.args.length={needed}"
-        )
+        hint = f"set it to at most {most}, or take a model with more positions, such as model.args.length={needed}"
         if info.tokenizer is None or where != "pos_embed":
             hint = (
                 f"set it to at most {most}, shorten the prompts (task.prompt_tokens), or take another model"

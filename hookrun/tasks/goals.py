@@ -61,4 +61,4 @@ def _why_none(experiment: Experiment) -> Problem:
         return Problem("objective.direction", what, "write maximize or minimize")
     near, every = nearest(metric, there), f"task={task.name} logs {listed(there, _SHOWN)}"
     hint = f"{near} {every}" if near.startswith("did you mean") else every
-    return Problem(METRIC, f"found {metric!r}, which this run will not have", hint)
+    return Problem(METRIC, f"found {metric!r}, which this run does not log", hint)

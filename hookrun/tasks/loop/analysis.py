@@ -68,8 +68,8 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
         runs = FoundRuns(experiment.runs)
         run, used = runs.open(path), used_run("task.run", path, runs)
         if run is None or used is None:
-            hint = "leave task=plan out, and it is run first"
-            raise SpecError([Problem("task.run", f"{path} is still to be run", hint)])
+            hint = "leave out task=plan, so that it runs first"
+            raise SpecError([Problem("task.run", f"{path} has not been run yet", hint)])
         return Analysis(experiment, run, _captures(run, hook), used)
     except SpecError:
         raise

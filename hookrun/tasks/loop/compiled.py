@@ -46,7 +46,7 @@ class Compiled:
                 raise HookrunError(f"hook {hook!r} on {path or '(root)'} fires {times}: {hint}")
         # a compiled dropout draws other numbers
         if not drew and (difference := relative_difference(found, expected)) > TOLERANCE:
-            raise HookrunError(f"the compiled model's output is off by {difference:.2g} of its size: {hint}")
+            raise HookrunError(f"the compiled model's output differs by {difference:.2g} of its norm: {hint}")
 
     def _tried(self, call: Any, args: Any, kwargs: Any) -> tuple[Any, dict[tuple[str, str], int], bool]:
         """Output, firings by (hook, path), and whether random numbers were drawn; the state of the run is restored."""

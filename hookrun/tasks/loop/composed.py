@@ -44,7 +44,7 @@ def problems(named: Schedule, cls: type, inner: Sequence[type | None], where: st
         return
     if not named.schedulers:
         hint = "list them, each with its name and arguments: schedulers: [{name: LinearLR, total_iters: 100}, ...]"
-        yield Problem(key, f"is missing: '{cls.__name__}' needs schedules to consist of", hint)
+        yield Problem(key, f"is missing: '{cls.__name__}' needs a list of schedules", hint)
         return
     for number, part in enumerate(inner):
         if part is ReduceLROnPlateau:
@@ -52,7 +52,7 @@ def problems(named: Schedule, cls: type, inner: Sequence[type | None], where: st
             yield Problem(f"{place(where, number)}.name", text, "use it alone, or another schedule here")
         elif part in CLASSES and cls is SequentialLR:
             text = f"torch's SequentialLR cannot hold a {part.__name__}"
-            hint = "list plain schedules here, with a milestone between each two"
+            hint = "list plain schedules here, with a milestone between neighbours"
             yield Problem(f"{place(where, number)}.name", text, hint)
     if cls is SequentialLR and "milestones" in named.args:
         yield from _wrong_milestones(named.args["milestones"], len(inner), f"{where}.milestones")

@@ -113,7 +113,7 @@ class Features:
             total += values.sub_(first).sum(0)
         mean = first + total / len(rows)
         if not mean.isfinite().all():
-            raise HookrunError(f"{self.name}: {self._unfinite(rows)}, which no linear model takes")
+            raise HookrunError(f"{self.name}: {self._unfinite(rows)}, which a linear model cannot use")
         return replace(self, mean=mean)
 
     def standardized(self, rows: Tensor) -> Features:

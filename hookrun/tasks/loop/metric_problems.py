@@ -77,7 +77,7 @@ def compared_problems(
                     what = (
                         f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]"
                     )
-                    problems.append(Problem(where, what, "compare runs whose samples are of one length"))
+                    problems.append(Problem(where, what, "compare runs whose samples have the same length"))
                 elif count is not None and len(missing := rows.missing(torch.arange(count))):
                     hint = "predict them in that run too, or limit this run: train.limit_batches"
                     problems.append(Problem(where, rows.lacks(missing), hint))

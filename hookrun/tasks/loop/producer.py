@@ -24,7 +24,7 @@ from hookrun.tasks.loop.watch import Origin, Watch
 
 T = TypeVar("T")
 
-UNKNOWN = "where it begins is not known"
+UNKNOWN = "its source is not known"
 
 _SHOWN = 4
 

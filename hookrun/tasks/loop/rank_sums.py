@@ -13,16 +13,16 @@ from hookrun.store.writer import Count
 from hookrun.tasks.loop.average import Average
 
 
-def summed(average: Average, none: Callable[[], Average], ranks: Ranks) -> Average:
+def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Average:
     """The sum of the Averages of all ranks; that of a rank without rows is empty.
 
-    none: makes an empty Average of the same metrics
+    empty: makes an empty Average of the same metrics
     """
     if not ranks.several:
         return average
-    whole = none()
+    whole = empty()
     for state in gathered_trees(ranks, average.state_dict()):
-        of_rank = none()
+        of_rank = empty()
         of_rank.load_state_dict(state)
         whole.include(of_rank)
     return whole

@@ -106,7 +106,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
         groups.insert(0, ParameterGroup("", "", rest))
     sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
     elements = sum(sizes[name] for name in trained), sum(sizes.values())
-    note = ", those that hooks add not counted" if any(names.added.values()) else ""
+    note = ", without those that hooks add" if any(names.added.values()) else ""
     return Trained(tuple(groups), left_out, len(every), elements, note), problems
 
 

@@ -264,8 +264,8 @@ class Observer:
         found = self._picked(value)
         if found is None:
             raise HookrunError(
-                f"{path} passes no tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders whose "
-                "blocks take and return the residual stream; name the blocks with task.residual"
+                f"{path} does not pass a tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders "
+                "whose blocks take and return the residual stream; name the blocks with task.residual"
             )
         return found[1]
 
