@@ -133,7 +133,7 @@ def _with_found_weights(experiment: Experiment) -> Experiment:
 
 
 def _without_run_weights(experiment: Experiment) -> Experiment:
-    """The experiment without weights from another run, so that an experiment that is refused can be checked further."""
+    """The experiment without weights of another run, to find further mistakes in an experiment that is refused."""
     settings = experiment.settings
     if not isinstance(settings.model.weights, RunWeights):
         return experiment
@@ -155,7 +155,7 @@ def refusal(
     notes: tuple[str, ...] = ()
     if experiment is not None:
         try:
-            runs = {**_still_to_be_made(config), **experiment.runs}
+            runs = {**_pending_runs(config), **experiment.runs}
             prepare(replace(experiment, mistakes=tuple(problems), runs=runs), trust=trust)
         except Refusal as more:
             problems += beyond(more.errors, problems)
@@ -165,7 +165,7 @@ def refusal(
     return SpecError(in_file_order(problems, config), notes)
 
 
-def _still_to_be_made(config: Mapping[str, Any]) -> dict[str, None]:
+def _pending_runs(config: Mapping[str, Any]) -> dict[str, None]:
     """The names of the runs in `needs`, valid or not, and of the previous run, each with None: not run yet."""
     needs = config.get("needs")
     return dict.fromkeys([PREVIOUS, *(map(str, needs) if isinstance(needs, Mapping) else ())])

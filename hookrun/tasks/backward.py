@@ -33,7 +33,7 @@ class TaskWithBackward(TaskOfSplits):
         return super().scores_with_loss() or (self.backward is not None and self.backward.score == "loss")
 
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
-        """Why the hook never fires and what to do, or None: step hooks, and gradient hooks without a backward pass."""
+        """(why the hook never fires, what to do); None if it fires. Without `backward`, gradient hooks do not fire."""
         needs = super().idle(hook)
         if needs is None or self.backward is None:
             return (needs[0], f"set task.backward, {needs[1]}") if needs is not None else None
@@ -55,7 +55,7 @@ class TaskWithBackward(TaskOfSplits):
         return running.forward if score is None else partial(forward_and_backward, running, score)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """Also that the data has no labels, which `score: label` needs."""
+        """The common problems of the settings, and data without labels, which `score: label` needs."""
         found = super().problems(settings, info)
         if info is None or self.backward is None or self.backward.score != "label":
             return found

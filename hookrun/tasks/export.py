@@ -26,13 +26,13 @@ class ExportTask(TaskOfOneSplit):
     task_name: ClassVar[str] = "export"
 
     def unused(self, experiment: Experiment) -> list[str]:
-        """Also `compute.compile` and `compute.precision`: the model is exported as it is."""
+        """The unused settings, with `compute.compile` and `compute.precision`: the model is exported as it is."""
         compute = experiment.settings.compute
         used = set(type(compute).model_fields) - {"compile", "precision"}
         return [*super().unused(experiment), *changed("compute", compute, but=used)]
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """The hooks that torch.export cannot export."""
+        """A problem for each hook that torch.export cannot export."""
         from hookrun.plan.graph_support import unexportable
 
         return unexportable(plan)

@@ -53,7 +53,7 @@ class GenerateTask(TaskOfSplits):
         return {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.compare else {}
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """Also compilation, which generation cannot use, and data whose samples are not prompts."""
+        """The common problems of the settings, compilation, and data whose samples are not prompts."""
         found = super().problems(settings, info)
         if settings.compute.compile:
             what = f"task={self.name} calls the model for one token at a time, which cannot be compiled"
@@ -61,7 +61,7 @@ class GenerateTask(TaskOfSplits):
         return found if info is None else [*found, *_wrong_inputs(info)]
 
     def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
-        """Also a model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
+        """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
         from hookrun.tasks.loop.continuing import cannot_generate, has_encoder
         from hookrun.tasks.loop.generation import vocabulary_of
 
@@ -79,7 +79,7 @@ class GenerateTask(TaskOfSplits):
         return [*found, *self._too_long(info, model, encoder=has_encoder(model))]
 
     def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> list[Problem]:
-        """Whether prompt and new tokens need more positions than the model has.
+        """A problem if prompt and new tokens need more positions than the model has.
 
         encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
         """
@@ -103,7 +103,7 @@ class GenerateTask(TaskOfSplits):
         return [Problem("task.max_new_tokens", what, hint)]
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """Also, if `compare` is set, hooks that change the model itself: it would be changed in both passes."""
+        """The common problems of the plan, and under `compare` hooks that change the model itself, in both passes."""
         found = super().plan_problems(plan, settings)
         return [*found, *(_stays(hook.spec) for hook in plan.hooks if self.compare and _changes(hook.spec))]
 
@@ -129,7 +129,7 @@ class GenerateTask(TaskOfSplits):
         return [f"each prompt is continued by up to {self.max_new_tokens} tokens, {how}{more}"]
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
-        """Also a warning if `compare` is set and there are no hooks."""
+        """The common notes, and a note if `compare` is set and there are no hooks."""
         found = super().remarks(settings, hooks)
         if self.compare and not any(hook.keys.enabled for hook in hooks):
             found.append("task.compare: there are no hooks, so both continuations are the same")

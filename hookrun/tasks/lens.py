@@ -73,7 +73,7 @@ class LensTask(TaskOfOneSplit):
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
 
     def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """Also compilation: the lens cannot observe the blocks of a compiled model."""
+        """A problem with `compute.compile`: the lens cannot observe the blocks of a compiled model."""
         if not settings.compute.compile:
             return []
         what = "task=lens observes every block, which is not possible in a compiled model"

@@ -25,7 +25,7 @@ class ProbeTask(TaskOfCaptures):
     task_name: ClassVar[str] = "probe"
 
     def problem(self, analysis: Analysis) -> Problem | None:
-        """Also if the run does not say which data it used, the data has no labels, or memory does not suffice."""
+        """A problem if the run's data is not known or has no labels, or if the analysis needs too much memory."""
         run = analysis.run
         if not run.config:
             return Problem("task.run", f"{run.path} does not say which data it used", "run it again")

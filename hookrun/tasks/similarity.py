@@ -22,7 +22,7 @@ class SimilarityTask(TaskOfCaptures):
     task_name: ClassVar[str] = "similarity"
 
     def problem(self, analysis: Analysis) -> Problem | None:
-        """Also if there are fewer than two modules, or if memory does not suffice."""
+        """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
         from hookrun.tasks.loop.memory import too_large
 
         if len(analysis.captures) < 2:
