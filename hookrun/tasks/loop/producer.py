@@ -42,9 +42,7 @@ def producer(running: Running, before: BeforeStep, group: Sequence[Batch], wrong
     try:
         with before.generators():
             return _run_again(running, before, group, wrong)
-    except (
-        Exception
-    ) as error:  # any error of a module, or of copying the model: only the source stays unknown
+    except Exception as error:  # of a module, or of copying the model
         return f"{UNKNOWN}, because the step could not be repeated: {reason(error)}"
 
 
