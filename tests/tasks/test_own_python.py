@@ -251,7 +251,7 @@ def test_arguments_of_losses_are_checked_before_the_run(named: dict[str, Any], w
         ("number", "returned 3.0, expected one floating-point number as a tensor"),
         ("vector", r"returned a tensor of shape \[2, 3\]"),
         ("breaks", r"'ownpkg:breaks' failed: AttributeError.*ownpkg.py:\d+"),
-        ("detached", "a loss without a graph"),
+        ("detached", "a loss that requires no gradient"),
     ],
 )
 def test_what_a_loss_of_the_users_own_does_wrong_is_told(name: str, says: str) -> None:
@@ -279,7 +279,7 @@ def test_metrics_are_means_over_samples_in_the_order_asked_for() -> None:
     [
         (["ownpkg:mine", "ownpkg2:mine"], "two metrics have the name 'mine'"),
         (["loss", "loss"], "two metrics have the name 'loss'"),
-        (["ownpkg:step"], "means something else there"),
+        (["ownpkg:step"], "has another meaning there"),
         (["acuracy"], "did you mean 'accuracy'"),
         (["os:getpid"], "is not trusted"),
     ],
