@@ -153,7 +153,7 @@ def test_what_cannot_be_equal_is_refused_and_what_differs_is_named(cwd: Path, ca
     argv = [*SMALL, "compute.strategy=ddp", "task=plan"]
     hook = "+hooks.h={select: fc, hook: forward, "
     for override, told in {
-        hook + "action: clip_norm, max_norm: 1}": "hooks.h.action: clip_norm takes all rows",
+        hook + "action: clip_norm, max_norm: 1}": "hooks.h.action: clip_norm needs all rows",
         hook + "action: scale, factor: 2, index: 0}": "hooks.h.index: '0' picks rows of the batch",
         hook + "action: scale, factor: 2, index: '..., 0, :'}": "hooks.h.index: '..., 0, :' picks rows",
         "compute.compile=true": "compute.compile: a compiled model",
