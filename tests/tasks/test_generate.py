@@ -249,7 +249,11 @@ def test_what_cannot_be_continued_is_refused_before_the_run(
         "task.stop=[9999]",
         "task.sampling={temperature: 0}",
     )
-    assert "greater than or equal to 0.001" in wrong and "compute.compile" in wrong and "does not have 9999" in wrong
+    assert (
+        "greater than or equal to 0.001" in wrong
+        and "compute.compile" in wrong
+        and "does not have 9999" in wrong
+    )
     fill = "+hooks.zero={select: unembed, hook: apply, action: fill, value: 0}"
     assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.compare=true")
     bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"
