@@ -35,7 +35,7 @@ from hookrun.store.log_values import counted, number, split_name
 from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir, update_latest
 from hookrun.tasks.loop.facts import hook_facts, model_facts
-from hookrun.tasks.loop.run import ending, set_failed, told
+from hookrun.tasks.loop.run import ending, print_failure, set_failed
 from hookrun.tasks.loop.sink import RunSink
 
 if TYPE_CHECKING:
@@ -236,15 +236,15 @@ class Recording(Installation):
         try:
             if error is not None:
                 for last in (self.sink.settle, run_dir.flush, self._write_hooks, run_dir.close):
-                    told(last)
-                told(partial(set_failed, run_dir, error))
+                    print_failure(last)
+                print_failure(partial(set_failed, run_dir, error))
                 return
             with ending(run_dir.close), ending(self.sink.settle, run_dir.flush, self._write_hooks):
                 pass
             run_dir.write_manifest()
             run_dir.set_status("stopped" if self.sink.stop else "done", self.sink.stop or "")
         except BaseException as failure:
-            told(partial(set_failed, run_dir, failure if error is None else error))
+            print_failure(partial(set_failed, run_dir, failure if error is None else error))
             raise
         finally:
             self._is_open = False

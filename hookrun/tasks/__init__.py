@@ -1,4 +1,4 @@
-"""Experiment -> Ready -> run directory, or what is shown on the screen. Each module here that defines a task adds it.
+"""Experiment -> Ready -> run directory or printed output. Each module here that defines a Task subclass registers it.
 
 Importing this package imports no torch: a configuration is validated without it.
 """
@@ -48,11 +48,11 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Checked:
-    """What came of checking the jobs of a sweep.
+    """The result of checking the jobs of a sweep.
 
-    refused:  number -> what is wrong with the job
-    proven:   fake runs that were made
-    unproven: jobs whose shapes were left unchecked when time was up
+    refused:  job number -> the error that its run would raise
+    proven:   number of trial runs that were made
+    unproven: number of jobs whose shapes were not checked, because the time was up
     """
 
     refused: Mapping[int, SpecError | CompileError]
@@ -62,14 +62,14 @@ class Checked:
 
 @cache
 def tasks() -> Mapping[str, type[Task]]:
-    """Every task by name."""
+    """Every task class by its name."""
     return discovered(sys.modules[__name__], Task, "task_name")  # type: ignore[type-abstract]
 
 
 def parse_experiment(config: Mapping[str, Any]) -> Experiment:
-    """Validate the root mapping of a composed configuration. Raises SpecError with every mistake in it.
+    """Validate the root mapping of a composed configuration. Raises SpecError with all mistakes in it.
 
-    The notes of the experiment say which of its settings its task does not use.
+    The notes of the returned experiment name the settings that its task does not use.
     """
     experiment = spec.parse_experiment(config, tasks())
     task = task_of(experiment)
@@ -81,11 +81,11 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
 
 
 def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> Ready:
-    """Check everything that can be checked before there is a run directory.
+    """Check everything that can be checked before the run directory is created.
 
-    trust: packages that a user's own code may come from
+    trust: names of the packages whose code the experiment may use
 
-    Raises SpecError and CompileError.
+    Raises SpecError or CompileError.
     """
     trust = trust | of_environment()
     with read_once(trust):
@@ -103,10 +103,10 @@ def prepare(experiment: Experiment, *, trust: frozenset[str] = frozenset()) -> R
 def check_jobs(
     jobs: Mapping[int, Experiment], seconds: float, *, trust: frozenset[str] = frozenset()
 ) -> Checked:
-    """Check everything that can be checked before any of the jobs of a sweep runs; nothing is written.
+    """Check the jobs of a sweep as far as possible before the first of them runs; writes nothing.
 
-    jobs:    number -> experiment
-    seconds: after so many, hooks whose shapes were not yet checked are left to the jobs themselves
+    jobs:    job number -> experiment
+    seconds: time limit, after which the remaining jobs check the shapes of their hooks when they run
     """
     from hookrun.tasks.loop.shared import SharedMaker, model_key
 
@@ -124,16 +124,16 @@ def check_jobs(
 
 
 def _with_found_weights(experiment: Experiment) -> Experiment:
-    """The experiment with the weights that another run has trained. Raises SpecError where there are none."""
+    """The experiment, with `model.weights` of another run replaced by its checkpoint. SpecError if there is none."""
     if not isinstance(experiment.settings.model.weights, RunWeights):
-        return experiment  # without torch, which tasks that analyse captures may not need
+        return experiment  # the import below needs torch, which tasks that analyse captures may not need
     from hookrun.run_values import with_found_weights
 
     return with_found_weights(experiment)
 
 
 def _without_run_weights(experiment: Experiment) -> Experiment:
-    """For an experiment that is refused anyway."""
+    """The experiment without weights of another run, to find further mistakes in an experiment that is refused."""
     settings = experiment.settings
     if not isinstance(settings.model.weights, RunWeights):
         return experiment
@@ -144,36 +144,36 @@ def _without_run_weights(experiment: Experiment) -> Experiment:
 def refusal(
     config: Mapping[str, Any], *, known: Sequence[Problem] = (), trust: frozenset[str] = frozenset()
 ) -> SpecError:
-    """Everything wrong with a configuration that is refused, in the order of the file.
+    """All mistakes in a configuration that is refused, in the order of the file.
 
-    Beside its own mistakes stand those that `prepare` finds in what is left without them.
+    They include the mistakes that `prepare` finds in the valid rest of the configuration.
 
-    known: mistakes in what was typed, which the configuration does not hold
+    known: mistakes in the command line, which are not part of the configuration
     """
     experiment, found = spec.read_experiment(config, tasks())
     problems = [*known, *beyond(found, known)]
     notes: tuple[str, ...] = ()
     if experiment is not None:
         try:
-            runs = {**_still_to_be_made(config), **experiment.runs}
+            runs = {**_pending_runs(config), **experiment.runs}
             prepare(replace(experiment, mistakes=tuple(problems), runs=runs), trust=trust)
         except Refusal as more:
             problems += beyond(more.errors, problems)
             notes = more.notes
-        except HookrunError:  # what it names cannot be read: told once the configuration is right
+        except HookrunError:  # a file or run cannot be read: reported when the configuration is valid
             pass
     return SpecError(in_file_order(problems, config), notes)
 
 
-def _still_to_be_made(config: Mapping[str, Any]) -> dict[str, None]:
-    """The names of the runs that are made or looked for once the configuration is right; wrong needs are named too."""
+def _pending_runs(config: Mapping[str, Any]) -> dict[str, None]:
+    """The names of the runs in `needs`, valid or not, and of the previous run, each with None: not run yet."""
     needs = config.get("needs")
     return dict.fromkeys([PREVIOUS, *(map(str, needs) if isinstance(needs, Mapping) else ())])
 
 
 @contextmanager
 def in_order_of(config: Mapping[str, Any]) -> Iterator[None]:
-    """What is refused in the block lists its mistakes in the order in which the configuration names their keys."""
+    """Sort the mistakes of a Refusal raised in the block by the order of their keys in the configuration."""
     try:
         yield
     except Refusal as error:
@@ -181,7 +181,7 @@ def in_order_of(config: Mapping[str, Any]) -> Iterator[None]:
 
 
 def refuse_ranks() -> None:
-    """SpecError where the process is one of several, as torchrun starts them: each would do a whole run of its own."""
+    """Raise SpecError if torchrun started this process as one of several: each would do a whole run of its own."""
     ranks = os.environ.get("WORLD_SIZE", "1")
     if ranks.isdecimal() and int(ranks) > 1:
         what = f"found {ranks} processes (WORLD_SIZE), and a run uses one"
@@ -193,12 +193,12 @@ def refuse_ranks() -> None:
 
 
 def show(ready: Ready) -> None:
-    """Print what the task shows. Raises HookrunError for a task that is run."""
+    """Print the output of a task such as `plan`. Raises HookrunError for a task that needs a run directory."""
     ready.task.show(ready)
 
 
 def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset[str]) -> None:
-    """Print the plan without shapes, where `error` finds the data missing; raises `error` where that cannot be done."""
+    """Print the plan without shapes, if `error` says only that the data is missing; otherwise raise `error`."""
     from hookrun.tasks.under_hooks import TaskUnderHooks
 
     task = task_of(experiment)
@@ -206,18 +206,19 @@ def show_without_data(experiment: Experiment, error: SpecError, trust: frozenset
         raise error
     from hookrun.tasks.loop.prepared import compiled_without_data
 
-    split, experiment = task.split_met(), _with_found_weights(experiment)
+    split, experiment = task.only_split(), _with_found_weights(experiment)
     task.show(compiled_without_data(experiment, experiment.hooks, split, error, trust))
 
 
 def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, ranks: Ranks = ALONE) -> int:
     """Run the task in the directory `path`.
 
-    go_on:  in the directory of a run that did not come to its end, from the newest state there
-    anyway: also where that state is of another configuration, model, data or version
-    ranks:  the processes of the run, of which this is rank 0
+    go_on:  resume an unfinished run in its directory, from the newest saved state
+    anyway: resume even if that state was saved with another configuration, model, data or version
+    ranks:  the processes of the run; this process is rank 0
 
-    Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before.
+    Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
+    raised.
     """
     from hookrun.tasks.loop.run import run_in
 
@@ -225,9 +226,9 @@ def run(ready: Ready, path: Path, *, go_on: bool = False, anyway: bool = False, 
 
 
 def objective(run_dir: Path) -> float:
-    """What an optimizing sweeper optimizes: the objective that the run says it has, else that of its metrics.
+    """The value that an optimizing sweeper optimizes: the run's recorded objective, or one chosen from its metrics.
 
-    Raises HookrunError where the run has no finite value of it: `predict` logs none, and a loss may be NaN.
+    Raises HookrunError if the run has no finite value of it: `predict` logs no metric, and a loss may be NaN.
     """
     from hookrun.store.reader import open_run
     from hookrun.store.scores import names, result_of

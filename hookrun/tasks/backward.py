@@ -1,4 +1,4 @@
-"""Gradients without training: `task.backward`, one backward pass for each batch from a score of its samples."""
+"""Gradients without training: `task.backward` runs one backward pass for each batch, from a score of its samples."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 class TaskWithBackward(TaskOfSplits):
     """Base of the tasks that may run a backward pass without training anything.
 
-    backward: what from; None: no backward pass
+    backward: the score that the backward pass starts from; None: no backward pass
     """
 
     backward: BackwardPass | None = None
 
     def scores_with_loss(self) -> bool:
-        """The gradients may be those of the loss."""
+        """Whether the loss is computed; it is if `backward` starts from the loss."""
         return super().scores_with_loss() or (self.backward is not None and self.backward.score == "loss")
 
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
-        """Hooks around optimizer steps; without a backward pass, gradient hooks too."""
+        """(why the hook never fires, what to do); None if it fires. Without `backward`, gradient hooks do not fire."""
         needs = super().idle(hook)
         if needs is None or self.backward is None:
             return (needs[0], f"set task.backward, {needs[1]}") if needs is not None else None
@@ -42,20 +42,20 @@ class TaskWithBackward(TaskOfSplits):
         return f"needs an optimizer step, which task={self.name} does not make", needs[1]
 
     def score(self, loss: TrainLoss) -> Score | None:
-        """The score that the backward pass begins with."""
+        """The score that the backward pass starts from; None: no backward pass."""
         from hookrun.tasks.loop.gradients import score_of
 
         return score_of(self.backward, loss) if self.backward is not None else None
 
     def forward(self, running: Running) -> Callable[[Batch], Any]:
-        """The function that gives the model's output for a batch, with the backward pass where there is one."""
+        """The function batch -> output of the model; it runs the backward pass too, if `backward` is set."""
         from hookrun.tasks.loop.gradients import forward_and_backward
 
         score = self.score(running.prepared.loss)
         return running.forward if score is None else partial(forward_and_backward, running, score)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """The labels that `score: label` needs."""
+        """The common problems of the settings, and data without labels, which `score: label` needs."""
         found = super().problems(settings, info)
         if info is None or self.backward is None or self.backward.score != "label":
             return found
@@ -67,13 +67,13 @@ class TaskWithBackward(TaskOfSplits):
         return found
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
-        """The backward pass."""
+        """One line about the backward pass."""
         if self.backward is None:
             return []
         return [f"one backward pass for each batch, from {self.backward} summed over its samples"]
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
-        """What the gradients are of, and where they are less than one may think."""
+        """Warnings: no hook sees the gradients, fp16 may underflow, parameter gradients are sums over a batch."""
         found = super().remarks(settings, hooks)
         if self.backward is None:
             return found

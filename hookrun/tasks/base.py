@@ -1,4 +1,4 @@
-"""What a task is: its own keys, what it does to be ready, and what it then runs or shows. Imports no torch."""
+"""The base class of tasks: a task's own keys, its preparation, and what it runs or prints. Imports no torch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 class Task(TaskKeys):
     """Base of the tasks. One subclass with a `task_name` is one task; its fields are its own keys in `task:`.
 
-    What a task declares here and in its methods is all that the rest of the program knows of it. Its module is
-    imported to validate a configuration, and therefore imports torch, and what imports torch, inside functions only.
+    The rest of the program uses only these declarations and methods of a task. Its module is imported to validate a
+    configuration; therefore it imports torch, and modules that import torch, inside functions only.
 
-    shows:        it is shown by `show` and leaves nothing behind; else it is run by `execute` in a run directory
-    has_plan:     hooks are compiled for it, and `show` prints their plan
-    trains:       it trains the model: hooks are proven in training mode, optimizer and schedule are checked
-    splits_batches: several ranks can split its batches, and what it tells is that of all rows
-    takes_place:  it is typed in place of the experiment's own task, and shows the plan of that one
+    shows:          `show` prints its result and nothing is written; otherwise `execute` runs it in a run directory
+    has_plan:       hooks are compiled for it, and `show` prints their plan
+    trains:         it trains the model: hooks are tried in training mode, optimizer and schedule are checked
+    splits_batches: several ranks can split its batches, and its results are those of all rows
+    takes_place:    it replaces the experiment's own task on the command line, and prints the plan of that task
     """
 
     shows: ClassVar[bool] = False
@@ -40,11 +40,11 @@ class Task(TaskKeys):
 
     @abstractmethod
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Ready:
-        """Check everything that can be checked before there is a run directory. Writes nothing.
+        """Check everything that can be checked before the run directory is created. Writes nothing.
 
-        trust: packages that a user's own code may come from
+        trust: names of the packages whose code the experiment may use
 
-        Raises SpecError and CompileError with every mistake found.
+        Raises SpecError or CompileError with all mistakes found.
         """
 
     def unused(self, experiment: Experiment) -> list[str]:
@@ -52,36 +52,36 @@ class Task(TaskKeys):
         return []
 
     def measures(self, settings: Settings) -> Mapping[str, Direction | None]:
-        """``split/name`` of the metrics that a run logs for its result -> which are better, None where not known.
+        """``split/name`` of each metric of the result -> whether to minimize or maximize it, or None: not known.
 
-        Raises SpecError where the data cannot be described.
+        Raises SpecError if the data cannot be described.
         """
         return {}
 
     def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
-        """What `prepare` checks, for one of the jobs of a sweep; raises what it raises.
+        """The checks of `prepare`, for one job of a sweep, with the same exceptions.
 
-        shared: a SharedMaker, with what the jobs checked before have made
+        shared: a SharedMaker, which reuses models and plans of the jobs that were checked before
         """
         self.prepare(experiment, trust=trust)
 
     def show(self, prepared: Any) -> None:
-        """Print what the task shows of what `prepare` returned. Raises HookrunError where it shows nothing."""
+        """Print the result of `prepare`. Raises HookrunError if the task is run, not shown."""
         raise HookrunError(f"task={self.name} is run, not shown")
 
     def execute(self, prepared: Any, run_dir: RunDir) -> str | None:
-        """Do the task with what `prepare` returned; returns why a check stopped it, or None.
+        """Run the task with the result of `prepare`. Returns why a check stopped it, or None.
 
-        Raises HookrunError where the task is only shown.
+        Raises HookrunError if the task is only shown.
         """
         raise HookrunError(f"task={self.name} is shown, not run")
 
 
 def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str]:
-    """The keys of a section that differ from their defaults, as key paths.
+    """The key paths of the keys of a section that differ from their defaults.
 
     where: the key path of the section
-    but:   keys that are left out
+    but:   keys to leave out
     """
     fields = type(section).model_fields
     return [
@@ -92,26 +92,26 @@ def changed(where: str, section: Section, but: Collection[str] = ()) -> list[str
 
 
 def metrics_of(task: TaskKeys) -> tuple[MetricKeys, ...] | None:
-    """`task.metrics`; None where it is not given, or the task has no such key."""
+    """`task.metrics`; None if it is not given or the task has no such key."""
     found: tuple[MetricKeys, ...] | None = getattr(task, "metrics", None)
     return found
 
 
 def metric_tokens_of(task: TaskKeys) -> Tokens | None:
-    """`task.tokens` of a task with metrics: where these are computed; None: at each token that is to be predicted."""
+    """The tokens at which a task computes its metrics, `task.tokens`; None: at each token that is to be predicted."""
     found: Tokens | None = getattr(task, "tokens", None) if "metrics" in type(task).model_fields else None
     return found
 
 
 @dataclass(frozen=True)
 class Ready:
-    """An experiment that was checked and can be run or shown. Each kind of task adds what it starts from."""
+    """An experiment that was checked and can be run or shown. Subclasses add what their tasks start from."""
 
     experiment: Experiment
 
     @property
     def runs(self) -> tuple[UsedRun, ...]:
-        """The other runs that it takes values from, as they were found."""
+        """The other runs from which the experiment takes values."""
         return ()
 
     @property

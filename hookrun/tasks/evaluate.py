@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class EvaluateTask(TaskWithBackward):
     """Computes `train.loss` and metrics.
 
-    metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
-    tokens:  of sequences: where loss and metrics are computed; null: wherever a token is to be predicted
+    metrics: the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
+    tokens:  for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
     """
 
     task_name: ClassVar[str] = "evaluate"
@@ -30,13 +30,13 @@ class EvaluateTask(TaskWithBackward):
     tokens: TokensClause | None = None
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The means over the split."""
+        """The means of loss and metrics over the split."""
         from hookrun.tasks.loop.metrics import measured
 
-        return measured(self.metrics, settings.train, data_of(settings, self.split_seen()), (self.split,))
+        return measured(self.metrics, settings.train, data_of(settings, self.first_split()), (self.split,))
 
     def perform(self, running: Running) -> None:
-        """Log the means over all samples."""
+        """Compute and log the means over all samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
 
         batches = BatchesOfSplits(running.prepared, self.parts, running.ranks)

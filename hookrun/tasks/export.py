@@ -1,4 +1,4 @@
-"""task=export: the model with its hooks baked in, as a program that runs without hookrun."""
+"""task=export: the model with its hooks as an exported program, which runs without hookrun."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class ExportTask(TaskOfOneSplit):
     task_name: ClassVar[str] = "export"
 
     def unused(self, experiment: Experiment) -> list[str]:
-        """How the model would be run here: the program holds the model as it is."""
+        """The unused settings, with `compute.compile` and `compute.precision`: the model is exported as it is."""
         compute = experiment.settings.compute
         used = set(type(compute).model_fields) - {"compile", "precision"}
         return [*super().unused(experiment), *changed("compute", compute, but=used)]
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """The hooks that torch.export cannot take into the program."""
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """A problem for each hook that torch.export cannot export."""
         from hookrun.plan.graph_support import unexportable
 
         return unexportable(plan)
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """How much the program differs from the model."""
+        """The relative difference between the outputs of the program and the model."""
         return {f"{self.split}/difference": "minimize"}
 
     def perform(self, running: Running) -> None:
-        """Write the program.
+        """Export the model and compare the outputs of the program and the model.
 
-        Raises HookrunError where torch.export cannot read the model, or where the two differ.
+        Raises HookrunError if torch.export cannot read the model, or if the outputs differ.
         """
         import torch
 
@@ -66,9 +66,11 @@ class ExportTask(TaskOfOneSplit):
         running.conclude(self.split, {"samples": samples, "difference": difference})
         if difference > TOLERANCE:
             raise HookrunError(
-                f"the exported program's output is off by {difference:.2g} of the hooked model's size"
+                f"the exported program's output differs from the hooked model's by {difference:.2g} of its norm"
             )
-        running.screen.say(f"exported to {path}; it gives what the hooked model gives on {samples} samples")
+        running.screen.say(
+            f"exported to {path}; its output agrees with the hooked model on {samples} samples"
+        )
 
 
 def _exported(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ExportedProgram:
@@ -78,6 +80,6 @@ def _exported(model: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> E
     shapes = {name: any_batch for name in kwargs} if kwargs else tuple(any_batch for _ in args)
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-    except Exception as error:  # torch has many kinds, all of them about the model
+    except Exception as error:  # torch raises many types here, all of them about the model
         first = str(error).strip().splitlines()[0]
         raise HookrunError(f"torch.export cannot read the model: {type(error).__name__}: {first}") from error

@@ -31,12 +31,12 @@ Token = Annotated[int, Field(ge=0, le=2**31, strict=True)]
 class GenerateTask(TaskOfSplits):
     """Continues each prompt and writes generations.jsonl.
 
-    max_new_tokens: the most that each prompt is continued by
-    sampling:       draws each token, the same for a sample whatever the batch; null: takes the most probable one
-    compare:        continues the same prompts without the hooks as well, with the same draws
+    max_new_tokens: the largest number of tokens by which each prompt is continued
+    sampling:       draw each token, with draws that do not depend on the batch; null: take the most probable token
+    compare:        also continue the same prompts without the hooks, with the same draws
     stop:           tokens that end a sequence; null: the model's own, or its tokenizer's
-    prompt_tokens:  only the first tokens of a sample are its prompt; null: all of them
-    cache:          keeps keys and values from token to token, where the model can; false: computes them anew
+    prompt_tokens:  use only this many first tokens of a sample as its prompt; null: all of them
+    cache:          keep keys and values from token to token, if the model can; false: recompute them
     """
 
     task_name: ClassVar[str] = "generate"
@@ -49,19 +49,19 @@ class GenerateTask(TaskOfSplits):
     cache: bool = True
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """What a comparison logs."""
+        """The metrics of a comparison, if `compare` is set."""
         return {f"{self.split}/{name}": None for name in ("changed", "kl_first")} if self.compare else {}
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """Data without tokens, and what a generation cannot do."""
+        """The common problems of the settings, compilation, and data whose samples are not prompts."""
         found = super().problems(settings, info)
         if settings.compute.compile:
-            what = f"task={self.name} calls the model for one token after the other, which is not compiled"
+            what = f"task={self.name} calls the model for one token at a time, which cannot be compiled"
             found.append(Problem("compute.compile", what, "leave it false"))
         return found if info is None else [*found, *_wrong_inputs(info)]
 
-    def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
-        """A model that cannot generate, tokens that it does not have, too few positions."""
+    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+        """A model that cannot generate, stop tokens outside its vocabulary, and too few positions."""
         from hookrun.tasks.loop.continuing import cannot_generate, has_encoder
         from hookrun.tasks.loop.generation import vocabulary_of
 
@@ -72,12 +72,17 @@ class GenerateTask(TaskOfSplits):
             found.append(Problem("model.args.class", what, hint))
         vocabulary = vocabulary_of(model, info)
         if beyond := [str(each) for each in self.stop or () if vocabulary is not None and each >= vocabulary]:
-            what = f"the model has {vocabulary} tokens, numbered from 0, and not {listed(beyond, 8)}"
-            found.append(Problem("task.stop", what, "name tokens that it has"))
+            what = (
+                f"the model has {vocabulary} tokens, numbered from 0, and does not have {listed(beyond, 8)}"
+            )
+            found.append(Problem("task.stop", what, "name tokens that the model has"))
         return [*found, *self._too_long(info, model, encoder=has_encoder(model))]
 
     def _too_long(self, info: DataInfo, model: Module, *, encoder: bool) -> list[Problem]:
-        """More positions than the model has; an encoder's prompt takes none of the decoder's."""
+        """A problem if prompt and new tokens need more positions than the model has.
+
+        encoder: the prompt is read by an encoder, so that it takes no positions of the decoder
+        """
         from hookrun.models.token_fit import positions_of
 
         limit, prompt = positions_of(model), _prompt_length(info)
@@ -90,22 +95,20 @@ class GenerateTask(TaskOfSplits):
         what = f"{self.max_new_tokens} new tokens after prompts of up to {prompt} need {needed} positions, "
         what += f"and the model has {positions} ({where})"
         most = positions - prompt + 1
-        hint = (
-            f"set it to at most {most}, or take a model of more positions, such as model.args.length={needed}"
-        )
+        hint = f"set it to at most {most}, or take a model with more positions, such as model.args.length={needed}"
         if info.tokenizer is None or where != "pos_embed":
             hint = (
                 f"set it to at most {most}, shorten the prompts (task.prompt_tokens), or take another model"
             )
         return [Problem("task.max_new_tokens", what, hint)]
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """Under `compare` hooks that change the model itself, which would then be changed in both passes."""
-        found = super().misfits(plan, settings)
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """The common problems of the plan, and under `compare` hooks that change the model itself, in both passes."""
+        found = super().plan_problems(plan, settings)
         return [*found, *(_stays(hook.spec) for hook in plan.hooks if self.compare and _changes(hook.spec))]
 
     def example(self, info: DataInfo, model: Module) -> Example:
-        """A prompt; for a model with a decoder of its own also the first token of an answer."""
+        """The arguments of a call with prompts; for an encoder-decoder also with the first token of an answer."""
         import torch
 
         from hookrun.runtime.tokens.calls import DECODER_IDS
@@ -120,32 +123,32 @@ class GenerateTask(TaskOfSplits):
         return args, {**kept, DECODER_IDS: first}
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
-        """How long and how."""
+        """One line about the length of the continuations and how tokens are chosen."""
         how = "always the most probable one" if self.sampling is None else f"drawn with {self.sampling}"
         more = "; then once more without the hooks" if self.compare else ""
         return [f"each prompt is continued by up to {self.max_new_tokens} tokens, {how}{more}"]
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
-        """A comparison of nothing."""
+        """The common notes, and a note if `compare` is set and there are no hooks."""
         found = super().remarks(settings, hooks)
         if self.compare and not any(hook.keys.enabled for hook in hooks):
-            found.append("task.compare: there are no hooks, so that both continuations are the same")
+            found.append("task.compare: there are no hooks, so both continuations are the same")
         return found
 
     def perform(self, running: Running) -> None:
-        """Continue every sample. Raises HookrunError where there is none."""
+        """Continue every sample. Raises HookrunError if the split has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.generated import Sums, shown_lines
-        from hookrun.tasks.loop.generation import Generation, Wanted
+        from hookrun.tasks.loop.generation import Generation, GenerationSettings
 
         batches = BatchesOfSplits(running.prepared, self.parts)
         names = running.sample_names(batches.parts)
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {self.split} split")
-        wanted = Wanted(
+        settings = GenerationSettings(
             self.max_new_tokens, self.sampling, self.compare, self.stop, self.prompt_tokens, self.cache
         )
-        generation, sums = Generation(wanted, running), Sums()
+        generation, sums = Generation(settings, running), Sums()
         with running.evaluating(batches, self.name, {"sums": sums}) as (passed, _):
             for batch in passed:
                 with running.logged(running.hooks.clock.step):
@@ -161,7 +164,7 @@ class GenerateTask(TaskOfSplits):
 
 
 def _wrong_inputs(info: DataInfo) -> list[Problem]:
-    """Why samples are not prompts."""
+    """Why the samples cannot be used as prompts."""
     from hookrun.data import TensorInfo
 
     where = "data.name"
@@ -172,13 +175,13 @@ def _wrong_inputs(info: DataInfo) -> list[Problem]:
         return [Problem(where, what, hint)]
     assert not isinstance(info.inputs, TensorInfo)
     if more := [name for name in info.inputs if name not in _USED]:
-        what = f"a generation passes input_ids and attention_mask to the model, and not {listed(more, 4)}"
+        what = f"task=generate passes input_ids and attention_mask to the model, but not {listed(more, 4)}"
         return [Problem(where, what, "leave these inputs out of the data")]
     return []
 
 
 def _prompt_length(info: DataInfo) -> int | None:
-    """The most tokens of a sample; None where it is not known."""
+    """The largest number of tokens of a sample; None if it is not known."""
     from hookrun.data import TensorInfo
 
     ids = None if isinstance(info.inputs, TensorInfo) else info.inputs.get("input_ids")
@@ -186,14 +189,14 @@ def _prompt_length(info: DataInfo) -> int | None:
 
 
 def _changes(hook: HookSpec) -> bool:
-    """Whether it changes what the model computes for good."""
+    """Whether the hook changes the model itself, by an action that cannot be switched off during a pass."""
     action = hook.action
     keeps = action.freezes or action.adds(hook.name) is not None
     return hook.keys.enabled and hook.hook_type.phase == "installation" and not keeps
 
 
 def _stays(hook: HookSpec) -> Problem:
-    what = "changes the model itself, so that the pass without hooks would not be without it"
+    what = "changes the model itself, so the pass without hooks would still have the change"
     return Problem(
         f"{hook.where}.hook", what, f"leave task.compare out, and compare with a run without {hook.name}"
     )

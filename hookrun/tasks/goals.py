@@ -1,4 +1,4 @@
-"""What a run is judged by: the objective of an experiment with its metric and direction known."""
+"""The objective of an experiment: the metric by which its runs are compared, and whether to minimize or maximize it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _SHOWN = 8
 
 
 def goal_of(experiment: Experiment) -> Goal | None:
-    """What a run of the experiment is judged by; None where its task does not log that, or nobody knows a direction.
+    """The objective of the experiment; None if its task does not log the metric or the direction is not known.
 
-    Raises SpecError where the data cannot be described.
+    Raises SpecError if the data cannot be described.
     """
     asked, there = experiment.settings.objective, task_of(experiment).measures(experiment.settings)
     metric = asked.metric or preferred(there)
@@ -27,7 +27,7 @@ def goal_of(experiment: Experiment) -> Goal | None:
 
 
 def required_goal(experiment: Experiment) -> Goal:
-    """The same, for a sweeper that optimizes it. Raises SpecError that says why there is none."""
+    """The objective, for a sweeper that optimizes it. Raises SpecError with the reason if there is none."""
     goal = goal_of(experiment)
     if goal is None:
         raise SpecError([_why_none(experiment)])
@@ -35,11 +35,11 @@ def required_goal(experiment: Experiment) -> Goal:
 
 
 def check_objective(experiment: Experiment, others: Iterable[str]) -> None:
-    """Refuse a metric that no task logs. One that another task logs is not a mistake: a file may serve several tasks.
+    """Raise SpecError if no task logs the metric of the objective.
 
-    others: the first part of the names that other tasks log: splits, names of analyses
+    A metric that only another task logs is accepted: one file may be used with several tasks.
 
-    Raises SpecError.
+    others: the first parts of the names of metrics of other tasks: splits and names of analyses
     """
     metric = experiment.settings.objective.metric
     if metric is None or (metric.rpartition("/")[0] in set(others) and direction_of(metric) is not None):
@@ -61,4 +61,4 @@ def _why_none(experiment: Experiment) -> Problem:
         return Problem("objective.direction", what, "write maximize or minimize")
     near, every = nearest(metric, there), f"task={task.name} logs {listed(there, _SHOWN)}"
     hint = f"{near} {every}" if near.startswith("did you mean") else every
-    return Problem(METRIC, f"found {metric!r}, which this run will not have", hint)
+    return Problem(METRIC, f"found {metric!r}, which this run does not log", hint)

@@ -1,4 +1,4 @@
-"""task=lens: what each layer of a language model would predict, and what each of its parts adds to the prediction."""
+"""task=lens: the prediction after each layer of a language model, and the contribution of each part to the logits."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ MOST_TOP = 100
 class LensTask(TaskOfOneSplit):
     """Reads the residual stream through the final norm and the unembedding (logit lens), into lens.jsonl.
 
-    parts:      residual: the stream after the embedding and after each layer; layers: what the embedding, each
-                attention and each MLP adds to the scores; heads: each attention head by itself
-    norm:       applied: the final norm takes the statistics of each part; frozen: it keeps the scale that it has on
-                the final stream of the token, so that contributions add up to the scores. null: applied for residual,
+    parts:      residual: the stream after the embedding and after each layer; layers: the contributions of the
+                embedding, each attention and each MLP to the logits; heads: the same, with each attention head by
+                itself
+    norm:       applied: the final norm uses the statistics of each part; frozen: it uses the scale that it has on
+                the final stream of the token, so that contributions add up to the logits. null: applied for residual,
                 frozen for layers and heads
-    tokens:     at which positions, as in a hook's `tokens`; null: every real token
-    top:        so many of the most likely tokens are kept
+    tokens:     the positions to read, as in a hook's `tokens`; null: every real token
+    top:        how many of the most probable tokens are recorded
     residual:   a selector of the blocks; null: the model's list of layers
-    final_norm: the module path of the norm after them; null: looked for beside the blocks
-    unembed:    the module path of the layer that gives a score for each token; null: the model's output embedding
-    heads:      a selector of the output projection of each block's attention; null: looked for in the attention
+    final_norm: the module path of the norm after the blocks; null: searched for beside the blocks
+    unembed:    the module path of the layer that computes the logits; null: the model's output embedding
+    heads:      a selector of the output projection of each block's attention; null: searched for in the attention
     """
 
     task_name: ClassVar[str] = "lens"
@@ -54,10 +55,10 @@ class LensTask(TaskOfOneSplit):
     def _of_a_stream(cls, tokens: Tokens | None) -> Tokens | None:
         if tokens is not None and (tokens.on_pattern or tokens.dim is not None):
             raise ValueError(
-                "the residual stream has positions in its dimension 1: leave out query, key and dim"
+                "the positions of the residual stream are its dimension 1: leave out query, key and dim"
             )
         if tokens is not None and tokens.phase == "generation":
-            raise ValueError("task=lens generates nothing: leave out `phase: generation`")
+            raise ValueError("task=lens does not generate tokens: leave out `phase: generation`")
         return tokens
 
     @model_validator(mode="after")
@@ -68,35 +69,35 @@ class LensTask(TaskOfOneSplit):
 
     @property
     def frozen(self) -> bool:
-        """Whether the final norm keeps its scale."""
+        """Whether the final norm uses its scale on the final stream for every part."""
         return self.norm == "frozen" if self.norm is not None else self.parts != "residual"
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """A compiled model runs without what the lens observes."""
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """A problem with `compute.compile`: the lens cannot observe the blocks of a compiled model."""
         if not settings.compute.compile:
             return []
-        what = "task=lens observes every block, which a compiled model does not show"
+        what = "task=lens observes every block, which is not possible in a compiled model"
         return [Problem("compute.compile", what, "set it to false")]
 
     def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
         from hookrun.tasks.loop.lens.running import with_lines
-        from hookrun.tasks.loop.spans import lacking
+        from hookrun.tasks.loop.spans import missing_spans
 
         prepared = super()._prepared(experiment, trust, maker)
         settings = experiment.settings
         reach = self.samples_in_reach(settings, prepared.data.sizes)
-        if problems := list(lacking([(self.tokens, "task")], settings, self.split, reach)):
+        if problems := list(missing_spans([(self.tokens, "task")], settings, self.split, reach)):
             raise CompileError(problems)
         return with_lines(prepared, self._said(prepared, self._setup(prepared)))
 
     def _setup(self, prepared: Prepared) -> LensSetup:
-        """What is read where. Raises SpecError and CompileError where the model or the data has no such places."""
+        """What the lens reads at which modules. SpecError or CompileError if the model or the data does not fit."""
         from hookrun.tasks.loop.lens.places import find_places
         from hookrun.tasks.loop.lens.running import LensSetup, checked_texts
 
         data = prepared.data
         if data.tokenizer is None and not _names_ids(data.inputs):
-            what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are none"
+            what = f"task=lens reads sequences of tokens, and the samples of the data '{data.name}' are not sequences"
             raise SpecError([Problem("data.name", what, "use data=prompts, text, names, repeated_tokens, …")])
         tokens = self.tokens if self.tokens is not None else Tokens.model_validate({"position": "all"})
         places = find_places(
@@ -110,7 +111,7 @@ class LensTask(TaskOfOneSplit):
         return LensSetup(places, self.parts, self.frozen, self.top, tokens, checked_texts(prepared, tokens))
 
     def _said(self, prepared: Prepared, setup: LensSetup) -> list[str]:
-        """What is read, for the plan."""
+        """Lines for the plan: what the lens reads at which modules."""
         from hookrun.tasks.loop.lens.reading import cap_of
 
         places = setup.places
@@ -124,12 +125,12 @@ class LensTask(TaskOfOneSplit):
             lines.append(f"lens: heads of {places.heads[0].path}: {places.heads[0].count}")
         if self.frozen and self.parts != "residual" and cap_of(prepared.model) is not None:
             lines.append(
-                "lens: the model caps its scores softly; contributions add up to the scores before that"
+                "lens: the model soft-caps its logits; contributions add up to the logits before the cap"
             )
         return lines
 
     def perform(self, running: Running) -> None:
-        """Read the split. Raises HookrunError where the parts do not add up to what the model computes."""
+        """Read the split. Raises HookrunError if the contributions do not add up to the model's logits."""
         from hookrun.tasks.loop.lens.running import lines_of, read_split
 
         setup = self._setup(running.prepared)
@@ -148,7 +149,7 @@ class LensTask(TaskOfOneSplit):
 
 
 def _names_ids(inputs: Any) -> bool:
-    """Whether samples have several inputs by name, input_ids among them, or are whole numbers."""
+    """Whether a sample has the input `input_ids`, or is a one-dimensional tensor of integers."""
     try:
         return "input_ids" in inputs
     except TypeError:

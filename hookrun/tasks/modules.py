@@ -1,4 +1,4 @@
-"""task=modules: the tree of module paths with class, parameters and output shape, and what a selector matches."""
+"""task=modules: prints the module tree with classes, parameters and output shapes, and the matches of a selector."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 MOST_LEVELS = 1_000
 _LINES_BELOW = 5
-"""Lines of a terminal that the tree leaves for what is said below it."""
+"""The number of terminal lines that are kept free for the output below the tree."""
 
 
 class ModulesTask(Task):
-    """Shows the tree. The experiment's hooks are not compiled: one looks at the modules to write them.
+    """Shows the module tree. The experiment's hooks are not compiled, since this task helps to write them.
 
     select: a selector; the modules that it matches are marked with ``*``
-    depth:  levels below the root; null: as many as a terminal has lines for, and all of them elsewhere
-    full:   every level, and every line in full, whatever the terminal's size
+    depth:  the number of levels below the root; null: as many as fit into the terminal, or all without a terminal
+    full:   show all levels and complete lines, whatever the size of the terminal
     """
 
     task_name: ClassVar[str] = "modules"
@@ -39,7 +39,7 @@ class ModulesTask(Task):
     full: bool = False
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
-        """Build the model, and prove a hook on every module, from which its output shapes are known."""
+        """Build the model, and run it once with a hook on every module to find the output shapes."""
         from hookrun.tasks.loop.built import build
         from hookrun.tasks.loop.prepared import compiled, compiled_without_data
 
@@ -54,7 +54,7 @@ class ModulesTask(Task):
     def show(self, prepared: Prepared) -> None:
         """Print the tree.
 
-        Raises SpecError for a selector that makes no sense, CompileError for one that matches nothing.
+        Raises SpecError for an invalid selector, CompileError for a selector without matches.
         """
         from hookrun.tasks.loop.module_rows import fitting_depth, module_rows
         from hookrun.tasks.loop.progress import Screen
@@ -75,7 +75,7 @@ class ModulesTask(Task):
             names = ", ".join(path or "(root)" for path in _in_order(picked, matches))
             screen.say(f"* {str(selector)!r} matches {len(picked)}: {names}")
         if rows.hidden:
-            more = f"task.depth={(depth or 0) + 1} shows one level more, task.full=true everything"
+            more = f"task.depth={(depth or 0) + 1} shows one more level, task.full=true everything"
             screen.say(f"{rows.hidden} modules are further down: {more}")
         if prepared.plan.unchecked:
             screen.say(f"shapes unknown: {prepared.plan.unchecked}")
@@ -90,7 +90,7 @@ def _parsed(raw: object) -> Selector:
 
 
 def _picked(selector: Selector, model: Module) -> set[str]:
-    """The modules that match, which stand for their parameters too; else the parameters that do."""
+    """The paths of the modules that match; if none does, the names of the parameters that match."""
     from hookrun.plan.model_tree import ModelNames
 
     names = ModelNames(model)
@@ -105,7 +105,7 @@ def _picked(selector: Selector, model: Module) -> set[str]:
 
 
 def _in_order(picked: Iterable[str], modules: Iterable[str]) -> list[str]:
-    """Modules in the model's order, then parameters by name, their numbers as numbers."""
+    """Modules in the model's order, then parameters by name, with numbers in numerical order."""
     place = {path: number for number, path in enumerate(modules)}
 
     def rank(path: str) -> tuple[int, list[tuple[bool, int, str]]]:

@@ -1,4 +1,4 @@
-"""Tasks that look at what a run captured. They need neither a model nor hooks, and write a run directory."""
+"""The base class of tasks that analyse the captures of a run. They need neither a model nor hooks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MOST_FEATURES = 2**24
 
 
 class TaskOfCaptures(Task):
-    """Base of the tasks that look at what a run captured.
+    """Base of the tasks that analyse the captures of a run.
 
-    run:       the directory of that run
-    capture:   which of its hooks; None: the only one
-    max_bytes: of memory that the analysis may take; what it will take is estimated before it begins
-    project:   project rows of more features at random to so many; None: no row is projected
+    run:       the directory of the run
+    capture:   the name of the hook that captured; None: the only one of the run
+    max_bytes: the memory that the analysis may use; its need is estimated before it begins
+    project:   randomly project rows with more features to this number of features; None: no projection
     """
 
     run: str | None = None
@@ -36,10 +36,10 @@ class TaskOfCaptures(Task):
 
     @abstractmethod
     def analyse(self, analysing: Analysing) -> None:
-        """Do the analysis; its results go to metrics.jsonl."""
+        """Run the analysis and write its results to metrics.jsonl."""
 
     def unused(self, experiment: Experiment) -> list[str]:
-        """Hooks, and what is about running a model: the captures are there."""
+        """Hooks, and the sections `train` and `compute`: the captures exist already."""
         settings = experiment.settings
         hooks = ["hooks"] if experiment.hooks.hooks else []
         return [*changed("train", settings.train), *changed("compute", settings.compute), *hooks]
@@ -49,7 +49,7 @@ class TaskOfCaptures(Task):
         return None
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Analysis:
-        """Find the run and its captures. Raises SpecError with what is missing."""
+        """Find the run and its captures. Raises SpecError if something is missing or does not fit."""
         from hookrun.tasks.loop.analysis import find
 
         analysis = find(experiment, self.run, self.capture)
@@ -58,7 +58,7 @@ class TaskOfCaptures(Task):
         return analysis
 
     def execute(self, prepared: Analysis, run_dir: RunDir) -> str | None:
-        """Do the analysis; no check can stop it."""
+        """Run the analysis. Returns None, since checks do not run here."""
         from hookrun.store.environment import environment
         from hookrun.tasks.loop.analysis import Analysing
         from hookrun.tasks.loop.progress import Screen
@@ -66,7 +66,7 @@ class TaskOfCaptures(Task):
 
         screen = Screen()
         if run_dir.resumed is not None:
-            screen.say(f"goes on from {run_dir.resumed.path.name}")
+            screen.say(f"resumed from {run_dir.resumed.path.name}")
         run_dir.write_env(environment() | {"runs": [run.to_dict() for run in prepared.runs]})
         screen.say(f"{self.name} of {prepared.run.path}: {', '.join(prepared.captures)}")
         screen.note(prepared.experiment.notes)
@@ -75,20 +75,20 @@ class TaskOfCaptures(Task):
         return None
 
     def features(self, analysis: Analysis) -> dict[str, Features]:
-        """Module -> its rows as vectors, projected where that was asked for."""
+        """Module path -> the rows of its capture as vectors, projected if `project` is set."""
         from hookrun.tasks.loop.analysis import features_of
 
         return features_of(analysis, self.max_bytes, self.project)
 
     def say_memory(self, analysing: Analysing, needed: int) -> None:
-        """Tell what the analysis will take."""
+        """Print the memory that the analysis needs, in bytes."""
         from hookrun.plan.table import size
 
         allowed = size(self.max_bytes)
         analysing.screen.say(f"memory: about {size(needed)} of the {allowed} that task.max_bytes allows")
 
     def say_projections(self, analysing: Analysing) -> None:
-        """Tell which modules were projected, and how."""
+        """Print which modules were projected, and how."""
         projected = [each for each in self.features(analysing.analysis).values() if each.projection]
         if projected:
             names = ", ".join(each.name for each in projected)

@@ -1,4 +1,4 @@
-"""task=plan: show what the hooks would do in the experiment's own task, and leave nothing behind."""
+"""task=plan: prints what the hooks would do in the experiment's own task, without running it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hookrun.tasks.train import TrainTask
 
 
 class PlanTask(TrainTask):
-    """Shows the plan of the experiment's own task; of a training where the experiment has no other task than this."""
+    """Shows the plan of the experiment's own task; if the experiment names no other task, the plan of a training."""
 
     task_name: ClassVar[str] = "plan"
     shows: ClassVar[bool] = True

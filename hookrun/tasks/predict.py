@@ -1,4 +1,4 @@
-"""task=predict: one split through the model in order; predictions and captures are keyed by sample."""
+"""task=predict: runs a split through the model in order; predictions and captures are stored by sample."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hookrun.tasks.backward import TaskWithBackward
 from hookrun.tasks.under_hooks import data_of
 
 if TYPE_CHECKING:
-    from hookrun.tasks.loop.passing import Holding
+    from hookrun.tasks.loop.passing import Resumable
     from hookrun.tasks.loop.running import Running
 
 
 class PredictTask(TaskWithBackward):
     """Writes the model's outputs to predictions/.
 
-    metrics: computed as well, the loss only where it is listed; null: none
-    tokens:  of sequences: where they are computed; null: wherever a token is to be predicted
+    metrics: the metrics to compute, the loss only if it is listed; null: none
+    tokens:  for sequences: the positions at which metrics are computed; null: all with a token to predict
     """
 
     task_name: ClassVar[str] = "predict"
@@ -34,16 +34,16 @@ class PredictTask(TaskWithBackward):
     tokens: TokensClause | None = None
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """The means over the split."""
+        """The means of the metrics over the split."""
         from hookrun.tasks.loop.metrics import measured
 
         if self.metrics is None:
             return {}
-        info = data_of(settings, self.split_seen())
+        info = data_of(settings, self.first_split())
         return measured(self.metrics, settings.train, info, (self.split,), with_loss=False)
 
     def perform(self, running: Running) -> None:
-        """Run the split through the model. Raises HookrunError where it has no samples."""
+        """Run the split through the model. Raises HookrunError if it has no samples."""
         from hookrun.tasks.loop.batches import BatchesOfSplits
         from hookrun.tasks.loop.metrics import LOSS
 
@@ -55,12 +55,12 @@ class PredictTask(TaskWithBackward):
         wants_loss = asked(self.metrics, LOSS)
         forward = self.forward(running)
         clock = running.hooks.clock
-        held: dict[str, Holding] = {"written": written, "average": average, "names": names}
+        held: dict[str, Resumable] = {"written": written, "average": average, "names": names}
         with running.evaluating(batches, self.name, held) as (passed, _):
             for batch in passed:
                 with running.logged(clock.step):
                     output = forward(batch)
-                if len(batch.ids):  # else all its rows are other ranks'
+                if len(batch.ids):  # otherwise other ranks have all of its rows
                     running.run_dir.predictions.add(
                         *PREDICTED,
                         output,
@@ -77,20 +77,20 @@ class PredictTask(TaskWithBackward):
                 written.samples += batch.whole
                 running.hooks.step()
         names.write_pictures()
-        values = running.read(self.split, running.of_all(average)) if self.metrics is not None else {}
+        values = running.read(self.split, running.sum_over_ranks(average)) if self.metrics is not None else {}
         running.conclude(self.split, {"samples": written.samples, **values})
 
 
 @dataclass
 class Written:
-    """How many samples have their predictions."""
+    """The number of samples whose predictions have been written."""
 
     samples: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The number."""
+        """The number so far."""
         return {"samples": self.samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace the number by a saved one."""
         self.samples = state["samples"]

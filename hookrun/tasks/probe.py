@@ -1,4 +1,4 @@
-"""task=probe: how well a linear model reads the label off each layer's activations."""
+"""task=probe: how well a linear model predicts the label from each layer's activations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
     from hookrun.data import DataInfo
     from hookrun.tasks.loop.analysis import Analysing, Analysis
-    from hookrun.tasks.loop.linear_probe import Probed
+    from hookrun.tasks.loop.linear_probe import ProbeResult
 
 PROBES = "probes.safetensors"
 
 
 class ProbeTask(TaskOfCaptures):
-    """Fits a probe to what each module captured."""
+    """Fits a linear probe to the captured activations of each module."""
 
     task_name: ClassVar[str] = "probe"
 
     def problem(self, analysis: Analysis) -> Problem | None:
-        """The labels are in the data, which the run has to name, and the work has to fit into memory."""
+        """A problem if the run's data is not known or has no labels, or if the analysis needs too much memory."""
         run = analysis.run
         if not run.config:
             return Problem("task.run", f"{run.path} does not say which data it used", "run it again")
@@ -36,7 +36,10 @@ class ProbeTask(TaskOfCaptures):
         return self._too_large(analysis, _outputs(info))
 
     def _too_large(self, analysis: Analysis, outputs: int) -> Problem | None:
-        """outputs: classes or targets"""
+        """A problem if probing needs more memory than allowed.
+
+        outputs: the number of classes or targets
+        """
         from hookrun.tasks.loop.memory import too_large
 
         needed = self._needed(analysis, outputs, self.project)
@@ -51,7 +54,7 @@ class ProbeTask(TaskOfCaptures):
         return too_large("probing", features, needed[most], self.max_bytes, projected)
 
     def _needed(self, analysis: Analysis, outputs: int, project: int | None) -> dict[str, int]:
-        """Module -> bytes while it is probed, the weights of all of them included."""
+        """Module path -> the bytes needed while it is probed, including the weights of all probes."""
         from hookrun.tasks.loop.analysis import features_of
         from hookrun.tasks.loop.linear_probe import memory_needed
 
@@ -60,14 +63,17 @@ class ProbeTask(TaskOfCaptures):
         return {name: memory_needed(each, outputs) + kept for name, each in every.items()}
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """How well each probe does; a probe of numbers has r2 there."""
+        """The scores of each probe: accuracies, or for numeric targets r2 under the same names."""
         return {f"{self.name}/accuracy": "maximize", f"{self.name}/train_accuracy": "maximize"}
 
     def analyse(self, analysing: Analysing) -> None:
-        """Log and show how each probe does, and write their weights."""
+        """Fit a probe for each module, log and show the scores, and write the weights.
+
+        Raises SpecError if the labels need more memory than allowed.
+        """
         from safetensors.torch import save_file
 
-        from hookrun.tasks.loop.analysis import shown_width, table, told
+        from hookrun.tasks.loop.analysis import projection_entry, shown_width, table
         from hookrun.tasks.loop.linear_probe import fit
 
         analysis, seed = analysing.analysis, analysing.analysis.settings.seed
@@ -86,7 +92,7 @@ class ProbeTask(TaskOfCaptures):
                 analysing.run_dir.log_metrics(
                     split=self.name, module=module, score=found.score, samples=len(rows),
                     features=found.features, accuracy=found.test, train_accuracy=found.train, chance=found.chance,
-                    **told(rows),
+                    **projection_entry(rows),
                 )  # fmt: skip
                 probed = {"scores": [found.train, found.test, found.chance], "weights": found.weights}
                 analysing.results.add(module, probed)
@@ -98,7 +104,7 @@ class ProbeTask(TaskOfCaptures):
         save_file(weights, analysing.run_dir.path / PROBES)
 
     def _labels(self, analysis: Analysis) -> dict[str, Tensor]:
-        """Module -> the label of each row, read once for all modules that kept the same samples."""
+        """Module path -> the label of each row, read once for all modules with the same samples."""
         read: dict[bytes, Tensor] = {}
         found: dict[str, Tensor] = {}
         for module, capture in analysis.captures.items():
@@ -110,7 +116,7 @@ class ProbeTask(TaskOfCaptures):
 
 
 def _outputs(info: DataInfo) -> int:
-    """Classes or targets; 1 where only reading the labels tells how many classes there are."""
+    """The number of classes or targets; 1 if the number of classes is not known before labels are read."""
     import math
 
     target = info.target
@@ -123,14 +129,14 @@ def _outputs_of(labels: Tensor) -> int:
     return labels[0].numel() if labels.is_floating_point() else len(labels.unique())
 
 
-def probe(features: Tensor, labels: Tensor, seed: int) -> Probed:
-    """Fit on three quarters of the samples, judge on the rest.
+def probe(features: Tensor, labels: Tensor, seed: int) -> ProbeResult:
+    """Fit a linear probe on three quarters of the samples and score it on the rest.
 
     features: [samples, features]
-    labels:   [samples] of integers, for logistic regression; of floats, [samples] or [samples, targets], for ridge
-              regression
+    labels:   integers [samples] for logistic regression; floats [samples] or [samples, targets] for ridge regression
+    seed:     of the split into training and test samples
 
-    Raises HookrunError where there are too few samples to judge on.
+    Raises HookrunError if there are too few samples to score the probe.
     """
     from hookrun.tasks.loop.features import Features
     from hookrun.tasks.loop.linear_probe import fit

@@ -1,4 +1,4 @@
-"""task=similarity: how alike two layers' representations of the same samples are, by linear CKA."""
+"""task=similarity: how similar the layers' representations of the same samples are, by linear CKA."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 
 class SimilarityTask(TaskOfCaptures):
-    """Compares each module that was captured with each other."""
+    """Compares each captured module with each other one."""
 
     task_name: ClassVar[str] = "similarity"
 
     def problem(self, analysis: Analysis) -> Problem | None:
-        """One module alone has nothing to be compared with; the work has to fit into memory."""
+        """A problem if there are fewer than two modules, or if the analysis needs too much memory."""
         from hookrun.tasks.loop.memory import too_large
 
         if len(analysis.captures) < 2:
@@ -45,12 +45,12 @@ class SimilarityTask(TaskOfCaptures):
         return chosen_way(list(features_of(analysis, self.max_bytes, project).values()), self.max_bytes)
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """How alike two different modules are."""
+        """The CKA of two different modules, from 0 to 1."""
         return {f"{self.name}/cka": "maximize"}
 
     def analyse(self, analysing: Analysing) -> None:
-        """Log and show the matrix. Raises HookrunError where the modules were captured on different samples."""
-        from hookrun.tasks.loop.analysis import table, told
+        """Log and show the matrix. Raises HookrunError if the modules were captured on different samples."""
+        from hookrun.tasks.loop.analysis import projection_entry, table
         from hookrun.tasks.loop.cka import linear_cka_of_all
 
         analysis = analysing.analysis
@@ -63,7 +63,7 @@ class SimilarityTask(TaskOfCaptures):
         shown = table("linear CKA", *features)
         for name, values in zip(features, found, strict=True):
             for other, value in zip(features, values, strict=True):
-                how = told(features[name]) or told(features[other])
+                how = projection_entry(features[name]) or projection_entry(features[other])
                 analysing.run_dir.log_metrics(split=self.name, module=name, other=other, cka=value, **how)
             shown.add_row(name, *(f"{value:.3f}" for value in values))
         analysing.screen.console.print(shown)

@@ -1,4 +1,4 @@
-"""task=train: train the model, validate after each epoch, keep the best and the last checkpoint."""
+"""task=train: trains the model, validates after each epoch, and saves the best and the last checkpoint."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class TrainTask(TaskUnderHooks):
-    """Trains as the section `train` says.
+    """Trains the model as configured in the section `train`.
 
-    metrics: computed beside the loss, which always is; null: the accuracy, where targets are labels
-    tokens:  of sequences: where loss and metrics are computed; null: wherever a token is to be predicted
+    metrics: the metrics to compute in addition to the loss; null: the accuracy, if targets are labels
+    tokens:  for sequences: the positions at which loss and metrics are computed; null: all with a token to predict
     """
 
     task_name: ClassVar[str] = "train"
@@ -35,32 +35,32 @@ class TrainTask(TaskUnderHooks):
     metrics: Metrics = None
     tokens: TokensClause | None = None
 
-    def split_seen(self) -> Split:
-        """The training samples; those of the validation come after each epoch."""
+    def first_split(self) -> Split:
+        """The training split; validation samples follow after each epoch."""
         return "train"
 
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """All of them where they are shuffled: `train.limit_batches` then takes other ones in each epoch."""
-        size = sizes[self.split_seen()]
+        """All samples if they are shuffled, since `train.limit_batches` then uses different samples in each epoch."""
+        size = sizes[self.first_split()]
         return size if settings.train.shuffle else samples_of_a_pass(settings, size)
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """Both splits in each epoch; None also where `train.steps` may end the run earlier."""
+        """The samples of both splits in all epochs; None also if `train.steps` may end the run earlier."""
         train, val = (samples_of_a_pass(settings, sizes[split]) for split in ("train", "val"))
         if train is None or val is None or settings.train.steps is not None:
             return None
         return (train + val) * settings.train.epochs
 
     def measures(self, settings: Settings) -> dict[str, Direction | None]:
-        """Loss and accuracy of the training epochs and, where the data has one, of the validation."""
+        """Loss and metrics of the training epochs and, if the data has a validation split, of the validation."""
         from hookrun.tasks.loop.metrics import measured
 
-        info = data_of(settings, self.split_seen())
+        info = data_of(settings, self.first_split())
         splits = ("val", "train") if info.sizes["val"] != 0 else ("train",)
         return measured(self.metrics, settings.train, info, splits)
 
     def perform(self, running: Running) -> None:
-        """Train until the epochs or the steps are over, or a check asks to stop."""
+        """Train until all epochs or steps are finished, or a check stops the run."""
         from hookrun.tasks.loop.training import train
 
         train(running)

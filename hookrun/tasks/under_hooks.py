@@ -1,4 +1,4 @@
-"""Tasks that run the experiment's model under its hooks: they prepare alike, and differ in what they then perform."""
+"""The base classes of tasks that run the experiment's model under its hooks; they share the preparation."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 
 Sizes = Mapping["Split", int | None]
-"""How many samples each split has; None where only reading the data would tell."""
+"""Split -> its number of samples; None if it is not known before the data is read."""
 
 
 class TaskUnderHooks(Task):
     """Base of the tasks that run the model under its hooks.
 
-    loggers:     where metrics go as well: tensorboard, wandb, mlflow
-    tensorboard: the same as that logger
+    loggers:     where metrics are also logged: tensorboard, wandb, mlflow
+    tensorboard: true adds the logger tensorboard
 
-    scores:      it computes `train.loss`, which may need targets
+    scores:      the task computes `train.loss`, which may need targets
     """
 
     has_plan: ClassVar[bool] = True
@@ -62,27 +62,27 @@ class TaskUnderHooks(Task):
         return names
 
     @abstractmethod
-    def split_seen(self) -> Split:
-        """The split whose samples the hooks meet first."""
+    def first_split(self) -> Split:
+        """The split whose samples the hooks see first."""
 
     @abstractmethod
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The hooks meet samples of `split_seen` with ids below this; None where it is not known beforehand."""
+        """The hooks see samples of `first_split` with ids below this; None: not known beforehand."""
 
     @abstractmethod
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """How many samples a run passes through the hooks; None where it is not known beforehand."""
+        """How many samples a run passes through the model in total; None: not known beforehand."""
 
     def scores_with_loss(self) -> bool:
-        """Whether it computes `train.loss`, which may need targets."""
+        """Whether the task computes `train.loss`, which may need targets."""
         return self.scores
 
     def score(self, loss: TrainLoss) -> Score | None:
-        """What a backward pass without training begins with; None: there is none."""
+        """The score from which a backward pass without training starts; None: there is no such pass."""
         return None
 
     def idle(self, hook: HookSpec) -> tuple[str, str] | None:
-        """Why the task never runs the hook, and the next step; None where it does."""
+        """(why the hook never fires in this task, what to do); None if it fires."""
         if self.trains or not hook.hook_type.needs_backward:
             return None
         return (
@@ -91,36 +91,36 @@ class TaskUnderHooks(Task):
         )
 
     def example(self, info: DataInfo, model: Module) -> Example:
-        """The arguments of one call of the model, with an example of the data: what the hooks are proven with."""
+        """The arguments of a model call with an example of the data, for the trial run of the hooks."""
         from hookrun.tasks.loop.built import EXAMPLE_BATCH, as_call
 
         return as_call(info.example(EXAMPLE_BATCH), model)
 
-    def unfit(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
-        """What the model lacks for the task."""
+    def model_problems(self, settings: Settings, info: DataInfo, model: Module) -> list[Problem]:
+        """Problems of the model for this task."""
         return []
 
     @abstractmethod
     def perform(self, running: Running) -> None:
-        """Do the task; the hooks are installed."""
+        """Run the task; the hooks are installed."""
 
-    def misfits(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
-        """The hooks that cannot go into a graph, where the run needs one."""
+    def plan_problems(self, plan: ResolvedPlan, settings: Settings) -> list[Problem]:
+        """Problems of the plan for this task: with `compute.compile`, the hooks that cannot be compiled."""
         from hookrun.plan.graph_support import uncompilable
 
         return uncompilable(plan) if settings.compute.compile else []
 
     def prepare(self, experiment: Experiment, *, trust: frozenset[str]) -> Prepared:
-        """Build the model, and compile and prove the hooks against it; the data is not read.
+        """Build the model, compile the hooks for it and check them by a trial run; the data is not read.
 
-        Raises SpecError and CompileError.
+        Raises SpecError or CompileError.
         """
         from hookrun.tasks.loop.built import Maker
 
         return self._prepared(experiment, trust, Maker())
 
     def check(self, experiment: Experiment, *, trust: frozenset[str], shared: Any) -> None:
-        """The same, with what the jobs before have made."""
+        """The same for a job of a sweep, with models and trial runs of the jobs before."""
         self._prepared(experiment, trust, shared)
 
     def _prepared(self, experiment: Experiment, trust: frozenset[str], maker: Maker) -> Prepared:
@@ -128,7 +128,7 @@ class TaskUnderHooks(Task):
         from hookrun.tasks.loop.prepared import check_leftover, check_rows, compiled
         from hookrun.tasks.loop.spans import check_spans
 
-        settings, split = experiment.settings, self.split_seen()
+        settings, split = experiment.settings, self.first_split()
         if experiment.mistakes:
             settings = checks.without_download(settings)
         tried = checks.attempt(settings, split, trust, lambda info: self.problems(settings, info), maker)
@@ -136,7 +136,7 @@ class TaskUnderHooks(Task):
         notes, idle = self._idle_hooks(experiment)
         tried.problems.extend([*wrong, *idle, *self._compared(experiment, tried)])
         if tried.info is not None and tried.model is not None:
-            tried.problems.extend(self.unfit(settings, tried.info, tried.model))
+            tried.problems.extend(self.model_problems(settings, tried.info, tried.model))
         if tried.problems or experiment.mistakes:
             score = None if tried.loss is None else self.score(tried.loss)
             example = None
@@ -150,7 +150,7 @@ class TaskUnderHooks(Task):
             experiment,
             experiment.hooks,
             built,
-            self.split_met(),
+            self.only_split(),
             example=self.example(built.data, built.model),
             training=self.trains,
             score=self.score(built.loss),
@@ -163,9 +163,9 @@ class TaskUnderHooks(Task):
         check_rows(plan, reach, trains=self.trains)
         met = [hook for hook in experiment.hooks.hooks if self.idle(hook) is None]
         cut_short = self.trains and (settings.train.steps or settings.train.limit_batches) is not None
-        check_spans(met, settings, self.split_seen(), None if cut_short else reach)
-        if misfits := self.misfits(plan, settings):
-            raise CompileError(misfits)
+        check_spans(met, settings, self.first_split(), None if cut_short else reach)
+        if problems := self.plan_problems(plan, settings):
+            raise CompileError(problems)
         if settings.compute.strategy != "none":
             from hookrun.tasks.loop.rank_fit import check_ranks
 
@@ -175,13 +175,13 @@ class TaskUnderHooks(Task):
         return replace(prepared, plan=plan, trained=trained, lines=tuple(self.lines(settings, trained)))
 
     def _compared(self, experiment: Experiment, tried: Attempt) -> list[Problem]:
-        """What is wrong with the runs that its metrics compare with."""
+        """Problems of the runs with which the task's metrics compare."""
         from hookrun.tasks.loop.metric_problems import compared_problems
 
         info = tried.info
         if info is None or all(each.against is None for each in metrics_of(self) or ()):
             return []
-        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.split_met()
+        reach, met = self.samples_in_reach(experiment.settings, info.sizes), self.only_split()
         seen = [met] if met is not None and not self.trains else [each for each in SPLITS if info.sizes[each]]
         return compared_problems(
             experiment,
@@ -190,20 +190,19 @@ class TaskUnderHooks(Task):
         )
 
     def lines(self, settings: Settings, trained: Trained | None) -> list[str]:
-        """What it does beside its hooks, for the plan."""
+        """Lines about the task that are shown with the plan."""
         return list(trained.lines(settings.train.optimizer)) if trained is not None else []
 
     def _trained(self, experiment: Experiment, tried: Attempt) -> tuple[Trained | None, list[Problem]]:
-        """What the task trains, and what is wrong with how that was asked for; None where it trains nothing."""
+        """The parameters that the task trains (None if it does not train), and the mistakes in their settings."""
         from hookrun.plan.model_tree import unhookable
         from hookrun.tasks.loop.optimizers import OPTIMIZER, SCHEDULER, check_arguments
         from hookrun.tasks.loop.trained import chosen
 
         model = tried.model
         unsure = model is None or experiment.wrong.may_add
-        if (
-            not self.trains or model is None or unsure or unhookable(model) is not None
-        ):  # which compiling reports
+        # Compiling the hooks reports an unhookable model.
+        if not self.trains or model is None or unsure or unhookable(model) is not None:
             return None, []
         train = experiment.settings.train
         trained, problems = chosen(train, experiment.hooks, model)
@@ -211,19 +210,19 @@ class TaskUnderHooks(Task):
         return trained, problems or ([] if misnamed else check_arguments(train, model, trained.groups))
 
     def remarks(self, settings: Settings, hooks: tuple[HookSpec, ...]) -> list[str]:
-        """What a person may not expect of these settings."""
+        """Notes on what a user may not expect of these settings."""
         from hookrun.tasks.loop import composed
         from hookrun.tasks.loop.optimizers import SCHEDULER
 
         schedule = settings.train.scheduler if self.trains else None
         return list(composed.notes(schedule, SCHEDULER)) if schedule is not None else []
 
-    def split_met(self) -> Split | None:
-        """The split that all samples are of; None where they are of several."""
-        return self.split_seen()
+    def only_split(self) -> Split | None:
+        """The split of all samples; None if the task uses several splits without training."""
+        return self.first_split()
 
     def _idle_hooks(self, experiment: Experiment) -> tuple[list[str], list[Problem]]:
-        """A note on each hook that the task never runs; a problem under `strict`."""
+        """A note on each hook that never fires in this task; under `strict`, a problem instead."""
         enabled = [hook for hook in experiment.hooks.hooks if hook.keys.enabled]
         idle = [(hook, *needs) for hook in enabled if (needs := self.idle(hook)) is not None]
         if idle and experiment.settings.strict:
@@ -236,14 +235,14 @@ class TaskUnderHooks(Task):
         return notes, []
 
     def show(self, prepared: Prepared) -> None:
-        """Print the whole plan, and what to know beside it."""
+        """Print the whole plan, with lines and notes."""
         from hookrun.tasks.loop.progress import Screen
         from hookrun.tasks.loop.under_hooks import show_plan
 
         show_plan(prepared, Screen())
 
     def execute(self, prepared: Prepared, run_dir: RunDir) -> str | None:
-        """Perform the task under the hooks; returns why a check stopped it, or None."""
+        """Run the task under the hooks; returns why a check stopped it, or None."""
         from hookrun.tasks.loop.under_hooks import run_under_hooks
 
         names = [*self.loggers, *(["tensorboard"] if self.tensorboard else [])]
@@ -251,7 +250,7 @@ class TaskUnderHooks(Task):
             return run_under_hooks(prepared, run_dir, self.perform, loggers=names)
 
     def problems(self, settings: Settings, info: DataInfo | None) -> list[Problem]:
-        """What is wrong with the settings; info: None where the data itself is wrong."""
+        """Problems of the settings; info: None if the data is invalid."""
         from hookrun.tasks.loop.loggers import not_installed
         from hookrun.tasks.loop.losses import NEED_TARGET
         from hookrun.tasks.loop.metric_problems import metric_problems
@@ -283,19 +282,19 @@ class TaskUnderHooks(Task):
 class TaskOfOneSplit(TaskUnderHooks):
     """Base of the tasks that pass one split through the model in order, in evaluation mode.
 
-    split: which one
+    split: the split
     """
 
     split: Literal["train", "val"] = "val"
 
     def unused(self, experiment: Experiment) -> list[str]:
-        """What is about training; `train.limit_batches` and `train.log_every` hold here too."""
+        """The section `train` without `limit_batches`, `log_every` and, if it is computed, the loss."""
         wants_loss = self.scores_with_loss() or asked(metrics_of(self), "loss")
         used = {"limit_batches", "log_every", *(["loss"] if wants_loss else [])}
         return changed("train", experiment.settings.train, but=used)
 
-    def split_seen(self) -> Split:
-        """The split itself."""
+    def first_split(self) -> Split:
+        """The task's split."""
         return self.split
 
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
@@ -308,7 +307,7 @@ class TaskOfOneSplit(TaskUnderHooks):
 
 
 def data_of(settings: Settings, split: Split) -> DataInfo:
-    """The description of the data, which is not read. Raises SpecError."""
+    """The description of the data, without reading it. Raises SpecError."""
     from hookrun import data
 
     return data.describe(settings.data, split)
@@ -317,7 +316,7 @@ def data_of(settings: Settings, split: Split) -> DataInfo:
 class TaskOfSplits(TaskOfOneSplit):
     """Base of the tasks that may pass every split through the model, one after the other: `split: all`.
 
-    Samples keep the ids that they have in their split.
+    Samples keep the ids of their split.
     """
 
     split: Literal["train", "val", "all"] = "val"  # type: ignore[assignment]
@@ -327,26 +326,26 @@ class TaskOfSplits(TaskOfOneSplit):
         """The splits to pass through the model, in order."""
         return SPLITS if self.split == ALL else (SPLITS[SPLITS.index(self.split)],)
 
-    def split_seen(self) -> Split:
-        """The first of them."""
+    def first_split(self) -> Split:
+        """The first split."""
         return self.parts[0]
 
-    def split_met(self) -> Split | None:
-        """None for all of them."""
+    def only_split(self) -> Split | None:
+        """The split; None for all splits."""
         return self.parts[0] if len(self.parts) == 1 else None
 
     def samples_in_reach(self, settings: Settings, sizes: Sizes) -> int | None:
-        """Not known for several splits, whose ids are not those of one."""
+        """The samples of one pass; None for several splits, whose ids are independent."""
         return samples_of_a_pass(settings, sizes[self.parts[0]]) if len(self.parts) == 1 else None
 
     def samples_in_all(self, settings: Settings, sizes: Sizes) -> int | None:
-        """The samples of one pass over each."""
+        """The samples of one pass over each split."""
         passes = [samples_of_a_pass(settings, sizes[part]) for part in self.parts]
         return None if None in passes else sum(filter(None, passes))
 
 
 def samples_of_a_pass(settings: Settings, size: int | None) -> int | None:
-    """How many samples `train.limit_batches` leaves of a split of `size` samples; None where that is not known."""
+    """How many of a split's `size` samples a pass uses under `train.limit_batches`; None: not known."""
     limit = settings.train.limit_batches
     if limit is None or size is None:
         return size

@@ -80,7 +80,7 @@ def test_it_goes_on_and_is_then_done(failed: Path, say: Say) -> None:
     assert os.readlink(failed.with_name("latest")) == "one"
     whole, resumed = hookrun.open_run("whole"), hookrun.open_run(failed)
 
-    assert code == 0 and "goes on from state_000005, step 4" in said
+    assert code == 0 and "resumed from state_000005, step 4" in said
     assert (
         list(map(str, resumed.metrics)) == list(map(str, whole.metrics))
         and resumed.status["status"] == "done"
@@ -162,7 +162,7 @@ def test_where_every_state_is_damaged_nothing_is_lost(failed: Path, say: Say) ->
         file.write_bytes(b"torn")
     before = files(failed)
     code, said = say([f"resume={failed}"])
-    assert code == 2 and "has no state that is whole" in said and files(failed) == before
+    assert code == 2 and "has no undamaged state" in said and files(failed) == before
     assert say([f"resume={failed}", "resume_anyway=true"])[0] == 0
 
 
@@ -170,7 +170,7 @@ def test_a_damaged_state_is_named_and_the_one_before_is_used(failed: Path, say: 
     (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
     code, said = say([f"resume={failed}"])
     assert code == 0, said
-    assert "state_000005 is damaged" in said and "goes on from state_000004, step 3" in said
+    assert "state_000005 is damaged" in said and "resumed from state_000004, step 3" in said
 
 
 def test_a_run_that_goes_on_does_not_become_the_latest_one(failed: Path, say: Say) -> None:
@@ -183,7 +183,12 @@ def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
     shutil.rmtree(failed / "checkpoints")
     code, said = say([f"resume={failed}"])
     steps = [line["step"] for line in hookrun.open_run(failed).metrics if line.get("of") == "batch"]
-    assert code == 0 and "the run begins anew" in said and "goes on from" not in said and steps == [0]
+    assert (
+        code == 0
+        and "the run starts from the beginning" in said
+        and "resumed from" not in said
+        and steps == [0]
+    )
 
 
 @pytest.mark.parametrize(

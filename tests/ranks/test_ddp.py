@@ -153,7 +153,7 @@ def test_what_cannot_be_equal_is_refused_and_what_differs_is_named(cwd: Path, ca
     argv = [*SMALL, "compute.strategy=ddp", "task=plan"]
     hook = "+hooks.h={select: fc, hook: forward, "
     for override, told in {
-        hook + "action: clip_norm, max_norm: 1}": "hooks.h.action: clip_norm takes all rows",
+        hook + "action: clip_norm, max_norm: 1}": "hooks.h.action: clip_norm needs all rows",
         hook + "action: scale, factor: 2, index: 0}": "hooks.h.index: '0' picks rows of the batch",
         hook + "action: scale, factor: 2, index: '..., 0, :'}": "hooks.h.index: '..., 0, :' picks rows",
         "compute.compile=true": "compute.compile: a compiled model",
@@ -165,7 +165,7 @@ def test_what_cannot_be_equal_is_refused_and_what_differs_is_named(cwd: Path, ca
     assert main([*argv, "model=resnet18", "data=fake_images", seen]) == 0
     out = capsys.readouterr().out
     assert "differs from one process: batch statistics are those of a rank's own rows: bn1" in out
-    assert "differs from one process: h: stats tells of each rank's own rows" in out
+    assert "differs from one process: h: stats reports each rank's own rows" in out
     assert main([*argv, seen, "strict=true"]) == 2
     assert "compute.strategy: differs from one process: h: stats" in capsys.readouterr().err
     good = ("action: scale, factor: 2, index: '..., 0:8'}", "action: capture, keep: {every: 3}}")

@@ -131,9 +131,9 @@ def test_what_cannot_be_divided_is_refused(cwd: Path, capsys: pytest.CaptureFixt
         "compute.compile=true": "compute.compile: a compiled model",
         "compute.precision=fp16": "compute.precision: the gradient scaler of fp16",
         hook
-        + "forward, action: add_bias, value: 1, trainable: true}": "parameter of no dimensions, and the hook",
+        + "forward, action: add_bias, value: 1, trainable: true}": "parameter without dimensions, and the hook",
         hook
-        + "apply, action: add_parameter, name: z, shape: []}": "parameter of no dimensions, and the hook",
+        + "apply, action: add_parameter, name: z, shape: []}": "parameter without dimensions, and the hook",
         "+compute.fsdp.size=2": "compute.fsdp.size",
     }.items():
         assert main([*argv, override]) == 2, override

@@ -79,7 +79,7 @@ def test_a_killed_rank_and_another_number_of_ranks(
         shutil.copytree("two", name)
     ended = workers.run(tmp_path, "resume=two")
     assert ended.codes == [0, 0], ended.said
-    assert "goes on from state_0000" in ended.said[0] and ended.said[1] == ""
+    assert "resumed from state_0000" in ended.said[0] and ended.said[1] == ""
     assert_same(same, whole, hookrun.open_run(tmp_path / "two"), exact=True)
     ended = workers.run(tmp_path, "resume=three", ranks=3)
     assert ended.codes == [0, 0, 0], ended.said

@@ -96,7 +96,7 @@ def test_wrong_data_leaves_the_selectors_to_be_checked_and_a_wrong_model_does_no
     hooks = {"a": FC | {"mx": 1}, "c": FC | {"select": "fd"}}
     error = tasks.refusal(config(data=data, hooks=hooks))
     assert places(error) == ["data.args.file", "hooks.a.mx", "hooks.c.select"]
-    assert error.notes == ("shapes were not checked: the data is wrong",)
+    assert error.notes == ("shapes were not checked, because the data is not valid",)
     error = tasks.refusal(config(model={"name": "cnn", "args": {"widht": 3}}, data=data, hooks=hooks))
     assert places(error) == ["model.args.widht", "data.args.file", "hooks.a.mx"]
     assert error.notes == ("the hooks were not checked, because the model is not valid",)

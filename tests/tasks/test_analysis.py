@@ -231,14 +231,14 @@ def test_what_is_missing_is_told_and_nothing_is_left(refused: Any, run: Any, cap
     one = run(*small, "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
     trained = run(*small, "+hooks.a={select: fc, hook: grad, action: capture}")
     for task in ("task=probe", "task=similarity"):
-        assert "none is named\n      name its directory: task.run=outputs/latest" in refused(task), task
+        assert "no run is named\n      name its directory: task.run=outputs/latest" in refused(task), task
         assert "task.run: there is no" in refused(task, "task.run=nowhere"), task
         said = refused(task, f"task.run={captured.path}", "task.capture=sen")
         assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said, task
         said = refused(task, f"task.run={bare.path}")
         assert "captured nothing" in said and "action: capture" in said, task
         said = refused(task, f"task.run={trained.path}")
-        assert "no module of it has one row for each sample" in said, task
+        assert "no module of this hook has one row for each sample" in said, task
     assert "there is nothing to compare it with" in refused("task=similarity", f"task.run={one.path}")
 
 

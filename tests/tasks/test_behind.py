@@ -8,13 +8,13 @@ import torch
 from hookrun.store.files import StoreError
 from hookrun.store.tree import Flat, flatten
 from hookrun.tasks.loop import behind
-from hookrun.tasks.loop.behind import Behind
+from hookrun.tasks.loop.behind import BackgroundWriter
 
 
 @pytest.mark.parametrize("most", [2**26, 0])
 def test_it_is_written_in_order_and_as_it_was(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(behind, "MOST", most)  # 0: too large to be copied
-    writing, written, weight = Behind(), list[float](), torch.zeros(4)
+    writing, written, weight = BackgroundWriter(), list[float](), torch.zeros(4)
     for _ in range(20):
         weight += 1
         writing.write(flatten({"weight": weight}), lambda tree: written.append(float(tree.tensors["0"][0])))
@@ -26,7 +26,7 @@ def test_what_the_disk_refuses_is_raised_once_and_nothing_is_written_after_it() 
     def refuse(_: Flat) -> None:
         raise StoreError("the disk is full")
 
-    writing, written = Behind(), list[int]()
+    writing, written = BackgroundWriter(), list[int]()
     writing.write(flatten({}), refuse)
     with pytest.raises(StoreError, match="full"):
         writing.wait()

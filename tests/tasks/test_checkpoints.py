@@ -101,8 +101,8 @@ def test_the_states_of_short_epochs_are_put_off_but_for_the_first_two(
     for share, most in ((1e-9, 60.0), (1e-9, 0.0)):  # as if saving took very long; and without waiting
         saved, write = list[int](), resuming.write_state
         monkeypatch.setattr(resuming, "_SHARE", share)
-        monkeypatch.setattr(resuming, "_MOST_PUT_OFF", most)
-        monkeypatch.setattr(resuming, "_FREELY", 0)
+        monkeypatch.setattr(resuming, "_MOST_DELAY", most)
+        monkeypatch.setattr(resuming, "_FREE_SECONDS", 0)
 
         def counted(
             run: Any, about: str, *args: Any, saved: Any = saved, write: Any = write, **options: Any
@@ -119,7 +119,7 @@ def test_the_states_of_short_epochs_are_put_off_but_for_the_first_two(
 
 def test_a_state_of_steps_is_never_put_off(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "_SHARE", 1e-9)
-    monkeypatch.setattr(resuming, "_FREELY", 0)
+    monkeypatch.setattr(resuming, "_FREE_SECONDS", 0)
     found = run(
         "train.epochs=1",
         "train.limit_batches=5",

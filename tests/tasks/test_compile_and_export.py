@@ -46,7 +46,9 @@ def test_a_compiled_model_that_differs_is_not_trusted(wrong: str, monkeypatch: p
             return model(x) * 2 if wrong == "output" else model[0].forward(x) * 3
 
         monkeypatch.setattr(hooks, "compile", lambda: bare)
-        said = "off by 1 of its size" if wrong == "output" else "fires 0 times in the compiled model, 1 in"
+        said = (
+            "differs by 1 of its norm" if wrong == "output" else "fires 0 times in the compiled model, 1 in"
+        )
         with pytest.raises(hookrun.HookrunError, match=said):
             Compiled(hooks, model)(torch.ones(1, 2))
 

@@ -127,7 +127,8 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     nothing = generate("decoder", hook("same", "blocks.0", "scale", "all", factor=1), "task.compare=true")
     assert nothing.metrics[-1]["changed"] == nothing.metrics[-1]["kl_first"] == 0
     assert (
-        "the hooks changed no first new token's probabilities and no continuation" in capsys.readouterr().out
+        "the hooks changed neither the first new token's probabilities nor a continuation"
+        in capsys.readouterr().out
     )
 
 
@@ -248,7 +249,11 @@ def test_what_cannot_be_continued_is_refused_before_the_run(
         "task.stop=[9999]",
         "task.sampling={temperature: 0}",
     )
-    assert "greater than or equal to 0.001" in wrong and "compute.compile" in wrong and "not 9999" in wrong
+    assert (
+        "greater than or equal to 0.001" in wrong
+        and "compute.compile" in wrong
+        and "does not have 9999" in wrong
+    )
     fill = "+hooks.zero={select: unembed, hook: apply, action: fill, value: 0}"
     assert "changes the model itself" in refused(*MODELS["decoder"], *names, fill, "task.compare=true")
     bert = "{model_type: bert, num_hidden_layers: 1, hidden_size: 16, num_attention_heads: 2, intermediate_size: 16}"

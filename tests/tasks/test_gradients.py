@@ -161,7 +161,7 @@ def test_inputs_of_whole_numbers_and_a_frozen_model_carry_no_gradient(refused, o
     """
     data = ("data=tensors", "data.args.file=x.safetensors", "data.args.input=x", "data.args.target=null")
     said = refused("task=predict", "task.backward={score: top}", *own_model(body), *data)
-    assert "task.backward: the score carries no gradient" in said
+    assert "task.backward: the score requires no gradient" in said
 
 
 def test_what_is_said_beside_the_plan(run, capsys, refused) -> None:

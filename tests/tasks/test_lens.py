@@ -273,7 +273,7 @@ def test_a_prompt_says_the_same_whichever_side_is_padded(run: Runs, tmp_path: Pa
         ((*LENS, "task.unembed=ln_final"), "no weight [vocabulary, width]"),
         ((*LENS, "task.heads='**.out'"), "`parts: heads`"),
         ((*LENS, "task.parts=heads", "task.heads='**.mlp.out'"), "blocks.0.mlp.out does not take the heads"),
-        ((*LENS, "task.tokens={phase: generation}"), "generates nothing"),
+        ((*LENS, "task.tokens={phase: generation}"), "does not generate tokens"),
         ((*LENS, "task.tokens={span: nobody}"), "no span 'nobody'"),
         ((*LENS, "compute.compile=true"), "compute.compile"),
         ((*LENS, "task.top=1000000000000"), "task.top"),

@@ -155,8 +155,8 @@ def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[...
     assert "two metrics have the name 'rank'" in said
     for clause, says in (
         ("{span: subjekt}", "did you mean 'subject'"),
-        ("{phase: generation}", "generates nothing"),
-        ("{query: 0}", "padding left out"),
+        ("{phase: generation}", "does not generate tokens"),
+        ("{query: 0}", "that are not padding"),
     ):
         assert says in refused("task=evaluate", *NAMES, "task.metrics=[rank]", f"task.tokens={clause}")
     small = run("task=predict", *NAMES, "train.limit_batches=1")
@@ -170,7 +170,7 @@ def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[...
     stored.write_text(text.replace("val_size: 7", "val_size: 7\n    special_tokens: false"))
     assert "data.args.special_tokens is False there and None here" in refused("task=evaluate", *NAMES, metric)
     stored.unlink()
-    assert "keeps no configuration" in refused("task=evaluate", *NAMES, metric)
+    assert "has no saved configuration" in refused("task=evaluate", *NAMES, metric)
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=0", code=1)
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=40", code=1)
 

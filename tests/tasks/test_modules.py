@@ -117,7 +117,7 @@ def test_columns_are_aligned_levels_may_be_left_out_and_columns_says_how_wide_a_
     assert len(set(starts)) == 1, "classes stand below each other"
     top = shown("model=mlp", "task.depth=1")
     assert "layers.0" not in top and "(+4 below)" in top
-    assert "4 modules are further down: task.depth=2 shows one level more" in top
+    assert "4 modules are further down: task.depth=2 shows one more level" in top
     deep = shown("model=mlp", "task.depth=1", "task.select=layers.0")
     assert "* 0" in deep and "matches 1: layers.0" in deep, "what is asked for is shown"
     monkeypatch.setenv("COLUMNS", "30")

@@ -121,7 +121,7 @@ def test_tensors_that_are_wrong_before(run, own_model, capsys, tmp_path) -> None
     )
     run(*own_model(PASSES), *FOUR_STEPS, "+model.args.factor=1e30", "train.loss=mse", *data, code=1)
     said = capsys.readouterr().err
-    assert "first made by the loss mse, from an output and targets that are finite" in said, said
+    assert "first made by the loss mse, from a finite output and finite targets" in said, said
 
 
 POISONED = """

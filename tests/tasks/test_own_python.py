@@ -251,7 +251,7 @@ def test_arguments_of_losses_are_checked_before_the_run(named: dict[str, Any], w
         ("number", "returned 3.0, expected one floating-point number as a tensor"),
         ("vector", r"returned a tensor of shape \[2, 3\]"),
         ("breaks", r"'ownpkg:breaks' failed: AttributeError.*ownpkg.py:\d+"),
-        ("detached", "a loss without a graph"),
+        ("detached", "a loss that requires no gradient"),
     ],
 )
 def test_what_a_loss_of_the_users_own_does_wrong_is_told(name: str, says: str) -> None:
@@ -279,7 +279,7 @@ def test_metrics_are_means_over_samples_in_the_order_asked_for() -> None:
     [
         (["ownpkg:mine", "ownpkg2:mine"], "two metrics have the name 'mine'"),
         (["loss", "loss"], "two metrics have the name 'loss'"),
-        (["ownpkg:step"], "means something else there"),
+        (["ownpkg:step"], "has another meaning there"),
         (["acuracy"], "did you mean 'accuracy'"),
         (["os:getpid"], "is not trusted"),
     ],
@@ -318,7 +318,7 @@ def test_classes_that_are_none_of_torchs_kind_are_refused(refused: Callable[...,
         "train.scheduler.name: 'ownpkg:Mine' is the class Mine, not a subclass of torch.optim.lr_scheduler"
         in said
     )
-    assert "steps with a closure" in refused("train.optimizer.name=ownpkg:Closed")
+    assert "needs a closure in step" in refused("train.optimizer.name=ownpkg:Closed")
     said = refused("train.optimizer.name=ownpkg:Mine", "+train.optimizer.bost=2")
     assert "train.optimizer.bost: 'ownpkg:Mine' takes no argument 'bost'; did you mean 'boost'?" in said
 

@@ -123,7 +123,7 @@ def test_a_run_that_is_killed_after_each_batch_ends_as_one_that_was_not_cut_off(
         capsys.readouterr()
         is_cut_off = killed("resume=run", after=1, later=processes % 2)
         said = capsys.readouterr().out
-        assert "goes on from state_" in said
+        assert "resumed from state_" in said
         processes += 1
     assert processes >= BATCHES, "once for each batch"
     assert recorded(hookrun.open_run(tmp_path / "run")) == expected

@@ -124,7 +124,7 @@ def test_an_added_parameter_of_another_shape_is_refused_not_broadcast(run, hook,
     trained = run(*QUICK, bias("0"))
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
     again = run("task=evaluate", bias(str([0.0] * 10)), file, code=2)
-    assert "fc.h_bias is [] in the file and [10] where its hook adds it" in again.status["reason"]
+    assert "fc.h_bias has shape [] in the file, and its hook adds [10]" in again.status["reason"]
 
 
 def test_a_sweep_gives_the_objective_of_each_run(run) -> None:

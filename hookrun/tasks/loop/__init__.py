@@ -1,1 +1,1 @@
-"""What the tasks share: one pass over the data, its batches, losses, optimizers and progress."""
+"""Code that the tasks share: batches, passes over the data, losses, metrics, optimizers and progress."""

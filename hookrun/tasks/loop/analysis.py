@@ -1,4 +1,4 @@
-"""What an analysis starts from: a run, its captures with one row for each sample, the rows as vectors."""
+"""The input of an analysis: a run, its captures with one row for each sample, and the rows as vectors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from hookrun.tasks.loop.results import Results
 
 @dataclass(frozen=True)
 class Analysis(Ready):
-    """An analysis whose run was found.
+    """An analysis with the run that it reads.
 
-    captures: module -> what was captured there, a row for each sample
-    found:    the run, for the record
+    captures: module path -> its capture, [samples, ...]
+    found:    how the run was found, for the record
     """
 
     run: Run
@@ -39,13 +39,13 @@ class Analysis(Ready):
 
     @property
     def runs(self) -> tuple[UsedRun, ...]:
-        """The run that is looked at."""
+        """The run that the analysis reads."""
         return (self.found,)
 
 
 @dataclass(frozen=True)
 class Analysing:
-    """An analysis under way: what it reads, the run directory of its own, the screen, what it has found by now."""
+    """A running analysis: its input, its own run directory, the screen, and its results so far."""
 
     analysis: Analysis
     run_dir: RunDir
@@ -56,19 +56,20 @@ class Analysing:
 def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis:
     """Open the run and choose its captures.
 
-    hook: the name of the hook that captured them; None: the only one
+    path: the directory or name of the run; None is an error
+    hook: the name of the hook that captured; None: the only one of the run
 
-    Raises SpecError with what is missing.
+    Raises SpecError if there is no run, no such hook, or no capture with one row for each sample.
     """
     if path is None:
-        text = f"task={experiment.settings.task.name} reads what another run captured, and none is named"
+        text = f"task={experiment.settings.task.name} reads the captures of another run, and no run is named"
         raise SpecError([Problem("task.run", text, "name its directory: task.run=outputs/latest")])
     try:
         runs = FoundRuns(experiment.runs)
         run, used = runs.open(path), used_run("task.run", path, runs)
         if run is None or used is None:
-            hint = "leave task=plan out, and it is run first"
-            raise SpecError([Problem("task.run", f"{path} is still to be run", hint)])
+            hint = "leave out task=plan, so that it runs first"
+            raise SpecError([Problem("task.run", f"{path} has not been run yet", hint)])
         return Analysis(experiment, run, _captures(run, hook), used)
     except SpecError:
         raise
@@ -77,7 +78,7 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
 
 
 def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
-    """Module -> capture, of those that hold one tensor with one row for each sample."""
+    """Module path -> capture, for the captures that hold one tensor with one row for each sample."""
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
@@ -94,7 +95,7 @@ def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
         )
         found |= {label: each for label, each in inside.items() if _is_by_sample(each)}
     if not found:
-        text = f"no module of it has one row for each sample in {run.path}"
+        text = f"in {run.path} no module of this hook has one row for each sample"
         whole = [each for each in map(modules.__getitem__, modules) if not isinstance(each, Lookup)]
         hint = BY_TOKEN if any(map(is_by_token, whole)) else "capture with task=predict"
         raise SpecError([Problem("task.capture", text, hint)])
@@ -108,10 +109,10 @@ def _is_by_sample(capture: StoredCapture) -> bool:
 
 
 def features_of(analysis: Analysis, max_bytes: int, project: int | None) -> dict[str, Features]:
-    """Module -> its rows as vectors.
+    """Module path -> the rows of its capture as vectors.
 
-    max_bytes: of memory that the analysis may take
-    project:   to how many features wider rows are projected at random; None: they are not
+    max_bytes: the memory that the analysis may use
+    project:   the number of features to which wider rows are randomly projected; None: no projection
     """
     return {
         name: Features(
@@ -126,19 +127,19 @@ def _projection(capture: StoredCapture, to: int | None, seed: int) -> Projection
     return None if to is None or width <= to else Projection(to, seed)
 
 
-def told(features: Features) -> dict[str, Any]:
-    """What a line of metrics says of a module's features beside their number: how they were projected, if they were."""
+def projection_entry(features: Features) -> dict[str, Any]:
+    """The entry about the projection of a module's features in a line of metrics; empty without a projection."""
     return {} if features.projection is None else {"projection": str(features.projection)}
 
 
 def shown_width(features: Features) -> str:
-    """``802,816``, or ``802,816 → 4,096`` where they were projected."""
+    """The number of features, ``802,816``, or ``802,816 → 4,096`` if they were projected."""
     captured = f"{features.captured:,}"
     return captured if features.projection is None else f"{captured} → {features.width:,}"
 
 
 def table(*columns: str) -> Table:
-    """An empty table; all its columns but the first are of numbers."""
+    """An empty table; all columns except the first are for numbers and right-aligned."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
         made.add_column(column, justify="right" if number else "left", no_wrap=True)

@@ -1,4 +1,4 @@
-"""The mean loss and metrics of a pass, added up batch by batch and read from the device only when asked for."""
+"""The mean loss and metrics of a pass, summed on the device batch by batch and read only when needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.data.samples import IGNORED
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop import scored as rows_of
 from hookrun.tasks.loop.metrics import DEFAULT, LOSS, WHERE, Metric, precise, size_of
-from hookrun.tasks.loop.parted import Parted, PartSums, by_position, by_sample
+from hookrun.tasks.loop.parted import PartAccumulator, PartSums, by_position, by_sample
 from hookrun.tasks.loop.scored import Scored
 
 Line = dict[str, Any]
@@ -23,7 +23,7 @@ class Average:
     """The mean loss and metrics of the samples seen since the last reset.
 
     metrics: in the order in which they are shown
-    of_loss: the loss of an output and its targets, for the loss of single samples and tokens
+    of_loss: (output, targets) -> loss, for the loss of single samples and tokens
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Average:
         self.samples = 0
         self._metrics = metrics
         self._of_loss = of_loss
-        self._plan = _Planned.of(metrics)
+        self._plan = _MetricPlan.of(metrics)
         self._sums = dict[str, Tensor | float]()
         self._counts = dict[str, int]()
-        self._parted = dict[tuple[str, str, str], Parted]()  # by metric, `by` and split
+        self._parted = dict[tuple[str, str, str], PartAccumulator]()  # by metric, `by` and split
 
     def add(
         self,
@@ -51,12 +51,15 @@ class Average:
         ids: Tensor | None = None,
         split: str = "",
     ) -> None:
-        """One batch: its mean loss if there is one, the model's output and the targets.
+        """Add one batch.
 
-        tokens: the targets are next tokens: each that is to be predicted counts as a sample
-        scored: the rows that metrics are computed of; None: all at which something is to be predicted
-        weight: of how many samples or tokens the loss is the mean; None: of all
-        ids:    [B] the numbers of the samples, and their split, for what is shown by sample
+        loss:   its mean loss; None: not computed
+        tokens: the targets are next tokens, and each token to be predicted counts as a sample
+        scored: the rows of which metrics are computed; None: all rows that have a target
+        weight: the number of samples or tokens in the mean loss; None: all
+        ids:    [B] the numbers of the samples, and with `split` their names, for metrics by sample
+
+        Raises HookrunError if a metric cannot be computed from the output and targets.
         """
         if scored is None and (tokens or self._plan.needs_rows):
             scored = _plain(output, target, tokens=tokens)
@@ -66,7 +69,7 @@ class Average:
         weight = size if weight is None else weight
         self.samples += size
         if loss is not None and weight:
-            # Of a tensor on the CPU the same number in float64 is a tenth of the work.
+            # On the CPU `item` gives the same float64 number at a tenth of the cost.
             self._add(LOSS, (loss.item() if loss.is_cpu else precise(loss)) * weight, weight)
         if not tokens or scored is not None:
             self._compute(output, target, scored if scored is not None and len(scored) else None, tokens)
@@ -74,7 +77,7 @@ class Average:
                 self._part(output, target, scored, tokens, ids, split, with_loss=loss is not None)
 
     def _compute(self, output: Any, target: Tensor, scored: Scored | None, tokens: bool) -> None:
-        """The means over all."""
+        """Add the metrics over all rows of the batch."""
         row_by_row = dict[str, Metric]()
         for name, metric in self._plan.computed.items():
             if metric.of_rows is not None and (metric.of_batch is None or tokens):
@@ -102,7 +105,7 @@ class Average:
         *,
         with_loss: bool,
     ) -> None:
-        """By position and by sample."""
+        """Add the metrics that are shown by position or by sample."""
         parted = [each for each in self._plan.parted if with_loss or each.name != LOSS]
         row_by_row = [each for each in parted if each.of_rows is not None]
         found = values_of(row_by_row, scored) if scored is not None and len(scored) else {}
@@ -122,7 +125,10 @@ class Average:
                 self._add_part(metric, split, by_sample(values, source.samples, ids))
 
     def _of_tokens(self, metric: Metric, scored: Scored | None) -> tuple[Scored, Tensor]:
-        """The loss of each token; of a function of the user's own its mean over each sample, at each token of it."""
+        """The rows, and the value at each of them [rows].
+
+        Of the loss, the loss of the token; of a user's own function, its mean over the sample of the token.
+        """
         assert scored is not None
         source = scored.with_targets
         if metric.name == LOSS:
@@ -136,16 +142,16 @@ class Average:
         return source, means
 
     def _loss_of_rows(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """[n]: the loss of each token alone, as a sequence of one."""
+        """[n]: the loss of each token, as a sequence of length 1."""
         assert self._of_loss is not None
         found: Tensor = torch.func.vmap(self._of_loss)(scores[:, None, None], targets[:, None, None])
         return found
 
     def _of_samples(self, metric: Metric, output: Any, target: Tensor, ids: Tensor) -> PartSums:
-        """The metric of each sample by itself."""
+        """The metric of each sample, computed as a batch of one."""
         values = []
         for number in range(len(ids)):
-            one, its_target = rows_of.alone(output, target, number)
+            one, its_target = rows_of.one_sample(output, target, number)
             if metric.name == LOSS:
                 assert self._of_loss is not None
                 values.append(float(self._of_loss(one, its_target)))
@@ -158,17 +164,17 @@ class Average:
         if total is None:
             return
         if isinstance(total, Tensor) and total.is_cpu:
-            total = total.item()  # nothing waits for it there
+            total = total.item()  # on the CPU this needs no synchronization
         self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts[name] = self._counts.get(name, 0) + count
 
     def _add_part(self, metric: Metric, split: str, rows: PartSums) -> None:
-        self._parted.setdefault((metric.name, str(metric.by), split), Parted()).add(rows)
+        self._parted.setdefault((metric.name, str(metric.by), split), PartAccumulator()).add(rows)
 
-    # ---- from process to process, from step to epoch ---------------------------------------------------------------
+    # ---- saved states, sums of other ranks and of steps ------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
+        """The sums so far, as plain values and tensors."""
         parted = [[*key, each.state_dict()] for key, each in self._parted.items()]
         return {
             "samples": self.samples,
@@ -178,33 +184,33 @@ class Average:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace the sums by saved ones."""
         self.samples, self._sums = state["samples"], dict(state["sums"])
         self._counts = dict(state["counts"])
         self._parted = {}
         for name, by, split, rows in state["parted"]:
-            self._parted[name, by, split] = Parted()
+            self._parted[name, by, split] = PartAccumulator()
             self._parted[name, by, split].load_state_dict(rows)
 
     def clear(self) -> None:
-        """As with no sample seen yet."""
+        """Forget all samples."""
         self.samples = 0
         self._sums.clear()
         self._counts.clear()
         self._parted.clear()
 
     def include(self, other: Average) -> None:
-        """Everything that another one of the same metrics has seen."""
+        """Add the sums of another Average of the same metrics."""
         self.samples += other.samples
         for name, total in other._sums.items():
             self._add(name, total, other._counts[name])
         for key, parted in other._parted.items():
-            self._parted.setdefault(key, Parted()).include(parted)
+            self._parted.setdefault(key, PartAccumulator()).include(parted)
 
     # ---- reading ---------------------------------------------------------------------------------------------------
 
     def read(self) -> dict[str, float]:
-        """`loss` and the metrics by name: `accuracy` as a fraction; nothing where no sample was seen."""
+        """`loss` and the metrics by name, `accuracy` as a fraction; those without a value are left out."""
         names = dict.fromkeys([LOSS, *(metric.name for metric in self._metrics)])
         shown = {metric.name: metric.shown for metric in self._metrics}
         return {
@@ -214,7 +220,7 @@ class Average:
         }
 
     def lines(self) -> Iterator[tuple[str, Line]]:
-        """What is shown by position and by sample: (split, ``""`` where it is not of one; a line of metrics.jsonl)."""
+        """(split, a line of metrics.jsonl) for each position and sample; the split is ``""`` for positions."""
         shown = {metric.name: metric.shown for metric in self._metrics}
         columns = dict.fromkeys((by, split) for _, by, split in self._parted)
         for by, split in columns:
@@ -226,7 +232,7 @@ class Average:
                 for key, total, count in zip(
                     rows.keys.tolist(), rows.sums.tolist(), rows.counts.tolist(), strict=True
                 ):
-                    # Metrics of as many tokens share a line, for its count is theirs.
+                    # A line has one count of tokens, so metrics with different counts need several lines.
                     place = (key, count if by == "position" else 0)
                     line = lines.setdefault(place, {"of": by, by: key})
                     line[name] = shown[name](total / count)
@@ -235,12 +241,12 @@ class Average:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """What is done with each batch, decided once.
+class _MetricPlan:
+    """What to compute for each batch, decided once.
 
-    computed:   what an output is measured by, by name: not the loss
-    parted:     what is shown by position or by sample
-    needs_rows: something is computed row by row also where the targets are not tokens
+    computed:   the metrics that are computed from outputs, by name; the loss is not one of them
+    parted:     the metrics that are shown by position or by sample
+    needs_rows: some metric is computed row by row even if the targets are not tokens
     """
 
     computed: Mapping[str, Metric]
@@ -248,8 +254,8 @@ class _Planned:
     needs_rows: bool
 
     @classmethod
-    def of(cls, metrics: Sequence[Metric]) -> _Planned:
-        """For these metrics."""
+    def of(cls, metrics: Sequence[Metric]) -> _MetricPlan:
+        """The plan for these metrics."""
         computed = {
             each.name: each for each in metrics if each.of_batch is not None or each.of_rows is not None
         }
@@ -259,14 +265,14 @@ class _Planned:
 
 
 def _plain(output: Any, target: Tensor, *, tokens: bool) -> Scored | None:
-    """The rows at which something is to be predicted, where nothing else says which are meant."""
+    """All rows that have a target, which are scored if no other rows are given; None if the output has no such rows."""
     if not tokens:
         return rows_of.of_labels(output, target)
     return rows_of.of_tokens(output, target, target != IGNORED, torch.zeros_like(target))
 
 
 def _whole(scored: Scored | None, target: Tensor) -> tuple[Any, Tensor]:
-    """Scores [N, classes] and targets [N] of the rows at which something is to be predicted."""
+    """Scores [N, classes] and targets [N] of the rows that have a target."""
     if scored is None:
         return None, target.new_empty(0)
     return scored.with_targets.whole(), scored.with_targets.targets
@@ -274,7 +280,7 @@ def _whole(scored: Scored | None, target: Tensor) -> tuple[Any, Tensor]:
 
 @torch.no_grad()
 def values_of(metrics: Sequence[Metric], scored: Scored) -> dict[str, tuple[Scored, Tensor]]:
-    """Name -> the rows that the metric is computed of, and its value [N] float64 at each of them."""
+    """Name -> the rows from which the metric is computed, and its value [N] float64 at each of them."""
     targeted = scored.with_targets
     found = dict[str, tuple[Scored, list[Tensor]]]()
     for metric in metrics:
@@ -294,7 +300,10 @@ def values_of(metrics: Sequence[Metric], scored: Scored) -> dict[str, tuple[Scor
 def _computed(
     metric: Metric, output: Any, target: Tensor, metrics: Sequence[Metric]
 ) -> Tensor | float | None:
-    """The metric of a batch; None for one that was not asked for by name, where the targets are not of its kind."""
+    """The metric of a batch; None for a default metric that does not apply to these targets.
+
+    Raises HookrunError for a metric that was requested by name and does not apply.
+    """
     found = None if metric.of_batch is None else metric.of_batch(output, target)
     if found is None and metrics is not DEFAULT:
         raise _misfit(metric, target)
@@ -303,5 +312,5 @@ def _computed(
 
 def _misfit(metric: Metric, target: Tensor) -> HookrunError:
     return HookrunError(
-        f"{WHERE}: {metric.name!r} needs {metric.needs}; these are of shape {list(target.shape)}, {target.dtype}"
+        f"{WHERE}: {metric.name!r} needs {metric.needs}; the targets have shape {list(target.shape)}, {target.dtype}"
     )

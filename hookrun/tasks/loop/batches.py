@@ -1,4 +1,4 @@
-"""Batches of a split in a repeatable order, each with the ids of its samples, on the device of the run."""
+"""Batches of a split in a reproducible order, each with the ids of its samples, on the device of the run."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ from hookrun.tasks.loop.rank_rows import RankRows, without_rows
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Of one split.
+    """A batch of one split.
 
-    ids:        [B] int64 on the CPU, out of `population`
-    inputs:     a tensor [B, ...] or several by name
+    ids:        [B] int64 on the CPU, the numbers of the samples
+    inputs:     a tensor [B, ...], or several by name
     target:     [B, ...]
-    data:       the samples that the batch is of
-    whole:      how many rows it has on all ranks together
-    pattern:    where this rank has no row of it, one of another rank's: for passes in which every rank takes part
+    population: how many samples of the split the run can reach
+    data:       the samples from which the batch was taken
+    whole:      the number of rows of the batch on all ranks together
+    pattern:    if this rank has no row of the batch, a batch with a row of another rank, for sharded models, whose
+                forward all ranks must call
     """
 
     ids: Tensor
@@ -48,21 +50,21 @@ class Batch:
 
     @property
     def spans(self) -> Mapping[str, Tensor]:
-        """Of sequences of tokens: name -> [B, 2] int64 on the CPU, first position and end; see `Samples.spans`."""
+        """For sequences of tokens: name -> [B, 2] int64 on the CPU, first position and end; see `Samples.spans`."""
         return self.data.spans(self.ids)
 
     @property
     def wrong(self) -> Tensor | None:
-        """[B] int64 on the CPU, the token that would be the wrong answer; None where the data names none."""
+        """[B] int64 on the CPU, the token of the wrong answer; None if the data does not name one."""
         return self.data.wrong(self.ids)
 
     @property
     def weight(self) -> Tensor | int:
-        """How much its mean loss counts: its samples, or of sequences the tokens that are to be predicted."""
+        """The weight of its mean loss: the number of samples, or for sequences of tokens to be predicted."""
         return (self.target != IGNORED).sum() if self.data.of_tokens else len(self.ids)
 
     def to(self, device: torch.device | str, **options: Any) -> Batch:
-        """The batch with inputs and target on the device; the ids stay."""
+        """The batch with inputs and target on the device; the ids stay on the CPU."""
         return replace(
             self, inputs=_on(device, self.inputs, options), target=_on(device, self.target, options)
         )
@@ -75,7 +77,7 @@ def _on(device: torch.device | str, value: Any, options: Mapping[str, Any]) -> A
 
 
 class BatchSource(Protocol):
-    """What batches are made from."""
+    """The settings and the device for which batches are made."""
 
     @property
     def settings(self) -> Settings:
@@ -83,27 +85,27 @@ class BatchSource(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where batches are put."""
+        """The device of the batches."""
 
 
 Seeded = Callable[[int], AbstractContextManager[None]]
 
 
 def _seeded(config: Data, split: Split) -> Seeded | None:
-    """How to seed what is drawn for a sample; None where nothing is drawn."""
+    """How to seed the random draws of a sample's transforms; None if they draw nothing."""
     if config.name == data.PYTHON:
         return all_seeded
     return seeded if data.transforms_draw(config, split) else None
 
 
 class _Numbered(Dataset[tuple[int, Any, Tensor]]):
-    """Samples with their ids. What is drawn for one follows from the seed, the epoch and the sample alone.
+    """Samples with their ids. The random draws of a sample depend only on the seed, the epoch and the sample.
 
-    So it is the same in whichever process it is loaded, and wherever in the epoch a run begins.
+    So the draws are the same in every worker process, and in a run that resumes within the epoch.
 
-    seed:   of the run
-    seeded: a block in which draws follow from a seed; None: nothing is drawn
-    epoch:  the one under way
+    seed:   the seed of the run
+    seeded: a context manager that seeds the draws of its block; None: nothing is drawn
+    epoch:  the current epoch
     """
 
     def __init__(self, samples: Dataset[tuple[Any, Tensor]], seed: int, seeded: Seeded | None) -> None:
@@ -114,14 +116,14 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
 
     @property
     def draws(self) -> bool:
-        """Whether anything is drawn for a sample."""
+        """Whether loading a sample draws random numbers."""
         return self._seeded is not None
 
     def __len__(self) -> int:
         return len(self._samples)  # type: ignore[arg-type]
 
     def __getitem__(self, index: int) -> tuple[int, Any, Tensor]:
-        """The sample, and its number as it was asked for: `~n` is sample n as a pattern, see `RankRows`."""
+        """(index, inputs, target). The index `~n` is sample n used as a pattern, see `RankRows`."""
         number = max(index, ~index)
         if self._seeded is None:
             inputs, target = self._samples[number]
@@ -130,29 +132,33 @@ class _Numbered(Dataset[tuple[int, Any, Tensor]]):
                 inputs, target = self._samples[number]
         return index, inputs, target
 
-    def __getitems__(self, indices: list[int]) -> _Whole | list[tuple[int, Any, Tensor]]:
-        """A batch, which `_collated` gets: torch's loader asks for it where it is there."""
+    def __getitems__(self, indices: list[int]) -> _WholeBatch | list[tuple[int, Any, Tensor]]:
+        """A batch, passed on to `_collated`. torch's loader calls this method instead of `__getitem__`."""
         take = getattr(self._samples, "batch", None)
         found = (
             None if take is None or self._seeded is not None else take([max(each, ~each) for each in indices])
         )
-        return [self[index] for index in indices] if found is None else _Whole(torch.tensor(indices), *found)
+        return (
+            [self[index] for index in indices]
+            if found is None
+            else _WholeBatch(torch.tensor(indices), *found)
+        )
 
 
-class _Whole(NamedTuple):
-    """A batch that was taken in one go: ids [B], inputs and target [B, ...]."""
+class _WholeBatch(NamedTuple):
+    """A batch that was read at once: ids [B], inputs and target [B, ...]."""
 
     ids: Tensor
     inputs: Any
     target: Tensor
 
 
-def _collated(found: _Whole | list[tuple[int, Any, Tensor]]) -> Any:
-    return found if isinstance(found, _Whole) else default_collate(found)
+def _collated(found: _WholeBatch | list[tuple[int, Any, Tensor]]) -> Any:
+    return found if isinstance(found, _WholeBatch) else default_collate(found)
 
 
-class _From(Sampler[int]):
-    """The order of another sampler without its first `skipped` samples, which are not loaded."""
+class _SkippingSampler(Sampler[int]):
+    """The order of another sampler without its first `skipped` samples, which are then not loaded."""
 
     def __init__(self, order: Sampler[int]) -> None:
         self._order = order
@@ -166,11 +172,11 @@ class _From(Sampler[int]):
 
 
 class Batches:
-    """One pass over a split after the other; `len` is the number of batches of a pass.
+    """The batches of a split, for any number of passes; `len` is the number of batches of a pass.
 
-    data:    the samples themselves
-    samples: how many there are
-    shuffle: a new order in each epoch, decided by the seed and the epoch alone
+    data:    the samples
+    samples: the number of samples
+    shuffle: a new order in each epoch, which depends only on the seed and the epoch
     ranks:   the processes that split each batch
     """
 
@@ -187,12 +193,12 @@ class Batches:
             ranks.meet()
         samples = data.load(settings.data, split, seed=settings.seed)
         if ranks.is_main:
-            ranks.meet()  # rank 0 may have downloaded what the others then find
+            ranks.meet()  # rank 0 may have downloaded the data for the other ranks
         self.data = samples
         self.samples = len(samples)
         self._numbered = _Numbered(samples, settings.seed, _seeded(settings.data, split))
         order = RandomSampler(samples, generator=self._generator) if shuffle else SequentialSampler(samples)
-        self._order = _From(order)
+        self._order = _SkippingSampler(order)
         self._shuffle = shuffle
         self._loader: DataLoader[Any] = DataLoader(
             self._numbered,
@@ -212,7 +218,7 @@ class Batches:
 
     @property
     def _loads(self) -> bool:
-        """Whether torch's loader is needed; where not, it would only add to the time."""
+        """Whether torch's loader is needed; otherwise reading from memory is faster."""
         return self._loader.num_workers > 0 or self._loader.pin_memory or self._numbered.draws
 
     def __len__(self) -> int:
@@ -231,7 +237,7 @@ class Batches:
             yield batch if int(ids[0]) >= 0 else _without_rows(batch)
 
     def _rows(self, samples: TensorSamples, start: int) -> Iterator[Batch]:
-        """What the loader would give, in the same order: it draws one number before the order is drawn."""
+        """The batches that the loader would give, in the same order: the loader draws one number before the order."""
         torch.empty((), dtype=torch.int64, device="cpu").random_(generator=self._generator)
         order = _order(self.samples, self._generator if self._shuffle else None)
         rest = order[start * self._batch_size : self._length * self._batch_size]
@@ -239,7 +245,7 @@ class Batches:
             yield self._batch(at, ids, *samples.batch(ids))
 
     def _batch(self, at: int, ids: Tensor, inputs: Any, target: Any) -> Batch:
-        """Number `at` of the pass."""
+        """The batch with the number `at` in the pass, on the device."""
         whole = min(self._batch_size, self.samples - at * self._batch_size)
         if self._device.type != "cpu":
             inputs, target = self._placed(inputs), self._placed(target)
@@ -250,7 +256,7 @@ class Batches:
 
 
 def _order(samples: int, generator: torch.Generator | None) -> Tensor:
-    """[samples]: the numbers as RandomSampler draws them, or as they are."""
+    """[samples]: the numbers in the order of RandomSampler; without a generator in ascending order."""
     if generator is None:
         return torch.arange(samples, device="cpu")
     return torch.randperm(samples, generator=generator, device="cpu")
@@ -261,8 +267,8 @@ def _without_rows(batch: Batch) -> Batch:
     return replace(batch, ids=ids, inputs=inputs, target=target, pattern=replace(batch, ids=~batch.ids))
 
 
-def _rows_of(ranks: Ranks, order: _From, batch_size: int) -> dict[str, Any]:
-    """How a loader makes batches of an order: whole ones, or the rank's rows of each."""
+def _rows_of(ranks: Ranks, order: _SkippingSampler, batch_size: int) -> dict[str, Any]:
+    """The loader's arguments for whole batches, or with several ranks for this rank's rows of each batch."""
     if not ranks.several:
         return {"batch_size": batch_size, "sampler": order, "collate_fn": _collated}
     rows = RankRows(order, batch_size, ranks.rank, ranks.size)
@@ -270,7 +276,7 @@ def _rows_of(ranks: Ranks, order: _From, batch_size: int) -> dict[str, Any]:
 
 
 class BatchesOfSplits:
-    """One pass over several splits, one after the other; `len` is the number of batches of all of them.
+    """The batches of several splits, one split after the other; `len` is the number of batches of all of them.
 
     parts: the batches of each split; a split that the data does not have is left out
     ranks: the processes that split each batch

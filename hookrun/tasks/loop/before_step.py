@@ -1,4 +1,4 @@
-"""What a training step changes beside the parameters, as it was before the step: generators, buffers, hooks' draws."""
+"""The state before a training step, other than parameters: random generators, buffers, random draws of hooks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from hookrun.tasks.loop.finite import not_finite
 
 @dataclass(slots=True)
 class _BufferBefore:
-    """One buffer of a module.
+    """One buffer of a module, and its copy.
 
-    version: of `tensor` when `copy` was made; None: it is written without leaving a new version
+    tensor:  the buffer at the time of the copy
+    version: torch's version counter of `tensor` at the time of the copy; None: writes do not increase the counter
     """
 
     path: str
@@ -32,13 +33,13 @@ class _BufferBefore:
     copy: Tensor | None = None
 
     def copy_changed(self) -> bool:
-        """Whether the buffer may differ from its copy; a tensor of another form is copied at once."""
+        """Whether the buffer may differ from its copy; if shape or dtype changed, it is copied here."""
         now = self.module._buffers.get(self.name)
         if now is None:
             self.tensor = self.copy = None
             return False
-        untold = isinstance(self.module, _NormBase) or now.is_inference()  # torch counts no version there
-        version = None if untold else now._version
+        uncounted = isinstance(self.module, _NormBase) or now.is_inference()  # torch counts no versions there
+        version = None if uncounted else now._version
         if now is self.tensor and version is not None and version == self.version:
             return False
         self.tensor, self.version = now, version
@@ -49,12 +50,12 @@ class _BufferBefore:
 
 
 class BeforeStep:
-    """The state that a step begins with. Taken before each step, so that a step can be computed once more."""
+    """The state before a step, recorded before each step so that the step can be repeated."""
 
     def __init__(
         self, model: nn.Module, hooks: Installation, device: torch.device, *, own_code: bool
     ) -> None:
-        """own_code: Python of the user's own runs, which may draw from Python's and NumPy's generators."""
+        """own_code: the run uses the user's own Python code, which may use Python's and NumPy's generators."""
         self._hooks = hooks
         self._device = torch.get_device_module(device) if device.type != "cpu" else None
         self._own_code = own_code
@@ -68,7 +69,7 @@ class BeforeStep:
         self._draws = list[tuple[tuple[str, str], Any]]()
 
     def take(self) -> None:
-        """A step begins. Only buffers that were written since the last one are copied."""
+        """Record the state. Only buffers that were written since the last call are copied."""
         self._generators = self._read()
         changed = [buffer for buffer in self._buffers if buffer.copy_changed()]
         if changed:
@@ -80,7 +81,7 @@ class BeforeStep:
         self._draws = [((site.hook_name, site.path), site.draws_place) for site in self._drawing]
 
     def _read(self) -> tuple[Any, ...]:
-        """The states of all generators that the step may draw from."""
+        """The states of all random generators that the step may use."""
         states = (
             torch.default_generator.get_state(),
             self._device.get_rng_state() if self._device is not None else None,
@@ -97,7 +98,7 @@ class BeforeStep:
 
     @contextmanager
     def generators(self) -> Iterator[None]:
-        """Inside it every generator is as the step found it; afterwards as it was."""
+        """Within the block every random generator has its state from before the step; afterwards its present state."""
         now = self._read()
         self._write(self._generators)
         try:
@@ -107,7 +108,7 @@ class BeforeStep:
 
     @torch.no_grad()
     def fill(self, copy: nn.Module, hooks: Installation) -> None:
-        """Put the buffers and the hooks' draws of that moment into a copy of the model and its own installation."""
+        """Write the recorded buffers and states of the hooks' draws into a copy of the model and its installation."""
         modules = dict(copy.named_modules())
         for buffer in self._buffers:
             if buffer.copy is not None:
@@ -119,9 +120,9 @@ class BeforeStep:
 
     @torch.no_grad()
     def restore_buffers(self) -> None:
-        """Put back what the step has made NaN or infinite, with the other floating-point buffers of its module.
+        """Restore buffers that the step has made NaN or infinite, with the other floating-point buffers of the module.
 
-        So the running statistics of a batch norm never hold a batch that no step was taken from because of them.
+        So a batch for which no step was taken does not stay in the running statistics of a batch norm.
         """
         there = [
             (buffer, now, buffer.copy)

@@ -1,4 +1,4 @@
-"""Small files that are written while a run goes on: the loop does not wait for the disk."""
+"""Writes small files in a background thread, so that the loop does not wait for the disk."""
 
 from __future__ import annotations
 
@@ -8,62 +8,62 @@ from typing import Protocol, Self, TypeVar
 from hookrun.store.background import Background
 
 MOST = 2**26
-"""Bytes that are copied so that the run can go on; for more it waits. Three pieces may be in memory at once."""
+"""The largest value, in bytes, that is copied and written in the background. Three copies may be in memory at once."""
 
 
 class Writable(Protocol):
-    """What a file is to hold."""
+    """The content of a file."""
 
     @property
     def bytes(self) -> int:
-        """Its size, about."""
+        """The approximate size."""
 
     def copied(self) -> Self:
-        """The same, which does not change as the run goes on."""
+        """A copy that does not change while the run continues."""
 
 
 W = TypeVar("W", bound=Writable)
 
 
-class Behind:
-    """Writes one thing after the other, in the order in which they came, in a thread of its own.
+class BackgroundWriter:
+    """Writes values one after the other, in the order of the calls of `write`, in a thread of its own.
 
-    What it raises is raised where the next thing comes, or in `wait` and `close`, once.
+    An error of the thread is raised once: by the next `write`, `wait` or `close`.
 
-    at_once: everything is written before the run goes on: where processes are forked, which no thread is to see
+    at_once: write without a thread, for runs that fork processes: a fork beside a running thread is not safe
     """
 
     def __init__(self, *, at_once: bool = False) -> None:
         self._at_once = at_once
         self._disk = Background[Callable[[], object]](_call, "hookrun states")
-        self._told = False
+        self._raised = False
 
     def write(self, what: W, write: Callable[[W], object], *, soon: bool = True) -> None:
-        """Call `write` with it.
+        """Call ``write(what)``, with a copy of `what` if it is called in the background.
 
-        soon: it may be called while the program goes on; False: now
+        soon: it may be called in the background; False: call it now
         """
         if not soon or self._at_once or what.bytes > MOST:
             self.wait()
             write(what)
             return
-        self._tell()
+        self._raise_error()
         copy = what.copied()
         self._disk.put(lambda: write(copy))
 
     def wait(self) -> None:
-        """Until everything is written."""
+        """Wait until everything is written."""
         self._disk.wait()
-        self._tell()
+        self._raise_error()
 
     def close(self) -> None:
-        """Until everything is written, and the thread has ended."""
+        """Wait until everything is written and the thread has ended."""
         self._disk.stop()
-        self._tell()
+        self._raise_error()
 
-    def _tell(self) -> None:
-        if self._disk.error is not None and not self._told:
-            self._told = True
+    def _raise_error(self) -> None:
+        if self._disk.error is not None and not self._raised:
+            self._raised = True
             raise self._disk.error
 
 

@@ -1,4 +1,4 @@
-"""What an experiment names, as far as it is right: device, data, model and weights; and what is wrong with the rest."""
+"""Builds what an experiment names (device, data, model, weights, loss, metrics) and collects the mistakes in it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ _SOME_TOKENS = 256
 T = TypeVar("T")
 
 Score = Callable[[Any, Tensor], Tensor]
-"""Of an output and its targets, what a backward pass without training begins with."""
+"""(output, targets) -> the score from which a backward pass without training starts."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """What the settings name.
+    """The objects that the settings name.
 
-    weights:  where the model's weights come from: `random`, the name of published ones, or a path
+    weights:  the source of the model's weights: `random`, the name of published weights, or a path
     leftover: tensors of the weights file that the model does not have: parameters that hooks will add
     applied:  the identities of the hooks that had changed the model when the weights file was written
-    loss:     what `train.loss` names
-    metrics:  what `task.metrics` names
-    trust:    packages that the user's own Python may come from
+    loss:     the loss of `train.loss`
+    metrics:  the metrics of `task.metrics`
+    trust:    names of the packages whose code the experiment may use
     """
 
     data: DataInfo
@@ -63,10 +63,10 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Made:
+class LoadedModel:
     """A model with its weights; see `Built`.
 
-    problems: what is wrong with the weights, which are then not loaded
+    problems: the mistakes in the weights, which are then not loaded
     """
 
     model: nn.Module
@@ -76,19 +76,19 @@ class Made:
 
 
 class Maker:
-    """Builds the model of a job and compiles its hooks; a sweep does so for many that are alike."""
+    """Builds the model of a job and compiles its hooks. A sweep uses a subclass that reuses them for similar jobs."""
 
-    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> LoadedModel:
         """The model with its weights. Raises SpecError.
 
-        info: None where the data is wrong: a sample stands in, for the names of modules do not depend on it
+        info: None if the data is invalid; then a default sample shape is used, since module names do not depend on it
         """
         with session(settings.compute, settings.seed):
             model = model_for(settings, info, trust, stands_in=True)
         problems = list[Problem]()
         leftover = collected(problems, lambda: models.load_weights(model, settings.model))
         applied = frozenset[str]() if problems else models.applied_hooks(settings.model)
-        return Made(model, leftover or {}, applied, tuple(problems))
+        return LoadedModel(model, leftover or {}, applied, tuple(problems))
 
     def plan(
         self,
@@ -100,9 +100,9 @@ class Maker:
         training: bool,
         score: OutputScore | None,
     ) -> Plan:
-        """The plan, proven with the example.
+        """The plan, checked by a trial run with the example.
 
-        score: of the output, what a backward pass without training begins with
+        score: output -> the score from which a backward pass without training starts; None: no such pass
 
         Raises CompileError.
         """
@@ -114,14 +114,14 @@ class Maker:
 
 @dataclass(frozen=True)
 class Attempt:
-    """As much of `Built` as could be made, and what was found wrong on the way.
+    """The parts of `Built` that could be made, and the mistakes in the others.
 
-    info, made, device, loss, metrics: None where they are wrong
-    problems:                          every mistake
+    info, made, device, loss, metrics: None if their settings are invalid
+    problems:                          all mistakes
     """
 
     info: DataInfo | None
-    made: Made | None
+    made: LoadedModel | None
     device: torch.device | None
     loss: TrainLoss | None
     metrics: tuple[Metric, ...] | None
@@ -130,11 +130,11 @@ class Attempt:
 
     @property
     def model(self) -> nn.Module | None:
-        """The model, where that is right."""
+        """The model; None if its settings are invalid."""
         return None if self.made is None else self.made.model
 
     def built(self, settings: Settings) -> Built:
-        """Raises SpecError with every mistake found."""
+        """Everything as `Built`. Raises SpecError with all mistakes if there are any."""
         info, made, device, loss, metrics = self.info, self.made, self.device, self.loss, self.metrics
         if info is None or made is None or device is None or loss is None or metrics is None or self.problems:
             raise SpecError(self.problems)
@@ -155,10 +155,10 @@ class Attempt:
 def build(settings: Settings, split: Split, trust: frozenset[str]) -> Built:
     """Describe the data, and build the model with its weights. Reads no data.
 
-    split: whose samples the model has to take
-    trust: packages that a user's own model may come from
+    split: the split whose samples are the model's inputs
+    trust: names of the packages whose code the experiment may use
 
-    Raises SpecError with every mistake found.
+    Raises SpecError with all mistakes found.
     """
     return attempt(settings, split, trust).built(settings)
 
@@ -170,9 +170,9 @@ def attempt(
     more: Callable[[DataInfo | None], list[Problem]] = lambda info: [],
     maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Attempt:
-    """As `build`, and what is wrong is found beside what is right.
+    """As `build`, but mistakes are collected instead of raised.
 
-    more: further problems of the settings; its argument is None where the data itself is wrong
+    more: finds further problems of the settings; its argument is None if the data is invalid
     """
     problems = list[Problem]()
     device = collected(problems, lambda: device_named(settings.compute.device))
@@ -196,12 +196,12 @@ def refused(
     training: bool,
     score: Score | None,
 ) -> SpecError:
-    """Every mistake in the configuration, with what does not fit the model of the hooks that are valid.
+    """All mistakes in the configuration, including those of valid hooks that do not fit the model.
 
-    Where the data is wrong no sample is known, and the hooks' selectors alone are checked.
+    If the data is invalid, the shape of a sample is not known, and only the selectors of hooks are checked.
 
-    example: arguments of a call; None where the data or the model is wrong
-    score:   of an output and its targets, what a backward pass without training begins with
+    example: arguments of a model call; None if the data or the model is invalid
+    score:   (output, targets) -> the score from which a backward pass without training starts
     """
     problems, notes = list(tried.problems), list[str]()
     mistaken = _sections(experiment.mistakes)
@@ -224,30 +224,30 @@ def refused(
             backward=backward,
         )
         problems += unfit
-        notes += [] if info else ["shapes were not checked: the data is wrong"]
+        notes += [] if info else ["shapes were not checked, because the data is not valid"]
     return SpecError([*experiment.mistakes, *beyond(problems, experiment.mistakes)], notes)
 
 
 def _sections(mistakes: Sequence[Problem]) -> set[str]:
-    """The sections that would say something else about model and data without the mistakes, misspelt ones included."""
+    """The sections with mistakes, which may change model and data when corrected; a misspelt section counts too."""
     roots = {each.where.partition(".")[0] for each in mistakes if each.where not in _SHAPELESS}
     meant = [get_close_matches(root, ROOT_KEYS, n=1) for root in roots if root not in ROOT_KEYS]
     return roots.union(*meant)
 
 
 _SHAPELESS = {"data.batch_size", "data.workers"}
-"""Keys of the data that say nothing about a sample."""
+"""Keys of the section `data` that do not affect the shape of a sample."""
 
 
 def without_download(settings: Settings) -> Settings:
-    """The settings without published weights, which nobody should wait for who will be refused anyway."""
+    """The settings without published weights: an experiment that is refused anyway should not download them."""
     if settings.model.own_weights is None or is_path(settings.model.own_weights):
         return settings
     return settings.model_copy(update={"model": settings.model.model_copy(update={"weights": None})})
 
 
 def collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
-    """What it makes; None, and the mistakes among the problems, where it raises SpecError."""
+    """The result of `make`. If it raises SpecError, None, and its mistakes are added to `problems`."""
     try:
         return make()
     except SpecError as error:
@@ -258,10 +258,10 @@ def collected(problems: list[Problem], make: Callable[[], T]) -> T | None:
 def model_for(
     settings: Settings, info: DataInfo | None, trust: frozenset[str], *, stands_in: bool = False
 ) -> nn.Module:
-    """The model for such samples. Raises SpecError.
+    """The model for samples of this kind. Raises SpecError.
 
-    info:      None: it takes nothing from the data
-    stands_in: without `info` it takes a sample that stands in for those of the data
+    info:      None: the model does not get shape, classes or vocabulary from the data
+    stands_in: without `info`, use default values of these
     """
     if info is not None:
         shape = info.inputs.shape if isinstance(info.inputs, data.TensorInfo) else None
@@ -284,10 +284,10 @@ def _of_tokens(info: DataInfo | None) -> bool:
 
 
 def as_call(batch: Tensor | Mapping[str, Tensor], model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a model call for a batch: named inputs are keyword arguments.
+    """The arguments of a model call for a batch: (positional, keyword); named inputs are keyword arguments.
 
-    An encoder-decoder makes its decoder's tokens from `labels`, each one place later: it is told which of them are
-    padding, unless the batch says so itself.
+    An encoder-decoder derives its decoder's input from `labels`, shifted by one position. A mask of the padding in it
+    is added if the batch does not have one.
     """
     if isinstance(batch, Tensor):
         return (batch,), {}

@@ -1,4 +1,4 @@
-"""Linear CKA of every pair of captured modules, exactly, in bounded memory: by features or by samples."""
+"""Exact linear CKA of every pair of captured modules in bounded memory, from features or from samples."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hookrun.tasks.loop.memory import reading_bytes
 from hookrun.tasks.loop.results import Results
 
 PRODUCTS, TILES = "products", "tiles"
-"""The inner products of all modules with each other; those of the first rows of tiles, and how many."""
+"""Names of results: the inner products of all pairs of modules; the finished rows of tiles and their sums."""
 
 _FEWEST = 16
-"""Samples of a tile, of which smaller ones would take too many passes over the captures."""
+"""The smallest tile, in samples: smaller tiles would need too many passes over the captures."""
 
 
 @dataclass(frozen=True)
 class Way:
     """How the inner products are computed.
 
-    by_features: as covariances between all features, in one pass; else as inner products between samples
-    tile:        so many samples at once are compared with so many others
-    needed:      bytes of memory
+    by_features: from covariances between all features, in one pass; otherwise from inner products between samples
+    tile:        the number of samples in a tile: `tile` x `tile` inner products are computed at once
+    needed:      memory in bytes
     """
 
     by_features: bool
@@ -35,7 +35,7 @@ class Way:
 
 
 def chosen_way(features: Sequence[Features], allowed: int) -> Way:
-    """The way with the fewest operations among those that fit into `allowed` bytes; else the one that takes least."""
+    """The way with the fewest operations that fits into `allowed` bytes; if none fits, that with the least memory."""
     rows, modules = len(features[0]), len(features)
     width = sum(each.width for each in features)
     least = reading_bytes(features) + BYTES * width
@@ -51,7 +51,7 @@ def chosen_way(features: Sequence[Features], allowed: int) -> Way:
 
 
 def _block_of_all(features: Sequence[Features]) -> int:
-    """For the rows of all modules, first each on its own and then beside each other."""
+    """Bytes for a block of rows of all modules, twice: the modules' own tensors and the concatenated one."""
     return 2 * _rows_of_all(features) * BYTES * sum(each.width for each in features)
 
 
@@ -60,13 +60,13 @@ def _rows_of_all(features: Sequence[Features]) -> int:
 
 
 def linear_cka_of_all(features: Sequence[Features], way: Way, results: Results | None = None) -> Tensor:
-    """[modules, modules] from 0 to 1: linear centered kernel alignment of each pair; rows are the same samples.
+    """[modules, modules] from 0 to 1: linear centered kernel alignment of each pair; all have rows of the same samples.
 
     ||Yᵀ X||² / (||Xᵀ X|| ||Yᵀ Y||) with centered columns and Frobenius norms, or the same from the inner products
     between samples: <X Xᵀ, Y Yᵀ> = ||Yᵀ X||². Kornblith, Norouzi, Lee, Hinton: Similarity of Neural Network
     Representations Revisited (2019).
 
-    results: what was found by now, where the work goes on
+    results: intermediate results, from which an interrupted analysis continues
     """
     results = results if results is not None else Results()
     products: Tensor | None = results.get(PRODUCTS)
@@ -77,7 +77,7 @@ def linear_cka_of_all(features: Sequence[Features], way: Way, results: Results |
         results.add(PRODUCTS, products)
     norms = products.diagonal().sqrt()
     below = norms[:, None] * norms
-    return torch.where(below > 0, products / below, 0.0).clamp(0, 1)  # of features that do not vary: 0
+    return torch.where(below > 0, products / below, 0.0).clamp(0, 1)  # 0 for features that do not vary
 
 
 def _by_features(features: Sequence[Features]) -> Tensor:
@@ -102,11 +102,12 @@ def _by_samples(features: Sequence[Features], tile: int, results: Results) -> Te
     begin, products = results.get(TILES) or (0, products)
     for number, rows in enumerate(parts[begin:], begin):
         for others in parts[number:]:
-            alike = others is rows
+            on_diagonal = others is rows
             found = torch.empty(len(features), len(rows), len(others), dtype=torch.float64)
             for place, each in enumerate(features):
-                found[place] = gram(each, rows, None if alike else others)
+                found[place] = gram(each, rows, None if on_diagonal else others)
             flat = found.flatten(1)
-            products.addmm_(flat, flat.T, alpha=1 if alike else 2)  # the tile on the other side is the same
+            # Each tile off the diagonal counts for its transpose too.
+            products.addmm_(flat, flat.T, alpha=1 if on_diagonal else 2)
         results.add(TILES, (number + 1, products.clone()), is_whole=False)
     return products

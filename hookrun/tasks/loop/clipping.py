@@ -11,11 +11,11 @@ from hookrun.spec.experiment import Train
 
 
 def clip(train: Train, optimizer: Optimizer) -> Tensor | None:
-    """Clip the gradients that the optimizer is about to use; they are unscaled and accumulated by then.
+    """Clip the optimizer's gradients, which are already unscaled and accumulated.
 
-    `grad` and `post_accumulate_grad` hooks have run before it, `optimizer_step_pre` hooks run after it.
+    `grad` and `post_accumulate_grad` hooks run before the clipping, `optimizer_step_pre` hooks after it.
 
-    Returns the norm of all of them together before clipping, of no dimensions; None where nothing is clipped.
+    Returns the total norm of the gradients before clipping, a tensor without dimensions; None if nothing is clipped.
     """
     if train.clip_grad_norm is not None:
         norm: Tensor = clip_grad_norm_(_parameters(optimizer), train.clip_grad_norm)

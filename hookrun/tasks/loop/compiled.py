@@ -1,4 +1,4 @@
-"""compute.compile: the hooked model as torch.compile makes it, compared with the model itself before it is trusted."""
+"""compute.compile: the hooked model compiled by torch.compile, compared with the model itself before it is used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from hookrun.runtime import Installation
 
 
 class Compiled:
-    """Calls the compiled model. The first batch in each mode runs both ways, and has to give the same twice."""
+    """Calls the compiled model. The first batch in each mode runs in both models, whose results have to agree.
+
+    A mode is training or evaluation, with or without gradients.
+    """
 
     def __init__(self, hooks: Installation, model: nn.Module) -> None:
         self._hooks = hooks
@@ -24,7 +27,7 @@ class Compiled:
         self._trusted = set[tuple[bool, bool]]()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The output of the compiled model."""
+        """The output of the compiled model. Raises HookrunError if it differs from the output of the model itself."""
         mode = (self._model.training, torch.is_grad_enabled())
         if mode not in self._trusted:
             self._compare(args, kwargs)
@@ -43,10 +46,10 @@ class Compiled:
                 raise HookrunError(f"hook {hook!r} on {path or '(root)'} fires {times}: {hint}")
         # a compiled dropout draws other numbers
         if not drew and (difference := relative_difference(found, expected)) > TOLERANCE:
-            raise HookrunError(f"the compiled model's output is off by {difference:.2g} of its size: {hint}")
+            raise HookrunError(f"the compiled model's output differs by {difference:.2g} of its norm: {hint}")
 
     def _tried(self, call: Any, args: Any, kwargs: Any) -> tuple[Any, dict[tuple[str, str], int], bool]:
-        """Output, firings and whether random numbers were drawn; the run goes on as if this had not been."""
+        """Output, firings by (hook, path), and whether random numbers were drawn; the state of the run is restored."""
         with self._hooks.uncounted(), buffers_kept(self._model), torch.random.fork_rng():
             before, state = self._fired(), torch.get_rng_state()
             output = call(*args, **kwargs)
@@ -54,7 +57,7 @@ class Compiled:
             return output, fired, not torch.equal(torch.get_rng_state(), state)
 
     def _fired(self) -> dict[tuple[str, str], int]:
-        """How often each hook that fires in the forward pass did."""
+        """(hook, path) -> how often each hook of the forward pass has fired."""
         fired = self._hooks.fired
         keys = [
             (site.hook_name, site.path) for site in self._hooks.sites if site.hook_type.phase == "forward"
@@ -63,11 +66,11 @@ class Compiled:
 
 
 TOLERANCE = 0.02
-"""Of a relative difference: fused kernels round otherwise, a missing hook is off by far more."""
+"""The largest accepted relative difference: fused kernels round differently, a missing hook changes far more."""
 
 
 def relative_difference(found: Any, expected: Any) -> float:
-    """The largest norm of a difference of two tensors in the same place, relative to the norm of the expected one."""
+    """The norm of the difference of two tensors, relative to the expected one's norm; the largest of all tensors."""
     pairs = zip(tensors(found), tensors(expected), strict=True)
     shares = [
         float((ours - theirs).norm() / theirs.norm().clamp_min(1e-12))
@@ -79,7 +82,7 @@ def relative_difference(found: Any, expected: Any) -> float:
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """The buffers, such as running means, are as before afterwards, also where a module has replaced one."""
+    """Restore the buffers, such as running means, after the block, even if a module has replaced one."""
     before = {name: (buffer, buffer.clone()) for name, buffer in model.named_buffers()}
     try:
         yield

@@ -1,4 +1,4 @@
-"""Schedules that consist of others: SequentialLR, one after the other, and ChainedScheduler, all at once."""
+"""Schedules that consist of other schedules: SequentialLR (one after the other) and ChainedScheduler (all at once)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookrun.spec.selector.base import shown
 
 CLASSES: tuple[type[LRScheduler], ...] = (SequentialLR, ChainedScheduler)
 GIVEN = frozenset({"optimizer", "schedulers"})
-"""The arguments of these classes that hookrun gives itself."""
+"""The arguments of these classes that hookrun passes itself."""
 
 
 def place(where: str, number: int) -> str:
@@ -30,10 +30,11 @@ def place(where: str, number: int) -> str:
 
 
 def problems(named: Schedule, cls: type, inner: Sequence[type | None], where: str) -> Iterator[Problem]:
-    """What is wrong with the parts of a schedule.
+    """The mistakes in the parts of a schedule.
 
-    cls:   its class
+    cls:   the class of the schedule
     inner: the classes of its parts; None for an unknown name
+    where: the key path of the schedule
     """
     key = f"{where}.schedulers"
     if cls not in CLASSES:
@@ -43,15 +44,15 @@ def problems(named: Schedule, cls: type, inner: Sequence[type | None], where: st
         return
     if not named.schedulers:
         hint = "list them, each with its name and arguments: schedulers: [{name: LinearLR, total_iters: 100}, ...]"
-        yield Problem(key, f"is missing: '{cls.__name__}' needs schedules to consist of", hint)
+        yield Problem(key, f"is missing: '{cls.__name__}' needs a list of schedules", hint)
         return
     for number, part in enumerate(inner):
         if part is ReduceLROnPlateau:
-            text = f"ReduceLROnPlateau watches the validation loss, which a {cls.__name__} does not hand on"
+            text = f"ReduceLROnPlateau watches the validation loss, which a {cls.__name__} does not pass on"
             yield Problem(f"{place(where, number)}.name", text, "use it alone, or another schedule here")
         elif part in CLASSES and cls is SequentialLR:
             text = f"torch's SequentialLR cannot hold a {part.__name__}"
-            hint = "list plain schedules here, with a milestone between each two"
+            hint = "list plain schedules here, with a milestone between neighbours"
             yield Problem(f"{place(where, number)}.name", text, hint)
     if cls is SequentialLR and "milestones" in named.args:
         yield from _wrong_milestones(named.args["milestones"], len(inner), f"{where}.milestones")
@@ -72,7 +73,7 @@ def _wrong_milestones(found: Any, parts: int, where: str) -> Iterator[Problem]:
 
 
 def lengths(named: Schedule, intervals: int) -> list[int]:
-    """How many times each part is stepped in a run of so many intervals; at least once, where it is never reached."""
+    """How many times each part is stepped in a run of `intervals` steps or epochs; at least 1 for each."""
     parts = len(named.schedulers or ())
     if "milestones" not in named.args:
         return [intervals] * parts
@@ -81,7 +82,7 @@ def lengths(named: Schedule, intervals: int) -> list[int]:
 
 
 def reach(named: Schedule | None) -> int:
-    """The last milestone in a schedule; 0 without one."""
+    """The last milestone in a schedule and its parts; 0 if there is none."""
     if named is None or named.schedulers is None:
         return 0
     return max([*named.args.get("milestones", []), *map(reach, named.schedulers)], default=0)
@@ -95,7 +96,7 @@ def compose(
 
 
 def notes(named: Schedule, where: str) -> Iterator[str]:
-    """What a person may not expect of a composed schedule."""
+    """Notes on what a user may not expect of a composed schedule."""
     for number, part in enumerate(named.schedulers or ()):
         yield from notes(part, place(where, number))
         if part.name.lower().replace("_", "") == OneCycleLR.__name__.lower():

@@ -1,6 +1,6 @@
-"""Continues the prompts of a batch: by transformers' `generate`, or by a loop of ours for other models.
+"""Continues the prompts of a batch, with transformers' `generate`, or for other models with a loop of hookrun.
 
-Prompts are padded anew, on the side on which a model can go on from all of them: each continues as it does alone.
+Prompts are padded again, on the side that lets each prompt continue as it would alone.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ LEFT, RIGHT = "left", "right"
 
 @dataclass(frozen=True)
 class PromptGroup:
-    """Some prompts of a batch that run through the model together.
+    """Prompts of a batch that run through the model together.
 
-    places: where they are in the batch
+    places: their rows in the batch
     ids:    the tokens of each, without padding
     """
 
@@ -48,7 +48,7 @@ class PromptGroup:
 
 
 def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
-    """The tokens of each sample without padding, at most the first `most`. HookrunError where a sample has none."""
+    """The tokens of each sample without padding, at most the first `most`. HookrunError if a sample has no tokens."""
     inputs = batch.inputs
     assert isinstance(inputs, Mapping)
     tokens = inputs[IDS].cpu()
@@ -62,25 +62,25 @@ def prompts_of(batch: Batch, most: int | None) -> list[list[int]]:
     return found
 
 
-class Continues(Protocol):
-    """A way to continue prompts."""
+class Continuer(Protocol):
+    """Continues a group of prompts with a model."""
 
     @property
     def together(self) -> bool:
-        """Whether prompts of different lengths can run together; else each length runs by itself."""
+        """Whether prompts of different lengths can run together; otherwise each length runs by itself."""
 
     def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """Let the model score each next token, and `choosing` choose it, until all prompts have their tokens."""
+        """Compute the scores of each next token with the model and choose it with `choosing`, until all prompts end."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the two ways need to know.
+class ContinuationOptions:
+    """How prompts are continued.
 
-    most:  new tokens of each prompt
+    most:  the largest number of new tokens of each prompt
     stop:  tokens that end a sequence
-    pad:   the token of padding
-    cache: keep keys and values from one token to the next, where the model can
+    pad:   the padding token
+    cache: keep keys and values from one token to the next, if the model can
     """
 
     most: int
@@ -90,7 +90,7 @@ class Asked:
 
 
 def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[PromptGroup]:
-    """All prompts of a batch, or those of one length after the other."""
+    """One group with all prompts of a batch, or a group for each length of prompt."""
     if together:
         yield PromptGroup(tuple(range(len(ids))), tuple(ids))
         return
@@ -99,46 +99,46 @@ def groups(ids: Sequence[list[int]], *, together: bool) -> Iterator[PromptGroup]
         yield PromptGroup(places, tuple(ids[place] for place in places))
 
 
-def way_of(model: nn.Module, asked: Asked) -> Continues:
-    """How the model's prompts are continued."""
-    return ByTransformers(model, asked) if generates(model) else ByOurLoop(model, asked)
+def continuer_of(model: nn.Module, options: ContinuationOptions) -> Continuer:
+    """The object that continues prompts with this model."""
+    return TransformersContinuer(model, options) if generates(model) else LoopContinuer(model, options)
 
 
 def generates(model: nn.Module) -> bool:
-    """Whether it is a model of transformers that has a `generate`."""
+    """Whether it is a transformers model with a method `generate`."""
     able = getattr(model, "can_generate", None)
     return callable(able) and bool(able()) and callable(getattr(model, "generate", None))
 
 
 def cannot_generate(model: nn.Module) -> bool:
-    """Whether it is a model of transformers that has none, such as one for masked tokens."""
+    """Whether it is a transformers model that cannot generate, such as one for masked tokens."""
     return callable(getattr(model, "can_generate", None)) and not generates(model)
 
 
 def has_encoder(model: nn.Module) -> bool:
-    """Whether an encoder reads the prompt, and a decoder begins the answer."""
+    """Whether the model is an encoder-decoder: the encoder reads the prompt, and the decoder starts empty."""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
 
-class ByTransformers:
-    """Its own `generate`, which knows each architecture's cache and positions; the tokens are chosen by us.
+class TransformersContinuer:
+    """Continues prompts with transformers' `generate`, which handles each architecture's cache and positions.
 
-    A processor of scores gives the chosen token the only finite one, so that greedy search takes it. Of the model's
-    own `generation_config` nothing holds but the tokens that begin a sequence.
+    hookrun chooses the tokens: a logits processor sets the scores of all other tokens to -inf, so that greedy search
+    takes the chosen one. From the model's own `generation_config` only the tokens that begin a sequence are used.
     """
 
-    def __init__(self, model: nn.Module, asked: Asked) -> None:
+    def __init__(self, model: nn.Module, options: ContinuationOptions) -> None:
         self._model: Any = model
-        self._asked = asked
+        self._options = options
         names = parameters_of(model)
-        # Some models without positions of their own take a mask and do not use it.
+        # Some models that do not take position ids accept a mask but ignore it.
         self.together = MASK in names and (POSITIONS in names or has_encoder(model))
         self._masked = MASK in names
 
     def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """See `Continues`."""
+        """See `Continuer`."""
         side = RIGHT if has_encoder(self._model) else LEFT
-        input_ids, mask = prompts.padded(side, self._asked.pad, device)
+        input_ids, mask = prompts.padded(side, self._options.pad, device)
 
         def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
             chosen = choosing.choose(scores).to(scores.device)
@@ -150,19 +150,19 @@ class ByTransformers:
 
     @contextmanager
     def _configured(self) -> Iterator[GenerationConfig]:
-        """The model has a configuration of ours alone: `generate` fills what one lacks from the model's own."""
+        """Replace the model's `generation_config` in the block, since `generate` takes unset options from it."""
         import transformers
 
-        made: Any = transformers.GenerationConfig  # which has no types
-        model, asked = self._model, self._asked
+        made: Any = transformers.GenerationConfig  # Any: the class is not typed
+        model, options = self._model, self._options
         own = model.generation_config
         config = made(
-            max_new_tokens=asked.most,
+            max_new_tokens=options.most,
             do_sample=False,
             num_beams=1,
-            use_cache=asked.cache,
-            eos_token_id=list(asked.stop) or None,
-            pad_token_id=asked.pad,
+            use_cache=options.cache,
+            eos_token_id=list(options.stop) or None,
+            pad_token_id=options.pad,
             bos_token_id=own.bos_token_id,
             decoder_start_token_id=own.decoder_start_token_id,
         )
@@ -175,33 +175,33 @@ class ByTransformers:
 
 @dataclass(frozen=True)
 class LoopConfig:
-    """What hooks with `tokens` read of a generation under way, as they do in transformers'."""
+    """The generation config that hooks with `tokens` read during a generation, as in transformers."""
 
     eos_token_id: list[int]
 
 
-class ByOurLoop(nn.Module):
-    """For models that map tokens [B, T] to scores [B, T, V]: each pass computes all tokens so far.
+class LoopContinuer(nn.Module):
+    """Continues prompts with a model that maps tokens [B, T] to scores [B, T, V]; each pass computes all tokens so far.
 
-    Hooks with `tokens` know a generation by its method's name `generate`, its owner, a module that holds the model, and
-    its variables `input_ids`, `generation_config` and `batch_size`.
+    Hooks with `tokens` recognize a generation by a method named `generate` of a module that contains the model, with
+    the local variables `input_ids`, `generation_config` and `batch_size`.
     """
 
-    def __init__(self, model: nn.Module, asked: Asked) -> None:
+    def __init__(self, model: nn.Module, options: ContinuationOptions) -> None:
         super().__init__()
         self.model = model
-        self._asked = asked
+        self._options = options
         names = parameters_of(model)
         self._named = IDS in names
         self._takes_positions = POSITIONS in names
-        # Without positions of its own a model counts the padding too.
+        # A model that does not take position ids counts padding as positions.
         self.together = MASK in names and self._takes_positions
         self._masked = MASK in names
 
     def run(self, prompts: PromptGroup, choosing: NextTokens, device: torch.device) -> None:
-        """See `Continues`."""
+        """See `Continuer`."""
         self.generate(
-            *prompts.padded(LEFT, self._asked.pad, device), choosing.choose, lambda: choosing.is_over
+            *prompts.padded(LEFT, self._options.pad, device), choosing.choose, lambda: choosing.is_over
         )
 
     def generate(
@@ -211,8 +211,8 @@ class ByOurLoop(nn.Module):
         choose: Callable[[Tensor], Tensor],
         is_over: Callable[[], bool],
     ) -> None:
-        """Go on until `is_over`; input_ids and mask: [B, T], padded on the left."""
-        generation_config = LoopConfig(list(self._asked.stop))  # noqa: F841 - read by hooks with `tokens`
+        """Append tokens until `is_over` returns True; input_ids and mask: [B, T], padded on the left."""
+        generation_config = LoopConfig(list(self._options.stop))  # noqa: F841 - read by hooks with `tokens`
         batch_size = len(input_ids)
         while not is_over():
             scores = next_scores(self._call(input_ids, mask), input_ids)
@@ -228,7 +228,7 @@ class ByOurLoop(nn.Module):
 
 
 def next_scores(output: Any, input_ids: Tensor) -> Tensor:
-    """[B, V]: the scores after the last token, in float32 or better. HookrunError where the output has no such."""
+    """[B, V]: the scores of the next token, in float32 or float64. HookrunError if the output has no such scores."""
     members = dict(children(output))
     found = output if isinstance(output, Tensor) else members.get("logits", members.get(0))
     if not isinstance(found, Tensor) or found.dim() != 3 or found.shape[:2] != input_ids.shape:

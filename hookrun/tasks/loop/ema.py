@@ -15,10 +15,10 @@ from hookrun.runtime.sharded import like, own_part, whole_of
 
 
 class WeightAverage:
-    """decay * average + (1 - decay) * weights after each step; it begins with the weights after the first.
+    """decay * average + (1 - decay) * weights after each step; the first average is the weights after the first step.
 
-    Parameters and floating-point buffers (a batch norm's running statistics) are averaged, as
-    ``torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)`` does it.
+    Parameters and floating-point buffers (a batch norm's running statistics) are averaged as by
+    ``torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)``.
     Other buffers, such as counts, are the model's own.
     """
 
@@ -26,11 +26,11 @@ class WeightAverage:
         self._model = model
         self._update = get_ema_multi_avg_fn(decay)
         self._averages = dict[str, Tensor]()
-        self._own_weights = dict[str, Tensor]()  # while the averages are in their place
+        self._own_weights = dict[str, Tensor]()  # filled while the model has the averages
 
     @torch.no_grad()
     def update(self) -> None:
-        """The optimizer has stepped."""
+        """Update the averages after a step of the optimizer."""
         alike = defaultdict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]](list)
         for name, own in self._own():
             average = self._averages.get(name)
@@ -43,12 +43,12 @@ class WeightAverage:
             self._update(averages, weights, 0)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averages by name; those of divided parameters are whole, and every rank calls it."""
+        """The averages by name; those of sharded parameters are gathered, so every rank has to call it."""
         there = dict(self._everything())
         return {name: whole_of(average, there[name]) for name, average in self._averages.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from averages that were saved."""
+        """Replace the averages by saved ones."""
         there = dict(self._everything())
         self._averages = {
             name: own_part(like(average.to(there[name].device), there[name]))
@@ -57,7 +57,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """The model has the averages; its weights are put back however the block ends. Before a step, they stay."""
+        """Within the block the model has the averages. Before the first step it keeps its weights."""
         there = [(name, own) for name, own in self._own() if name in self._averages]
         self._own_weights = {name: own.detach().clone() for name, own in there}
         try:
@@ -69,7 +69,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped_out(self) -> Iterator[None]:
-        """The model has its own weights, also inside of `swapped_in`."""
+        """Within the block the model has its own weights, even inside of `swapped_in`."""
         there = [(name, own) for name, own in self._own() if name in self._own_weights]
         _write((own, self._own_weights[name]) for name, own in there)
         try:
@@ -78,11 +78,11 @@ class WeightAverage:
             _write((own, self._averages[name]) for name, own in there)
 
     def _own(self) -> Iterator[tuple[str, Tensor]]:
-        """What is averaged, by name, of divided parameters this rank's part."""
+        """The tensors to average, by name; of sharded parameters this rank's part."""
         yield from ((name, own_part(each)) for name, each in self._everything())
 
     def _everything(self) -> Iterator[tuple[str, Tensor]]:
-        """What is averaged: a module may put another tensor in a buffer's place at any time."""
+        """The tensors to average, read anew each time, since a module may replace a buffer by another tensor."""
         there = chain(self._model.named_parameters(), self._model.named_buffers())
         yield from ((name, each) for name, each in there if each.is_floating_point() or each.is_complex())
 

@@ -1,4 +1,4 @@
-"""What a run leaves about its model and its hooks, for those who read it later: model.json and hooks.json."""
+"""The content of model.json and hooks.json: facts about the model and the hooks of a run."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hookrun.runtime import Installation
 
 
 def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
-    """Every module once, in the order of `named_modules`: path, all its names, class, parameters with those inside.
+    """Each module once, in the order of `named_modules`: path, all its names, class, count of parameters in its tree.
 
-    weights: where the model's weights come from; None: not known
+    weights: the source of the model's weights; None: not known
     """
     names = ModelNames(model)
     paths = dict.fromkeys(map(names.first_name, names.modules))
@@ -34,7 +34,7 @@ def model_facts(model: nn.Module, weights: str | None = None) -> dict[str, Any]:
 
 
 def hook_facts(hooks: Installation) -> dict[str, Any]:
-    """Each hook at each module: how often it fired, what its edits changed on logged steps, why it stayed silent."""
+    """For each hook at each module: how often it fired, elements it changed on logged steps, why it did not fire."""
     fired = hooks.fired
     silent = {(hook, path): why for hook, path, why in hooks.inactive}
     return {

@@ -1,4 +1,4 @@
-"""The rows of a capture as vectors, read a block at a time, and what is computed from them in bounded memory."""
+"""The rows of a capture as vectors, read in blocks, and sums and products of them in bounded memory."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from hookrun.errors import HookrunError
 from hookrun.store.captures import StoredCapture
 
 READING = 4
-"""Blocks in memory at once: two of them in float64, and what each is made from."""
+"""The number of blocks in memory at once: two in float64, and the two captured blocks they are made from."""
 
 BYTES = 8
-"""Of a float64."""
+"""The bytes of a float64."""
 
 
 @dataclass(frozen=True)
 class Projection:
     """A random projection: each feature is added, with a random sign, to one of `to` sums.
 
-    It keeps inner products on average and needs no matrix: the count sketch of Charikar, Chen, Farach-Colton (2002).
+    It preserves inner products in expectation and needs no matrix: the count sketch of Charikar, Chen, Farach-Colton
+    (2002).
     """
 
     to: int
@@ -35,14 +36,16 @@ class Projection:
 
 @dataclass(frozen=True)
 class Features:
-    """Vectors [rows, width] in float64: the rows of a capture, flattened, projected and standardized where asked for.
+    """Vectors [rows, width] in float64: the rows of a capture, flattened, and optionally projected and standardized.
 
-    Wherever row numbers are taken, they are in ascending order: neighbours are read at once.
+    Methods take row numbers in ascending order, so that neighbouring rows are read at once.
 
-    capture:     rows of any shape and dtype; a tensor [rows, ...] serves as well
-    block_bytes: how much is read at once, or one row where that is larger
-    projection:  None, or one to fewer features
-    mean, scale: [width], subtracted and divided by; None: nothing is
+    name:        the module path
+    capture:     rows of any shape and dtype; a tensor [rows, ...] is accepted too
+    block_bytes: the size of a block that is read at once; a block has at least one row
+    projection:  a projection to fewer features; None: no projection
+    mean:        [width], subtracted from each row; None: nothing is subtracted
+    scale:       [width], by which each row is then divided; None: not divided
     """
 
     name: str
@@ -57,22 +60,22 @@ class Features:
 
     @cached_property
     def captured(self) -> int:
-        """The numbers in a captured row; a complex one counts twice."""
+        """How many real numbers a captured row has; a complex number counts as two."""
         count = torch.Size(self.capture.shape[1:]).numel()
         return 2 * count if self.capture.dtype.is_complex else count
 
     @property
     def width(self) -> int:
-        """The features after the projection."""
+        """The number of features after the projection."""
         return self.captured if self.projection is None else self.projection.to
 
     @property
     def rows_at_once(self) -> int:
-        """How many rows a block has."""
+        """The number of rows in a block."""
         return max(1, self.block_bytes // (BYTES * max(self.captured, 1)))
 
     def read(self, rows: Tensor) -> Tensor:
-        """[n, width] float64, for row numbers [n]."""
+        """[n, width] float64: the rows with the numbers `rows` [n]."""
         first, last = int(rows[0]), int(rows[-1])
         found = self.capture[first : last + 1].reshape(last + 1 - first, -1)
         found = found[rows - first]
@@ -87,7 +90,7 @@ class Features:
         return values
 
     def blocks(self, rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Where in `rows`, and the vectors there."""
+        """(slice of `rows`, the vectors of these rows) for each block."""
         start = 0
         while start < len(rows):
             stop = int(torch.searchsorted(rows, int(rows[start]) + self.rows_at_once))
@@ -95,27 +98,29 @@ class Features:
             start = stop
 
     def whole(self, rows: Tensor) -> Tensor:
-        """[n, width]: all of the rows at once."""
+        """[n, width] float64: the rows in one tensor."""
         found = torch.empty(len(rows), self.width, dtype=torch.float64)
         for here, values in self.blocks(rows):
             found[here] = values
         return found
 
     def centered(self, rows: Tensor) -> Features:
-        """These features less their mean over the rows. HookrunError where a value is not finite."""
+        """These features minus their mean over the rows. HookrunError if a value is not finite."""
         first = self.read(rows[:1])[0]
         total = torch.zeros(self.width, dtype=torch.float64)
         for _, values in self.blocks(rows):
-            total += values.sub_(first).sum(
-                0
-            )  # from the first row: features that do not vary become exactly 0
+            # The first row is subtracted so that features that do not vary become exactly 0.
+            total += values.sub_(first).sum(0)
         mean = first + total / len(rows)
         if not mean.isfinite().all():
-            raise HookrunError(f"{self.name}: {self._unfinite(rows)}, which no linear model takes")
+            raise HookrunError(f"{self.name}: {self._unfinite(rows)}, which a linear model cannot use")
         return replace(self, mean=mean)
 
     def standardized(self, rows: Tensor) -> Features:
-        """These features with mean 0 and variance 1 over the rows; one that does not vary becomes 0."""
+        """These features with mean 0 and variance 1 over the rows; a feature that does not vary becomes 0.
+
+        Raises HookrunError if a value is not finite.
+        """
         centered = self.centered(rows)
         squares = torch.zeros(self.width, dtype=torch.float64)
         for _, values in centered.blocks(rows):
@@ -127,14 +132,14 @@ class Features:
         return replace(centered, scale=torch.where(is_constant, 1.0, variance.sqrt()))
 
     def weights(self, combined: Tensor, rows: Tensor) -> Tensor:
-        """[n, width] summed over the rows with the factors `combined` [rows, n]."""
+        """[n, width] float64: weighted sums of the rows, with the weights `combined` [rows, n]."""
         found = torch.zeros(combined.shape[1], self.width, dtype=torch.float64)
         for here, values in self.blocks(rows):
             found.addmm_(combined[here].T, values)
         return found
 
     def unprojected(self, weights: Tensor) -> Tensor:
-        """[n, captured]: what linear weights [n, width] of these features are for the captured ones."""
+        """[n, captured]: linear weights [n, width] of these features, as weights of the captured features."""
         if self._sketch is None:
             return weights
         buckets, signs = self._sketch
@@ -142,7 +147,7 @@ class Features:
 
     @cached_property
     def _sketch(self) -> tuple[Tensor, Tensor] | None:
-        """The sum that each captured feature is added to, and its sign."""
+        """Of each captured feature, the sum to which it is added and its sign, both [captured]; None: no projection."""
         if self.projection is None:
             return None
         drawn = torch.Generator().manual_seed(self.projection.seed)
@@ -156,7 +161,7 @@ class Features:
 
 
 def gram(features: Features, rows: Tensor, others: Tensor | None = None) -> Tensor:
-    """[rows, others]: the inner products of the rows with the others; with each other where there are none."""
+    """[rows, others] float64: the inner products of rows with other rows; None: with `rows` themselves."""
     partners = rows if others is None else others
     found = torch.empty(len(rows), len(partners), dtype=torch.float64)
     for here, left in features.blocks(rows):

@@ -1,4 +1,4 @@
-"""Whether tensors are finite: quickly for all of a step, and in words for one value."""
+"""Checks for NaN and infinity: a fast test of all gradients of a step, and a description of one value."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hookrun.runtime.sharded import own_part
 
 
 def all_finite(values: Iterable[Tensor]) -> bool:
-    """Whether every element of the tensors, floating-point or complex, is finite.
+    """Whether every element of the floating-point or complex tensors is finite.
 
-    One fused pass over the tensors of each device, and one read from it. It is the test that GradScaler makes, with a
-    factor of 1, which leaves every bit as it is.
+    It takes one fused pass over the tensors of each device, and one read from the device. It is the test of
+    GradScaler with a scale of 1, which does not change the tensors.
     """
     every = list(values)
     usual = [
@@ -30,9 +30,9 @@ def all_finite(values: Iterable[Tensor]) -> bool:
         and value.is_cpu
         and not value.requires_grad
     ]
-    if len(usual) == len(every):  # in most runs on a CPU, where a step may take a millisecond
+    if len(usual) == len(every):  # a fast path for CPU runs, where a step may take only a millisecond
         wrong = torch.zeros((), dtype=torch.float32, device="cpu")
-        # An error comes of memory that the fused test does not take, as that of an expanded tensor.
+        # The fused test raises an error for memory layouts such as that of an expanded tensor.
         with suppress(RuntimeError):
             torch._amp_foreach_non_finite_check_and_unscale_(every, wrong, _ONE)
             return not wrong.item()
@@ -49,13 +49,13 @@ def all_finite(values: Iterable[Tensor]) -> bool:
             found[device] = torch.zeros((), dtype=torch.float32, device=device)
         try:
             torch._amp_foreach_non_finite_check_and_unscale_(group, found[device], _one(device))
-        except (RuntimeError, NotImplementedError):  # a dtype or memory that the fused test does not take
+        except (RuntimeError, NotImplementedError):  # a dtype or layout that the test does not support
             if any(not_finite(value) for value in group):
                 return False
     return not any(each.item() for each in found.values())
 
 
-_ONE = torch.ones((), dtype=torch.float32, device="cpu")  # whatever the defaults are
+_ONE = torch.ones((), dtype=torch.float32, device="cpu")  # explicit: torch's defaults may be others
 
 
 @cache
@@ -64,7 +64,7 @@ def _one(device: torch.device) -> Tensor:
 
 
 def _plain(value: Tensor) -> Tensor:
-    """Its numbers as a dense, real tensor without a graph."""
+    """The values as a dense, real tensor that requires no gradient."""
     if value.requires_grad:
         value = value.detach()
     value = own_part(value)
@@ -75,7 +75,10 @@ def _plain(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def not_finite(value: Any) -> str:
-    """What is not finite in a tensor or container: ``3 NaN and 1 infinite of 640 elements``; empty where all are."""
+    """A count of the non-finite elements, ``3 NaN and 1 infinite of 640 elements``; empty if all are finite.
+
+    value: a tensor or a container of tensors
+    """
     nan = infinite = total = 0
     for tensor in tensors(value):
         if tensor.is_floating_point() or tensor.is_complex():

@@ -1,4 +1,4 @@
-"""What came of a generation: the record of each sample, the sums over all of them, and a short table of the changes."""
+"""The results of a generation: the record of each sample, the sums over samples, and a short table of the changes."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from hookrun.plan.texts import Tokenizer, decoder_of
 from hookrun.tasks.loop.next_token import NextTokens, divergences, most_probable
 
 NEXT = 10
-"""So many of the most probable first new tokens are recorded."""
+"""How many of the most probable first new tokens are recorded."""
 
 SHOWN = 8
-"""Samples in the table of the terminal."""
+"""The number of samples in the terminal's table."""
 
 _MOST_TOKEN = 20
 _MOST_SHOWN = 2_000
-"""Characters of a text that the sums keep for the table."""
+"""How many characters of a text are kept for the terminal's table."""
 
 
 class Texts:
-    """Tokens as text; None where there is no tokenizer."""
+    """Converts tokens to text; the text is None if there is no tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer: Any = tokenizer
         self._decode = decoder_of(tokenizer)
 
     def of(self, tokens: Sequence[int]) -> str | None:
-        """The text of tokens that follow each other."""
+        """The text of consecutive tokens."""
         if self._decode is None:
             return None
         try:
             return str(self._tokenizer.decode(list(tokens))) if tokens else ""
-        except Exception:  # a tokenizer that is not ours may raise anything, and a model may have more tokens
+        except Exception:  # any tokenizer's error, as for tokens that only the model has
             return "".join(map(self._decode, tokens))
 
     def one(self, token: int) -> str | None:
-        """The text of one token; "" where the tokenizer does not know it."""
+        """The text of one token; "" if the tokenizer does not know it."""
         return None if self._decode is None else self._decode(token)
 
 
 def record_of(
     prompt: list[int], row: int, now: NextTokens, texts: Texts, next_tokens: list[tuple[int, float]]
 ) -> dict[str, Any]:
-    """What generations.jsonl says of one continuation.
+    """The entry about one continuation in generations.jsonl.
 
-    row:         of the sample in `now`
+    row:         the row of the sample in `now`
     next_tokens: the most probable first new tokens
     """
     ids = now.tokens[row]
@@ -68,7 +68,8 @@ def records_of(
 ) -> list[dict[str, Any]]:
     """The record of each prompt.
 
-    without: the same prompts without hooks, where they are compared
+    now:     the continuations under the hooks
+    without: the continuations of the same prompts without hooks; None: not compared
     """
     assert now.first is not None
     tops = most_probable(now.first, NEXT)
@@ -90,9 +91,9 @@ def _next(tokens: Iterable[tuple[int, float]], texts: Texts) -> list[list[Any]]:
 
 @dataclass
 class Sums:
-    """What a pass adds up.
+    """The sums of a pass over samples.
 
-    top: what the terminal shows of a few samples: of those that changed most, or where nothing is compared of the first
+    top: what the terminal shows of the samples that changed most; without a comparison, of the first samples
     """
 
     samples: int = 0
@@ -102,7 +103,7 @@ class Sums:
     top: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """One line of generations.jsonl."""
+        """Add one line of generations.jsonl."""
         self.samples += 1
         self.tokens += len(record["ids"])
         shown = {name: record[name] for name in ("split", "sample")}
@@ -120,31 +121,30 @@ class Sums:
             "text_without": _beginning(record, "_without"),
         }
         self.top.append({**shown, "before": record["next_without"][0], "after": record["next"][0]})
-        self.top.sort(
-            key=lambda each: (-each["kl"], not each["differs"])
-        )  # of equal ones the first stays first
+        # The sort is stable: equal samples stay in the order of the data.
+        self.top.sort(key=lambda each: (-each["kl"], not each["differs"]))
         del self.top[SHOWN:]
 
     def read(self, *, compared: bool) -> dict[str, float]:
-        """The metrics: counts, and where hooks are compared the fraction of samples that changed and the mean KL."""
+        """The metrics: counts, and if compared, the fraction of samples that changed and the mean KL in nats."""
         found: dict[str, float] = {"samples": self.samples, "new_tokens": self.tokens}
         if compared and self.samples:
             found |= {"changed": self.changed / self.samples, "kl_first": self.kl / self.samples}
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
+        """The sums so far, as plain values."""
         return {**vars(self), "top": list(self.top)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace the sums by saved ones."""
         for name in vars(self):
             setattr(self, name, state[name])
         self.top = [dict(each) for each in state["top"]]
 
 
 def _beginning(record: Mapping[str, Any], which: str) -> str:
-    """Of a continuation, its tokens by number where they have no text."""
+    """The beginning of a continuation; its token ids if it has no text."""
     text = record[f"text{which}"]
     return (" ".join(map(str, record[f"ids{which}"][:_MOST_SHOWN])) if text is None else text)[:_MOST_SHOWN]
 
@@ -153,9 +153,9 @@ def _beginning(record: Mapping[str, Any], which: str) -> str:
 
 
 def shown_lines(sums: Sums, *, compared: bool, width: int) -> list[str]:
-    """The samples that changed most, or the first ones where nothing is compared, in lines of at most `width` columns.
+    """The samples that changed most, or without a comparison the first ones, in lines of at most `width` columns.
 
-    Lines end between words; a word that is longer than the width stays whole.
+    Lines end between words; a word that is longer than the width is not split.
     """
     if not compared:
         return _continuations(sums.top, width)
@@ -164,9 +164,9 @@ def shown_lines(sums: Sums, *, compared: bool, width: int) -> list[str]:
         return _changes(first, width)
     later = [each for each in sums.top if each["differs"]]
     if later:
-        title = "the first new token is as without hooks; what comes after it changed:"
+        title = "the first new token is the same as without hooks; later tokens changed:"
         return [*_wrapped(title, width), *_continuations(later, width, compared=True)]
-    return _wrapped("the hooks changed no first new token's probabilities and no continuation", width)
+    return _wrapped("the hooks changed neither the first new token's probabilities nor a continuation", width)
 
 
 def _continuations(samples: Iterable[Mapping[str, Any]], width: int, *, compared: bool = False) -> list[str]:
@@ -214,7 +214,7 @@ def _token(token: int, text: str | None) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As Python writes it: spaces at its ends are seen, control characters are escapes."""
+    """The text as a Python literal, which shows spaces at its ends and escapes control characters."""
     return repr(text)
 
 
@@ -223,7 +223,7 @@ def _padded(text: str, width: int) -> str:
 
 
 def _tail(text: str, width: int) -> str:
-    """The end of a text, from the beginning of a word on."""
+    """The end of a text, starting at a word, in at most `width` columns."""
     if cell_len(text) <= width:
         return text
     words = text.split(" ")
@@ -234,7 +234,7 @@ def _tail(text: str, width: int) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The beginning of a text up to the end of a word."""
+    """The first `most` characters of a text, ending at a word."""
     return text if len(text) <= most else f"{text[:most].rsplit(' ', 1)[0]} …"
 
 

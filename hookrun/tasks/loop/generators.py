@@ -1,4 +1,4 @@
-"""The process's random generators: their state as plain values, and draws that leave them as they are."""
+"""The process's random generators: reading and setting their states, and blocks that draw from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def generator_states() -> dict[str, Any]:
-    """Where the generators of torch, NumPy and Python stand; those of accelerators where they are in use."""
+    """The states of the generators of torch, NumPy and Python, and of accelerators that are in use."""
     name, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, gauss_next = random.getstate()
     states: dict[str, Any] = {
@@ -34,7 +34,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def set_generators(states: Mapping[str, Any]) -> None:
-    """Let the generators go on from there. Of accelerators that this machine does not have nothing is set."""
+    """Set the states of the generators. States of accelerators that this machine does not have are ignored."""
     name, keys, position, has_gauss, gauss = states["numpy"]
     version, words, gauss_next = states["python"]
     random.setstate((version, tuple(words.tolist()), gauss_next))
@@ -48,7 +48,7 @@ def set_generators(states: Mapping[str, Any]) -> None:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """torch's draws on the CPU follow from `seed` within the block, which changes nothing for those after it."""
+    """Seed torch's CPU generator within the block, and restore its state afterwards."""
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(seed)
     try:
@@ -59,7 +59,7 @@ def seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def all_seeded(seed: int) -> Iterator[None]:
-    """The same for the draws of NumPy and Python as well, which takes five times as long."""
+    """Seed the generators of torch (CPU), NumPy and Python within the block; five times slower than `seeded`."""
     python, numpy = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)

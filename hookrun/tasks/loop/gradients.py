@@ -1,4 +1,4 @@
-"""One backward pass for each batch without training: from which score, and what is left behind (nothing)."""
+"""One backward pass for each batch without training: computes its score, and clears the gradients afterwards."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ from hookrun.tasks.loop.running import Running
 from hookrun.tensor_copies import differentiable
 
 Score = Callable[[Any, Tensor], Tensor]
-"""(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, of no dimensions."""
+"""(the model's output for a batch, its targets [B, ...]) -> the sum of its samples' scores, without dimensions."""
 
 _WHERE = "task.backward"
 
 
 def score_of(backward: BackwardPass, loss: TrainLoss) -> Score:
-    """The score that `backward` names. It raises SpecError where the output does not have it.
+    """The score that `backward` names, as a function. It raises SpecError if the output does not fit.
 
-    loss: `train.loss`
+    loss: the loss of `train.loss`
     """
 
     def score(output: Any, target: Tensor) -> Tensor:
-        # half precision has too few digits for a sum
+        # a sum in half precision would be inexact
         whole = rebuild(output, lambda leaf: leaf.float() if _is_half(leaf) else leaf)
         found = _total(backward, loss, whole, target)
         if not found.requires_grad:
-            text = "the score carries no gradient: the model has no parameter that requires one, and its inputs are"
-            raise _refused("", f"{text} not floating-point numbers", "freeze less of the model")
+            text = (
+                "the score requires no gradient: neither a parameter of the model nor an input requires one"
+            )
+            raise _refused("", text, "freeze less of the model")
         return found
 
     return score
@@ -52,9 +54,7 @@ def _total(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor)
     if backward.score == "output":
         return scores.sum()
     if scores.dim() == 0 or scores.shape[0] != samples:
-        text = (
-            f"the model returned shape {list(scores.shape)} for {samples} samples, which has no row for each"
-        )
+        text = f"the model returned shape {list(scores.shape)} for {samples} samples, expected a row for each sample"
         raise _refused("score", text, "score: output takes any shape")
     if backward.score == "loss":
         return _losses(loss, output, target)
@@ -66,13 +66,13 @@ def _total(backward: BackwardPass, loss: TrainLoss, output: Any, target: Tensor)
     if backward.score == "label":
         return scores.gather(1, target.reshape(samples, 1).long()).sum()
     if (number := backward.class_) is None or number >= scores.shape[1]:
-        text = f"found {number}, and the model has {scores.shape[1]} classes, counted from 0"
-        raise _refused("class", text, f"it is from 0 to {scores.shape[1] - 1}")
+        text = f"found {number}, and the model has {scores.shape[1]} classes"
+        raise _refused("class", text, f"use a number from 0 to {scores.shape[1] - 1}")
     return scores[:, number].sum()
 
 
 def _losses(loss: TrainLoss, output: Any, target: Tensor) -> Tensor:
-    """Each sample's own loss, as if it were alone: a mean over the batch would make each row depend on its size."""
+    """The sum of the samples' losses, each computed alone: with a batch mean, gradients depend on the batch size."""
     if loss.name == "output":
         text = "'loss' needs a loss of each sample, and with train.loss=output the model returns one for the batch"
         raise _refused("score", text, "use output, top or class, or another train.loss")
@@ -93,7 +93,7 @@ def _refused(key: str, what: str, hint: str) -> SpecError:
 
 
 def _reduce(running: Running) -> None:
-    """Where several ranks have rows of the batch: the gradients that hooks are on are summed, and their hooks run."""
+    """With several ranks: sum the gradients of hooked parameters over the ranks, and run their hooks."""
     if not running.ranks.several:
         return
     if running.sharded:
@@ -109,9 +109,11 @@ def _reduce(running: Running) -> None:
 
 
 def forward_and_backward(running: Running, score: Score, batch: Batch) -> Any:
-    """The model's output, detached, after a backward pass from the score; no gradient is left in a parameter.
+    """The model's output, detached, after a backward pass from the score; parameters have no `grad` afterwards.
 
-    Inputs of floating-point numbers carry a gradient as well, so that a `backward` hook on the first module sees it.
+    Floating-point inputs require a gradient too, so that a `backward` hook on the first module sees it.
+
+    Returns None if this rank has no row of the batch.
     """
     if not len(batch.ids):
         if running.sharded and batch.pattern is not None:

@@ -1,4 +1,4 @@
-"""A linear probe: logistic or ridge regression from features to labels, from as few numbers as give the exact one."""
+"""A linear probe: logistic or ridge regression from features to labels, with at most one coordinate for each sample."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ from hookrun.tasks.loop.memory import reading_bytes
 
 TEST_SHARE = 0.25
 _TOLERANCE = 1e-6
-"""Of the gradient's largest element, where a logistic regression on all features ends."""
+"""Logistic regression on all features stops when the gradient's largest element is below this."""
 _HISTORY = 24
-"""Copies of the weights and their gradients that the optimizer keeps."""
+"""The number of copies of the weights and gradients that the optimizer keeps."""
 
 
 @dataclass(frozen=True)
-class Probed:
-    """How a probe did on samples that it was fitted on and on others.
+class ProbeResult:
+    """The result of a probe.
 
-    score:    `accuracy` for classes, `r2` for numbers
-    features: the numbers in a row of the capture
-    chance:   what the most frequent class, or the mean, gets on the test samples
-    weights:  `weight` [classes or targets, features], `bias`, both for features as they are
+    score:    the metric: `accuracy` for classes, `r2` for numbers
+    features: the number of features in a row of the capture
+    train:    the score on the samples on which the probe was fitted
+    test:     the score on the other samples
+    chance:   the score on the test samples of always predicting the most frequent class, or the mean
+    weights:  `weight` [classes or targets, features] and `bias`, for features that are not standardized
     """
 
     score: str
@@ -43,9 +45,9 @@ class Probed:
 
 
 def memory_needed(features: Features, outputs: int) -> int:
-    """Bytes that `fit` takes at most, for so many classes or targets.
+    """The largest memory of `fit` in bytes, with `outputs` classes or targets.
 
-    Of more features than samples the work is done with a number for each sample.
+    With more features than samples, the regression uses one coordinate for each sample.
     """
     rows = len(features)
     fitted = rows - math.ceil(rows * TEST_SHARE)
@@ -57,16 +59,16 @@ def memory_needed(features: Features, outputs: int) -> int:
     return reading_bytes([features]) + BYTES * (matrices + solver + weights)
 
 
-def fit(features: Features, labels: Tensor, seed: int) -> Probed:
-    """Fit on three quarters of the samples, judge on the rest.
+def fit(features: Features, labels: Tensor, seed: int) -> ProbeResult:
+    """Fit a probe on three quarters of the samples and score it on the rest.
 
-    labels: [samples] of integers, for logistic regression; of floats, [samples] or [samples, targets], for ridge
-            regression
+    labels: integers [samples] for logistic regression; floats [samples] or [samples, targets] for ridge regression
+    seed:   of the split into training and test samples
 
-    Where there are more features than samples, the standardized rows are first turned into the basis that they span,
-    which changes neither lengths nor angles: the regression on them is the same one, with fewer numbers.
+    If there are more features than samples, the standardized rows are first written in an orthonormal basis of their
+    span. This keeps lengths and angles, so the regression is the same, with fewer features.
 
-    Raises HookrunError where there are too few samples to judge on.
+    Raises HookrunError if there are too few samples to score the probe.
     """
     classes = not labels.is_floating_point()
     needed = math.ceil(max(len(labels.unique()) if classes else 1, 2) / TEST_SHARE)
@@ -83,7 +85,7 @@ def fit(features: Features, labels: Tensor, seed: int) -> Probed:
         x_train, x_test = products[train] @ basis, products[test] @ basis
     else:
         x_train, x_test = seen.whole(train), seen.whole(test)
-    # A gradient of the same length has larger elements where it has fewer of them.
+    # A gradient of the same norm has larger elements if it has fewer of them.
     tolerance = _TOLERANCE * math.sqrt(max(features.width / x_train.shape[1], 1))
     model: Any = (
         LogisticRegression(max_iter=2000, tol=tolerance) if classes else RidgeCV(alphas=np.logspace(-3, 4, 8))
@@ -94,19 +96,19 @@ def fit(features: Features, labels: Tensor, seed: int) -> Probed:
     weight = torch.from_numpy(np.atleast_2d(model.coef_)).double()
     if basis is not None:
         weight = seen.weights(basis @ weight.T, train)
-    return Probed(
+    return ProbeResult(
         score="accuracy" if classes else "r2",
         features=features.captured,
         train=float(model.score(*parts[0])),
         test=float(model.score(*parts[1])),
         chance=float(dummy.score(*parts[1])),
-        weights=_for_features_as_they_are(seen, weight, np.atleast_1d(model.intercept_)),
+        weights=_for_captured_features(seen, weight, np.atleast_1d(model.intercept_)),
     )
 
 
 def _parts(y: Any, classes: bool, seed: int) -> tuple[Tensor, Tensor]:
-    """The positions of the training and of the test samples, both in ascending order."""
-    # A class of one sample can't be on both sides.
+    """The row numbers of the training and of the test samples, both in ascending order."""
+    # A class with one sample cannot be in both parts.
     stratified = classes and np.unique(y, return_counts=True)[1].min() >= 2
     train, test = train_test_split(
         np.arange(len(y)), test_size=TEST_SHARE, random_state=seed % 2**32, stratify=y if stratified else None
@@ -115,21 +117,19 @@ def _parts(y: Any, classes: bool, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _basis(products: Tensor) -> Tensor:
-    """[n, r]: inner products with n rows, times this, are coordinates in an orthonormal basis of their span.
+    """[n, r]: the matrix from inner products with n rows to coordinates in an orthonormal basis of the rows' span.
 
-    products: [n, n] of the rows with each other
+    products: [n, n], the inner products of the rows with each other
     """
     values, vectors = torch.linalg.eigh(products)
     kept = values > values.amax().clamp_min(0) * len(products) * torch.finfo(torch.float64).eps
-    kept[-1] = (
-        True  # of features that do not vary nothing is left, and a regression takes at least one number
-    )
+    kept[-1] = True  # a regression needs at least one feature, even if no feature varies
     found: Tensor = vectors[:, kept] / values[kept].sqrt().clamp_min(torch.finfo(torch.float64).tiny)
     return found if values[-1] > 0 else torch.zeros_like(found)
 
 
-def _for_features_as_they_are(features: Features, weight: Tensor, intercept: Any) -> dict[str, Tensor]:
-    """The linear map of features that are neither standardized nor projected."""
+def _for_captured_features(features: Features, weight: Tensor, intercept: Any) -> dict[str, Tensor]:
+    """Weight and bias for the captured features, which are neither standardized nor projected."""
     assert features.scale is not None and features.mean is not None
     plain = weight / features.scale
     bias = torch.from_numpy(intercept).double() - plain @ features.mean

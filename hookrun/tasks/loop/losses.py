@@ -1,4 +1,4 @@
-"""Losses by name, and what a model's output is to them."""
+"""Losses by name, and counts of correct predictions, computed from a model's output and targets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ NEXT_TOKEN = "next_token"
 
 
 def main_tensor(output: Any) -> Tensor:
-    """The tensor that a loss or a prediction is about: the output itself, `logits` or `out` of it, or its first."""
+    """The tensor of an output that is used for losses and predictions.
+
+    It is the output itself, its member `logits`, `out` or `loss`, or its first tensor. HookrunError if there is none.
+    """
     if isinstance(output, Tensor):
         return output
     members = dict(children(output))
@@ -32,7 +35,7 @@ def main_tensor(output: Any) -> Tensor:
         if isinstance(member, Tensor):
             return member
     raise HookrunError(
-        f"the model returned a {type(output).__name__}, in which there is no tensor to compute a loss of"
+        f"the model returned a {type(output).__name__} without tensors, so a loss cannot be computed"
     )
 
 
@@ -42,13 +45,13 @@ def _own_loss(output: Any, target: Tensor) -> Tensor:
     if loss.numel() != 1:
         raise HookrunError(
             f"train.loss=output: the model returned shape {list(loss.shape)}, not one number; "
-            "a model of transformers computes a loss where data.args.labels=true gives it labels"
+            "a transformers model computes a loss if data.args.labels=true gives it labels"
         )
     return loss.reshape(())
 
 
 def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """A loss of class scores [B, classes, ...] against labels [B, ...], or against probabilities like the scores."""
+    """A loss of class scores [B, classes, ...] and labels [B, ...], or target probabilities [B, classes, ...]."""
 
     def loss(output: Any, target: Tensor) -> Tensor:
         scores = main_tensor(output)
@@ -64,7 +67,7 @@ def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
 def _with_arguments(
     name: str, function: Callable[..., Tensor], args: Mapping[str, Any]
 ) -> Callable[..., Tensor]:
-    """The function with arguments of its own, their tensors where the model's output is."""
+    """The function with the arguments `args`, with tensors among them moved to the output's device and dtype."""
     if not args:
         return function
 
@@ -80,19 +83,19 @@ def _with_arguments(
 
 
 def _of_values(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """A loss that compares numbers one by one; targets of as many numbers take the output's shape."""
+    """A loss that compares elements; targets with as many elements are reshaped to the output's shape."""
 
     def loss(output: Any, target: Tensor) -> Tensor:
         values = main_tensor(output)
         if values.numel() != target.numel() or (values.dim() > 0 and values.shape[0] != target.shape[0]):
-            raise _misfit(name, values, target, "it takes as many numbers of each sample as its target has")
+            raise _misfit(name, values, target, "output and target of a sample need as many elements")
         return function(values, target.to(values.dtype).reshape(values.shape))
 
     return loss
 
 
 def _next_token(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """The mean cross-entropy of the positions at which a token is to be predicted; 0 where there are none."""
+    """The mean cross-entropy over the positions at which a token is to be predicted; 0 if there are none."""
     total = F.cross_entropy(
         scores.flatten(0, -2),
         target.flatten(),
@@ -104,7 +107,7 @@ def _next_token(scores: Tensor, target: Tensor, label_smoothing: float = 0.0) ->
 
 
 def _of_next_tokens(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
-    """A loss of scores [B, length, vocabulary] against the next token at each position [B, length]."""
+    """A loss of scores [B, length, vocabulary] and the next token at each position [B, length]."""
 
     def loss(output: Any, target: Tensor) -> Tensor:
         scores = main_tensor(output)
@@ -137,10 +140,10 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Loss], Callable[..., Tensor]]] = {
     "next_token": (_of_next_tokens, _next_token),
     "bce": (_of_values, F.binary_cross_entropy_with_logits),
 }
-"""Losses that compare with a target: what they compare, and torch's function."""
+"""Losses that need a target: name -> (the wrapper for their shapes, torch's function)."""
 
 _NOT_OURS = ("size_average", "reduce", "reduction")
-"""Arguments of torch's functions that would make something else of a loss than the mean over a batch."""
+"""Arguments of torch's functions that are not accepted: the loss would not be a mean over the batch."""
 
 LOSSES: Mapping[str, Loss] = {
     **{name: kind(name, function) for name, (kind, function) in _FUNCTIONS.items()},
@@ -148,16 +151,16 @@ LOSSES: Mapping[str, Loss] = {
     "output_mean": lambda output, target: main_tensor(output).mean(),
     "output_sum": lambda output, target: main_tensor(output).sum(),
 }
-"""`output` is the model's own loss, `output_mean` and `output_sum` make one of whatever it returns."""
+"""`output` is the loss that the model returns; `output_mean` and `output_sum` are computed from any output."""
 
 SUMS = frozenset({"output_sum"})
-"""Losses that are a sum over the batch; the others are the mean."""
+"""Losses that are a sum over the batch; all others are a mean."""
 
 NEED_TARGET = frozenset(LOSSES) - {"output", "output_mean", "output_sum"}
 
 
 def loss_named(name: str, args: Mapping[str, Any] = MappingProxyType({})) -> Loss:
-    """The loss, with arguments of its own. Raises SpecError for an unknown name."""
+    """The loss of this name with the arguments `args`. Raises SpecError for an unknown name."""
     if name not in LOSSES:
         raise SpecError(
             [Problem("train.loss", f"found {name!r}, which is not a loss", nearest(name, LOSSES))]
@@ -169,7 +172,7 @@ def loss_named(name: str, args: Mapping[str, Any] = MappingProxyType({})) -> Los
 
 
 def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Problem]:
-    """The arguments that the loss of that name does not take, or whose values it refuses."""
+    """A problem for each argument that the loss of this name does not take, or whose value it refuses."""
     _, function = _FUNCTIONS.get(name, (None, None))
     known = {} if function is None else parameters(function) or {}
     own = [key for key in list(known)[2:] if key not in _NOT_OURS]
@@ -184,20 +187,20 @@ def loss_arguments(name: str, args: Mapping[str, Any], where: str) -> list[Probl
     for key, value in args.items():
         try:
             function(output, target, **{key: value})
-        except Exception as error:  # torch's functions may raise anything for arguments that they cannot use
+        except Exception as error:  # torch's functions raise many types for wrong arguments
             what = f"found {value!r}, which '{name}' refuses: {reason(error)}"
             problems.append(Problem(f"{where}.{key}", what, "correct the value"))
     return problems
 
 
 LABELS_NEEDED = "class scores [batch, classes, ...] and labels [batch, ...]"
-"""What `correct` counts; where the targets are something else, it returns None."""
+"""The shapes that `correct` needs; it returns None for other targets."""
 
 
 def correct(output: Any, target: Tensor) -> Tensor | None:
-    """How many samples of a batch are classified right, as a tensor; None where the targets are not labels.
+    """The number of correctly classified samples of a batch, a tensor; None if the targets are not labels.
 
-    A sample of several labels (pixels, tokens) counts by the fraction of them that is right.
+    A sample with several labels (pixels, tokens) counts as the fraction of them that is correct.
     """
     scores = main_tensor(output)
     if target.is_floating_point() or not _labels(scores, target):
@@ -206,7 +209,7 @@ def correct(output: Any, target: Tensor) -> Tensor | None:
 
 
 def correct_among(most: int) -> Callable[[Any, Tensor], Tensor | None]:
-    """As `correct`: how many samples have their label among the `most` largest scores."""
+    """As `correct`, for labels among the `most` largest scores."""
 
     def correct_among(output: Any, target: Tensor) -> Tensor | None:
         scores = main_tensor(output)
@@ -219,12 +222,15 @@ def correct_among(most: int) -> Callable[[Any, Tensor], Tensor | None]:
 
 
 def _samples(right: Tensor) -> Tensor:
-    """How many samples are right, from the truth of each label [batch, ...]."""
+    """The number of correct samples, from the correctness of each label, bool [batch, ...]."""
     return right.count_nonzero() if right.dim() == 1 else right.float().flatten(1).mean(1).sum()
 
 
 def differences(measure: Callable[[Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor | None]:
-    """A measure of output minus target, its means over each sample summed; None where their sizes differ."""
+    """A function (output, target) -> the sum over samples of the mean of measure(output - target).
+
+    The function returns None if output and target have different numbers of elements.
+    """
 
     def total(output: Any, target: Tensor) -> Tensor | None:
         values = main_tensor(output).detach()

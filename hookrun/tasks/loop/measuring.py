@@ -1,4 +1,4 @@
-"""Of which rows of a model's output the metrics of a task are computed, batch by batch."""
+"""Chooses the rows of a model's output of which a task's metrics are computed, and adds batches to the means."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ LABELS = "labels"
 
 
 class ScoredTokens(NamedTuple):
-    """The tokens that a model has scores for.
+    """The tokens at which a model has scores.
 
-    target: [B, T]; IGNORED where nothing is to be predicted
-    real:   [B, T] bool on the CPU: tokens, and not padding
-    ids:    [B, T] int64 on the CPU; None: not known
-    decodes: they are those of a decoder that has an encoder
+    target:  [B, T]; IGNORED where nothing is to be predicted
+    real:    [B, T] bool on the CPU: True for tokens, False for padding
+    ids:     [B, T] int64 on the CPU; None: not known
+    decodes: they are the tokens of the decoder of an encoder-decoder
     """
 
     target: Tensor
@@ -44,9 +44,9 @@ class ScoredTokens(NamedTuple):
 
 
 class Measuring:
-    """The metrics of a task.
+    """Computes the metrics of a task.
 
-    without_hooks: they compare with the same model without its hooks
+    without_hooks: a metric compares with the same model without its hooks, so both outputs are needed
     """
 
     def __init__(self, prepared: Prepared) -> None:
@@ -64,25 +64,25 @@ class Measuring:
             self._predicted = Predicted.of(FoundRuns(prepared.experiment.runs), kl.against)
 
     def average(self) -> Average:
-        """The means, with no sample seen yet."""
+        """A new Average of the task's metrics, without samples."""
         return Average(self._metrics, self._prepared.loss)
 
     def require_all(self, values: Mapping[str, float]) -> None:
-        """HookrunError where a metric was asked for and computed of no sample and no token."""
+        """Raise HookrunError if a metric of `task.metrics` has no value, since no sample or token had a target."""
         if self._metrics is DEFAULT and self._rule is None:
             return
         for name in [each.name for each in self._metrics if each.name not in values]:
             at = " at the tokens of task.tokens" if self._rule is not None else ""
-            text = f"{WHERE}: {name!r} has no value, for nothing is to be predicted{at}"
+            text = f"{WHERE}: {name!r} has no value, because nothing is to be predicted{at}"
             raise HookrunError(f"{text}; logit_difference and kl are computed at any token")
 
     def add(
         self, average: Average, loss: Tensor | None, output: Any, batch: Batch, others: Any = None
     ) -> None:
-        """Add a batch.
+        """Add a batch to `average`.
 
-        loss:   its mean; None: it is not asked for
-        others: the output of the model without its hooks, where metrics compare with that
+        loss:   the mean loss of the batch; None: not computed
+        others: the output of the model without its hooks, if a metric compares with it
         """
         if self._metrics is DEFAULT and self._rule is None:
             average.add(loss, output, batch.target, tokens=batch.data.of_tokens)
@@ -110,7 +110,7 @@ class Measuring:
         )
 
     def _loss(self, scored: Scored) -> Tensor:
-        """The mean loss of the chosen tokens alone, in float32 or better; 0 where there are none."""
+        """The mean loss of the chosen tokens, in float32 or float64; 0 if there are none."""
         total, chosen = torch.zeros((), device=scored.scores.device), scored.with_targets
         with torch.no_grad():
             for part in chosen.parts():
@@ -129,7 +129,7 @@ class Measuring:
         return ScoredTokens(batch.target, real, None if ids is None else on_cpu(ids), decodes=False)
 
     def _scored(self, output: Any, sequences: ScoredTokens, batch: Batch, others: Any) -> Scored:
-        """The chosen rows. HookrunError where the output has no scores for tokens."""
+        """The rows of the chosen tokens. HookrunError if the output has no scores for tokens."""
         target = sequences.target
         chosen = target != IGNORED if self._rule is None else self._chosen(sequences, batch)
         found = rows_of.of_tokens(output, target, chosen, sequences.real.cumsum(1) - 1)
@@ -142,12 +142,12 @@ class Measuring:
         return compared
 
     def _chosen(self, sequences: ScoredTokens, batch: Batch) -> Tensor:
-        """[B, T] bool: the tokens of the clause."""
+        """[B, T] bool: the tokens that `task.tokens` selects."""
         assert self._rule is not None
         real = sequences.real
-        told = CallTokens(real.shape[0], real.shape[1], sequences.ids, real)
+        call = CallTokens(real.shape[0], real.shape[1], sequences.ids, real)
         of = Pass(
-            told,
+            call,
             real=real,
             ids=sequences.ids,
             prompt=real.shape[1],
@@ -167,9 +167,9 @@ class Measuring:
         return chosen.to(sequences.target.device)
 
     def _with_answers(self, found: Scored, sequences: ScoredTokens, batch: Batch) -> Scored:
-        """The right answer of a sample is the first token that is to be predicted."""
+        """The rows with right and wrong answers; the right answer of a sample is its first token to be predicted."""
         if sequences.decodes and self._rule is None:
-            text = f"{WHERE}: {LOGIT_DIFFERENCE!r} is about the first token of the answer, and the decoder's has more"
+            text = f"{WHERE}: {LOGIT_DIFFERENCE!r} needs one token of the answer, and the decoder's answer has more"
             raise HookrunError(f"{text}: set task.tokens=0")
         target, wrong = sequences.target, batch.wrong
         first = (target != IGNORED).to(torch.uint8).argmax(1, keepdim=True)
@@ -178,7 +178,7 @@ class Measuring:
             raise HookrunError(f"{WHERE}: {LOGIT_DIFFERENCE!r}: a sample has no right or no wrong answer")
         return found.with_answers(answers, wrong.to(target.device))
 
-    # ---- what is compared with -------------------------------------------------------------------------------------
+    # ---- comparison with other predictions -------------------------------------------------------------------------
 
     def _compared(self, found: Scored | None, batch: Batch, others: Any) -> Scored | None:
         if found is None or KL not in self._names:

@@ -1,4 +1,4 @@
-"""How much memory an analysis of captures takes, judged before it begins."""
+"""The memory that an analysis of captures needs, estimated before it begins."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hookrun.plan.table import size
 from hookrun.tasks.loop.features import BYTES, READING, Features
 
 SHARE = 8
-"""A block that is read at once takes this part of the allowed memory, where a row is not larger."""
+"""A block that is read at once takes at most 1/SHARE of the allowed memory, or one row."""
 
 SUGGESTED = 4096
-"""Features that a refusal suggests to project to."""
+"""The number of features that the error message suggests for a projection."""
 
 
 def reading_bytes(features: Sequence[Features]) -> int:
-    """For the blocks on their way from the disk, and for a projection."""
+    """The bytes needed to read blocks of rows and project them."""
     blocks = max(each.rows_at_once * each.captured * BYTES for each in features)
     sketch = max(2 * BYTES * each.captured if each.projection is not None else 0 for each in features)
     return READING * blocks + sketch
@@ -25,12 +25,13 @@ def reading_bytes(features: Sequence[Features]) -> int:
 def too_large(
     what: str, features: Features, needed: int, allowed: int, projected: Callable[[int], int]
 ) -> Problem:
-    """The problem of an analysis that does not fit.
+    """The problem of an analysis that needs more memory than allowed.
 
-    what:      is done
-    features:  of the module that takes the most
-    needed:    bytes
-    projected: the bytes that it takes after a projection to so many features
+    what:      the analysis, as the subject of the message
+    features:  those of the module that needs the most memory
+    needed:    the bytes that it needs
+    allowed:   the bytes that it may use
+    projected: number of features -> the bytes that it needs after a projection to them
     """
     shape = list(features.capture.shape[1:])
     text = (
@@ -47,5 +48,5 @@ def too_large(
 
 
 def _rounded(needed: int) -> int:
-    """Up to whole 100 MB."""
+    """Bytes rounded up to a multiple of 100 MB."""
     return -(-needed // 10**8) * 10**8

@@ -1,4 +1,4 @@
-"""What is wrong with `task.metrics` and `task.tokens`, as far as it can be told before a run."""
+"""The mistakes in `task.metrics` and `task.tokens` that can be found before a run."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from hookrun.tasks.loop.predicted import Predicted
 TOKENS = "task.tokens"
 
 _SAME = ("padding", "length", "seed", "val_fraction", "file", "tokenizer", "special_tokens")
-"""Arguments of data that say which sample has a number, and which of its tokens stands at a place."""
+"""Arguments of data that determine which sample has which number, and the position of each of its tokens."""
 
 _OF_LABELS = {PERPLEXITY, PROBABILITY, RANK}
 
 
 def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> list[Problem]:
-    """Every mistake; info: None where the data itself is wrong."""
+    """All mistakes; none are searched for if the data is invalid (info is None)."""
     problems = list[Problem]()
     if info is None:
         return problems
@@ -51,9 +51,9 @@ def metric_problems(task: Task, settings: Settings, info: DataInfo | None) -> li
 def compared_problems(
     experiment: Experiment, splits: Mapping[Split, int | None], info: DataInfo
 ) -> list[Problem]:
-    """What is wrong with the runs that metrics compare with; those that are still to be made are not looked at.
+    """The mistakes in the runs with which metrics compare; runs that are still to be made are not checked.
 
-    splits: of which the task sees samples -> how many, None: not known
+    splits: split of the task -> the number of its samples, None: not known
     info:   the data of this run
     """
     problems, runs, shape = list[Problem](), FoundRuns(experiment.runs), _of_a_sample(experiment, info)
@@ -70,14 +70,16 @@ def compared_problems(
                 rows = predicted.rows(split)
                 classes = shape[-1]
                 if classes is not None and rows.shape and rows.shape[-1] < classes:
-                    what = f"its scores are of {rows.shape[-1]} classes or tokens, and the data has {classes}"
+                    what = f"its scores have {rows.shape[-1]} classes or tokens, and the data has {classes}"
                     problems.append(Problem(where, what, "compare models of the same data"))
                 elif not _fits(rows.shape, shape):
                     sizes = ", ".join("?" if size is None else str(size) for size in shape)
-                    what = f"its scores of a sample have shape {list(rows.shape)}, these [{sizes}]"
-                    problems.append(Problem(where, what, "compare runs whose samples are of one length"))
+                    what = (
+                        f"its scores of a sample have shape {list(rows.shape)}, those of this run [{sizes}]"
+                    )
+                    problems.append(Problem(where, what, "compare runs whose samples have the same length"))
                 elif count is not None and len(missing := rows.missing(torch.arange(count))):
-                    hint = "predict them there as well, or limit this run: train.limit_batches"
+                    hint = "predict them in that run too, or limit this run: train.limit_batches"
                     problems.append(Problem(where, rows.lacks(missing), hint))
         except HookrunError as error:
             problems.append(Problem(where, str(error)))
@@ -85,9 +87,9 @@ def compared_problems(
 
 
 def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ...]:
-    """The least shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known.
+    """The smallest shape of a sample's scores, (classes,) or (tokens, classes); None: a size that is not known.
 
-    A model may have more classes or tokens than its data: pretrained weights, a vocabulary that is filled up.
+    A model may have more classes than its data: pretrained weights, or a padded vocabulary.
     """
     if info.tokenizer is None:
         return (info.num_classes,)
@@ -97,22 +99,22 @@ def _of_a_sample(experiment: Experiment, info: DataInfo) -> tuple[int | None, ..
 
 
 def _fits(there: tuple[int, ...], here: tuple[int | None, ...]) -> bool:
-    """Whether there are as many sizes, and all but the last are these."""
+    """Whether both shapes have as many dimensions, and equal sizes except for the last."""
     return len(there) == len(here) and all(
         size in (None, other) for size, other in zip(here[:-1], there[:-1], strict=True)
     )
 
 
 def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
-    """Samples are matched by their number, and tokens by their place: both have to mean the same in the other run."""
+    """Why samples cannot be matched by their numbers, and tokens by their positions, with those of the other run."""
     data = run.config.get("data")
     if not isinstance(data, dict) or not data:
-        what = f"the run {run.path} keeps no configuration, so whether its samples are these is not known"
+        what = f"the run {run.path} has no saved configuration, so it is not known whether its samples are the same"
         yield Problem(where, what, "run it again without hydra.output_subdir=null")
         return
     if data.get("name") != settings.data.name:
         what = (
-            f"the run {run.path} is of the data {data.get('name')!r}, and this one of {settings.data.name!r}"
+            f"the run {run.path} used the data {data.get('name')!r}, and this run uses {settings.data.name!r}"
         )
         yield Problem(where, what, "compare with a run on the same data")
         return
@@ -120,7 +122,7 @@ def _other_data(where: str, run: Run, settings: Settings) -> Iterator[Problem]:
     for key in _SAME:
         if isinstance(theirs, dict) and theirs.get(key) != ours.get(key):
             what = f"data.args.{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
-            yield Problem(where, what, "give both runs the same")
+            yield Problem(where, what, "use the same value in both runs")
 
 
 def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo) -> Iterator[Problem]:
@@ -132,21 +134,21 @@ def _of_metric(keys: MetricKeys, where: str, settings: Settings, info: DataInfo)
         what = f"{name!r} needs labels, and {data} has targets {info.target}"
         yield Problem(where, what, "leave it out")
     if name == LOGIT_DIFFERENCE and info.target is not None and not info.has_wrong:
-        what = f"'{name}' needs a right and a wrong answer of each sample, and {data} names none"
+        what = f"'{name}' needs a right and a wrong answer for each sample, and {data} does not have them"
         hint = "use data=names, or data=prompts with the fields `answer` and `wrong`"
         yield Problem(where, what, hint)
     if keys.by == "position" and not of_tokens:
-        what = f"the samples of {data} are not sequences of tokens, and have no positions"
+        what = f"the samples of {data} are not sequences of tokens, so they have no positions"
         yield Problem(f"{where}.by", what, "use by: sample")
     elif keys.by == "position" and (name not in METRICS or METRICS[name].of_rows is None) and name != LOSS:
-        what = f"{name!r} is computed of a whole batch, not of each token"
+        what = f"{name!r} is computed for a whole batch, not for each token"
         yield Problem(f"{where}.by", what, "use by: sample")
     if name == LOSS and keys.by is not None:
         yield from _of_loss(f"{where}.by", settings.train.loss.name, of_tokens=of_tokens)
 
 
 def _of_loss(where: str, loss: str, *, of_tokens: bool) -> Iterator[Problem]:
-    """Why there is no loss of a single token or sample."""
+    """Why the loss cannot be computed for single tokens or samples."""
     if loss == "output":
         what = "with train.loss=output the model returns one number for the batch"
         yield Problem(where, what, "use another train.loss, or the metric perplexity")
@@ -162,11 +164,11 @@ def _of_tokens(tokens: Tokens, info: DataInfo) -> Iterator[Problem]:
         return
     if tokens.on_pattern or tokens.dim is not None or tokens.padding:
         key = "dim" if tokens.dim is not None else "padding" if tokens.padding else "query and key"
-        what = f"found {key}: metrics are computed at tokens of the model's output, padding left out"
+        what = f"found {key}: metrics are computed at tokens of the model's output that are not padding"
         yield Problem(TOKENS, what, "name positions, as in -1, or {id: …}, {text: …}, {span: …}")
         return
     if tokens.phase == "generation":
-        what = "found phase: generation, and this task generates nothing"
+        what = "found phase: generation, and this task does not generate tokens"
         yield Problem(f"{TOKENS}.phase", what, "use task=generate, or leave it out")
         return
     yield from unknown_spans(tokens, "task", info)

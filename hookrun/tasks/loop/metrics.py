@@ -1,4 +1,4 @@
-"""Metrics over batches, weighted by their sizes, read from the device only when asked for."""
+"""The metrics of `task.metrics`: hookrun's own by name, and functions of trusted packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hookrun.spec.metric import By, MetricKeys
 from hookrun.spec.objective import Direction, direction_of
 from hookrun.tasks.loop import score_metrics
 from hookrun.tasks.loop.losses import LABELS_NEEDED, correct, correct_among, differences
-from hookrun.tasks.loop.own_losses import made
+from hookrun.tasks.loop.own_losses import make_callable
 from hookrun.tasks.loop.score_metrics import OfRows
 from hookrun.trusted import METRICS as KIND
 from hookrun.trusted import Trusted, is_own, load, short_names
@@ -30,18 +30,19 @@ ROWS_NEEDED = "scores [batch, classes] and labels [batch], or a score for each t
 
 @dataclass(frozen=True)
 class Metric:
-    """A number for each batch, of which runs show the mean over all samples, or over all tokens that are predicted.
+    """A metric, whose mean over all samples, or over all predicted tokens, is logged.
 
-    direction: which way is better; None: the user's own function does not say
-    of_batch:  output, target -> the sum over the samples of a batch; None: it cannot be computed for such targets.
-               The loss, which is computed anyway, has none
-    needs:     the targets that it can be computed for
-    of_rows:   a value for each row of scores, where it is computed row by row; see `hookrun.tasks.loop.scored`
-    targetless: it is computed also where nothing is to be predicted
-    shown:     what is shown of the mean
-    code:      of the user's own
-    by:        it is shown by position or by sample as well
-    against:   of `kl`: the run that it compares with; None: the model without hooks
+    name:       its name in metrics.jsonl
+    direction:  whether to maximize or minimize it; None: not known
+    of_batch:   (output, target) -> the sum over the samples of a batch, or None if the targets do not fit.
+                The loss does not have this function, since it is computed anyway
+    needs:      a description of the targets that it needs
+    of_rows:    computes a value for each row of scores; see `hookrun.tasks.loop.scored`; None: not row by row
+    targetless: it is also computed at rows that have no target
+    shown:      mean -> the value that is logged
+    code:       the code of a user's own function
+    by:         it is also logged by position or by sample
+    against:    for `kl`: the run with which it compares; None: the model without hooks
     """
 
     name: str
@@ -61,7 +62,7 @@ def _ours(name: str, *more: Any, **others: Any) -> Metric:
 
 
 def _exp(value: float) -> float:
-    """exp, which is infinite where Python's own raises OverflowError."""
+    """exp(value), infinite where Python's own function raises OverflowError."""
     return math.exp(value) if not value > _LARGEST else math.inf
 
 
@@ -85,10 +86,10 @@ METRICS: Mapping[str, Metric] = {
         _ours(KL, None, ROWS_NEEDED, score_metrics.kl, targetless=True),
     )
 }
-"""Every metric of ours by name."""
+"""Every metric of hookrun by its name."""
 
 DEFAULT = (METRICS[LOSS], METRICS["accuracy"])
-"""What is computed where `task.metrics` is not given: the accuracy where the targets are labels."""
+"""The metrics if `task.metrics` is not given; the accuracy is computed only if the targets are labels."""
 
 COLUMNS = frozenset(
     {
@@ -108,13 +109,13 @@ COLUMNS = frozenset(
         "tokens",
     }
 )
-"""What else a line of metrics.jsonl may hold; no metric has such a name."""
+"""Other keys of lines in metrics.jsonl, which a metric cannot have as its name."""
 
 
 def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]:
     """The metrics that `task.metrics` lists.
 
-    Raises SpecError with every name that is unknown, given twice or not trusted.
+    Raises SpecError with all names that are unknown, given twice or not trusted.
     """
     if names is None:
         return DEFAULT
@@ -130,7 +131,7 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
         problems += _repeated(metric, found, where)
         found.append(metric)
         if against is not None and metric.name != KL:
-            what = f"{metric.name!r} compares with nothing: `against` is a key of {KL!r}"
+            what = f"{metric.name!r} does not compare with another run: `against` is a key of {KL!r}"
             problems.append(Problem(f"{where}.against", what, "leave it out"))
     if problems:
         raise SpecError(problems)
@@ -138,11 +139,11 @@ def load_metrics(names: Sequence[str | MetricKeys] | None) -> tuple[Metric, ...]
 
 
 def _repeated(metric: Metric, before: Sequence[Metric], where: str) -> Iterator[Problem]:
-    """Under one name stands one number; it may be shown by position, by sample and as a whole."""
+    """A problem if another metric has the same name; the same metric may be listed by position, sample and total."""
     for other in (each for each in before if each.name == metric.name):
         same_number = replace(other, by=metric.by, of_batch=metric.of_batch) == metric
         if not same_number or other.by == metric.by:
-            what = f"two metrics have the name '{metric.name}', under which each stands in metrics.jsonl"
+            what = f"two metrics have the name '{metric.name}', which is their key in metrics.jsonl"
             yield Problem(where, what, "leave one out, or give its function another name")
             return
 
@@ -155,25 +156,27 @@ def _load(name: str, where: str) -> Metric:
         raise SpecError([Problem(where, f"found {name!r}, which is not a metric", nearest(name, known))])
     own = load(name, KIND, where)
     if own.name in COLUMNS or own.name in METRICS:
-        what = f"'{own.text}' would stand in metrics.jsonl as '{own.name}', which means something else there"
+        what = (
+            f"'{own.text}' would have the key '{own.name}' in metrics.jsonl, which has another meaning there"
+        )
         raise SpecError([Problem(where, what, "give the function another name")])
     direction = getattr(own.target, "direction", None)
     if direction not in ("maximize", "minimize", None):
         what = f"'{own.text}' has the attribute direction={direction!r}"
         raise SpecError([Problem(where, what, "expected 'maximize' or 'minimize'")])
-    call = made(own, {}, where, called_with=2)
+    call = make_callable(own, {}, where, called_with=2)
     return Metric(own.name, direction, _Own(own, call), code=own.code)
 
 
 class _Own:
-    """A metric of the user's own: what it returns is checked, what it raises is told with its place."""
+    """A user's own metric: checks its result, and adds its name to its errors."""
 
     def __init__(self, own: Trusted, call: Any) -> None:
         self._own = own
         self._call = call
 
     def __call__(self, output: Any, target: Tensor) -> Tensor | float:
-        """What it returns is the mean over the batch."""
+        """The sum over the samples of the batch; the user's function returns the mean. Raises HookrunError."""
         size = size_of(target)
         try:
             with torch.no_grad():
@@ -197,12 +200,12 @@ class _Own:
 
 
 def precise(value: Tensor) -> Tensor:
-    """The value without its graph in float64, which mps does not have."""
+    """The value, detached, in float64; in float32 on mps, which has no float64."""
     return value.detach().to(torch.float32 if value.device.type == "mps" else torch.float64)
 
 
 def size_of(target: Tensor) -> int:
-    """The number of samples of a batch."""
+    """The number of samples of a batch; 1 for a target without dimensions."""
     return target.shape[0] if target.dim() else 1
 
 
@@ -214,13 +217,13 @@ def measured(
     *,
     with_loss: bool = True,
 ) -> dict[str, Direction | None]:
-    """``split/name`` of the means over each split -> which are better.
+    """``split/name`` of each metric -> whether to maximize or minimize it.
 
-    Without `task.metrics` there is an accuracy where the targets are labels and the loss compares the output with them;
-    of a model that computes its own loss nobody knows beforehand whether its output holds scores too.
+    Without `task.metrics` the accuracy is included if the targets are labels and train.loss is not `output`: whether a
+    model that computes its own loss also returns scores is not known before the run.
 
     names:     `task.metrics`
-    with_loss: the loss is computed even where it is not listed
+    with_loss: the loss is computed even if it is not listed
 
     Raises SpecError for metrics that cannot be loaded.
     """

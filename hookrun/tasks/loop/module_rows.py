@@ -1,4 +1,4 @@
-"""The tree of a model as aligned lines of text, as many levels of it as there is room for."""
+"""The module tree of a model as aligned lines of text, down to a given depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MORE = "…"
 
 @dataclass(frozen=True)
 class ModuleRows:
-    """The lines, and how many modules are below the last level that they show."""
+    """The lines, and the number of modules that they do not show."""
 
     lines: list[str]
     hidden: int
@@ -26,21 +26,21 @@ def module_rows(
 ) -> ModuleRows:
     """A line for each module in the model's order: name, class, parameters, output shape, further names.
 
-    picked: paths that are marked with ``*``, and shown however deep they are
-    depth:  levels below the root; None: all
-    width:  characters of a line, which ends with ``…`` where it is longer; None: any
-    plain:  without line-drawing characters
+    picked: paths that are marked with ``*``, and shown at any depth
+    depth:  the number of levels below the root; None: all
+    width:  the largest length of a line; a longer line is cut and ends with ``…``; None: no limit
+    plain:  use ASCII instead of line-drawing characters
     """
     children = defaultdict[str, list[Match]](list)
     for match in matches:
         if match.path:
             children[match.path.rpartition(".")[0]].append(match)
-    wanted = {path for each in picked for path in _with_holders(each)}
+    wanted = {path for each in picked for path in _with_parents(each)}
     shown = [
         match for match in matches if depth is None or level(match.path) <= depth or match.path in wanted
     ]
     paths = {match.path for match in shown}
-    guides = _guides({holder: [each for each in of if each.path in paths] for holder, of in children.items()})
+    guides = _guides({parent: [each for each in of if each.path in paths] for parent, of in children.items()})
     names, classes, sizes, ends = [], [], [], []
     for match in shown:
         mark = "* " if match.path in picked else ""
@@ -57,12 +57,12 @@ def module_rows(
 
 
 def level(path: str) -> int:
-    """Of a module: 0 of the root."""
+    """The depth of a module path; 0 for the root."""
     return path.count(".") + 1 if path else 0
 
 
 def fitting_depth(matches: Sequence[Match], lines: int) -> int:
-    """The deepest level down to which all modules fit into so many lines; 1 where not even that does."""
+    """The deepest level down to which all modules fit into `lines` lines; at least 1."""
     levels = sorted(level(match.path) for match in matches)
     deepest = levels[-1]
     return next(
@@ -70,33 +70,38 @@ def fitting_depth(matches: Sequence[Match], lines: int) -> int:
     )
 
 
-def _with_holders(path: str) -> Iterator[str]:
+def _with_parents(path: str) -> Iterator[str]:
+    """The paths of the modules that contain this module, and its own."""
     parts = path.split(".")
     yield from (".".join(parts[:count]) for count in range(1, len(parts) + 1))
 
 
 @dataclass(frozen=True)
 class _Guide:
-    """The lines before a name: for each module that holds it whether others follow, and whether it is the last."""
+    """The tree lines before a module's name.
 
-    holders: tuple[bool, ...] = ()
+    parents: for each parent, whether further modules follow it at its level
+    is_last: whether the module is the last of its parent; None: the root
+    """
+
+    parents: tuple[bool, ...] = ()
     is_last: bool | None = None
 
     def text(self, plain: bool) -> str:
         down, gap, branch, end = _GUIDES[not plain]
-        before = "".join(down if follow else gap for follow in self.holders)
+        before = "".join(down if follow else gap for follow in self.parents)
         return before + ("" if self.is_last is None else end if self.is_last else branch)
 
 
 def _guides(children: dict[str, list[Match]]) -> dict[str, _Guide]:
     found, left = {"": _Guide()}, [""]
     while left:
-        holder = left.pop()
-        guide = found[holder]
-        of = children.get(holder, [])
-        holders = guide.holders if guide.is_last is None else (*guide.holders, not guide.is_last)
+        parent = left.pop()
+        guide = found[parent]
+        of = children.get(parent, [])
+        parents = guide.parents if guide.is_last is None else (*guide.parents, not guide.is_last)
         for place, match in enumerate(of):
-            found[match.path] = _Guide(holders, place + 1 == len(of))
+            found[match.path] = _Guide(parents, place + 1 == len(of))
             left.append(match.path)
     return found
 

@@ -1,7 +1,7 @@
-"""The choice of each next token while generating: the most probable one, or one drawn for its sample alone.
+"""Chooses each next token of a generation: the most probable token, or a random draw.
 
-The choice is ours in every loop, transformers' `generate` included. A draw follows from the seed, the sample and the
-number of the new token: it is the same alone and in a batch of any size, on every device, with hooks and without them.
+This choice is used in every loop, also in transformers' `generate`. A draw depends only on the seed, the sample and the
+number of the new token: it is the same in every batch, on every device, with and without hooks.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from hookrun.spec.sampling import Sampling
 
 
 class NextTokens:
-    """Chooses the next token of each sequence of a batch, and keeps what was chosen.
+    """Chooses the next token of each sequence of a batch, and records the chosen tokens.
 
-    sampling: None: the most probable token
-    seeds:    of the draws of each sequence
+    sampling: how to draw; None: choose the most probable token
+    seeds:    the seed of each sequence's draws
     stop:     tokens that end a sequence
-    most:     new tokens of a sequence
-    begins:   the first token of every answer, which some models are told; None: it is chosen too
-    pad:      what follows the end of a sequence
-    tokens:   of each sequence what was chosen, its end token included
-    first:    [B, V] the model's scores for the first new token; None: none was asked for yet
+    most:     the largest number of new tokens of a sequence
+    begins:   the first token of every answer, which some models prescribe; None: it is chosen too
+    pad:      the token after the end of a sequence
+    tokens:   the chosen tokens of each sequence, including its end token
+    first:    [B, V], the model's scores for the first new token; None before the first choice
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class NextTokens:
 
     @classmethod
     def joined(cls, parts: Sequence[NextTokens], places: Sequence[Sequence[int]]) -> NextTokens:
-        """Those of a whole batch, from parts of it.
+        """The tokens of a whole batch, from those of its parts.
 
-        places: of the sequences of each part in the batch
+        places: for each part, the rows of its sequences in the batch
         """
         order = {
             place: (part, row)
@@ -67,7 +67,7 @@ class NextTokens:
 
     @property
     def is_over(self) -> bool:
-        """Whether every sequence has its end token or all of its tokens."""
+        """Whether every sequence has its end token or its largest number of tokens."""
         return self._step >= self._most or not any(self._open)
 
     def ended(self, row: int) -> bool:
@@ -77,9 +77,9 @@ class NextTokens:
     def choose(self, logits: Tensor) -> Tensor:
         """[B] int64 on the CPU: the next token of each sequence, from the model's scores [B, V].
 
-        HookrunError where a sequence has no finite score.
+        Raises HookrunError if a sequence has no finite score.
         """
-        if self.is_over:  # a loop on an accelerator may ask once more before it sees the end
+        if self.is_over:  # a loop on an accelerator may call once more before it stops
             return torch.full((len(self.tokens),), self._pad)
         if self.first is None:
             self.first = logits.clone()
@@ -99,7 +99,7 @@ class NextTokens:
             if self._open[row] and not finite:
                 raise HookrunError(
                     f"sequence {row} of the batch has no finite score for its new token {self._step}: "
-                    "the model or its hooks gave NaN or infinity; a `check` hook on its layers finds where"
+                    "the model or its hooks returned NaN or infinity; a `check` hook on its layers finds where"
                 )
         if self._begins is not None and self._step == 0:
             return torch.full_like(best.indices, self._begins)
@@ -109,9 +109,9 @@ class NextTokens:
         return (scores + self._noise(scores)).argmax(-1)
 
     def _noise(self, scores: Tensor) -> Tensor:
-        """Gumbel noise [B, V]: the largest sum with it is a draw from the softmax of the scores.
+        """Gumbel noise [B, V]: the argmax of scores + noise is a draw from the softmax of the scores.
 
-        A token keeps its noise whatever the scores are, so that hooks which change little change few draws.
+        The noise of a token does not depend on the scores, so small changes by hooks change few draws.
         """
         noise = torch.ones(scores.shape)
         generator = torch.Generator()
@@ -122,7 +122,7 @@ class NextTokens:
 
 
 def restricted(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The scores [B, V] whose softmax is drawn from; -infinity for tokens that cannot be drawn."""
+    """The scores [B, V] after temperature, top_k and top_p; -infinity for tokens that cannot be drawn."""
     scores = (logits - logits.max(-1, keepdim=True).values) / sampling.temperature
     if sampling.top_k is not None and sampling.top_k < scores.shape[-1]:
         least = scores.topk(sampling.top_k).values[:, -1:]
@@ -137,7 +137,7 @@ def restricted(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def most_probable(logits: Tensor, count: int) -> list[list[tuple[int, float]]]:
-    """Of each row of scores [B, V] the tokens of the largest probabilities, with these."""
+    """For each row of scores [B, V], the `count` most probable tokens as (token, probability)."""
     found = []
     for scores in _rows(logits):
         top = scores.softmax(-1).topk(min(count, len(scores)))
@@ -152,10 +152,10 @@ def divergences(of: Tensor, other: Tensor) -> list[float]:
         log_p, log_q = one.log_softmax(-1), two.log_softmax(-1)
         p = log_p.exp()
         terms = torch.where(p > 0, p * (log_p - log_q), torch.zeros_like(p))
-        found.append(max(float(terms.sum()), 0.0))  # rounding may leave a little less than 0
+        found.append(max(float(terms.sum()), 0.0))  # rounding may give a value slightly below 0
     return found
 
 
 def _rows(logits: Tensor) -> Iterator[Tensor]:
-    """Each row in float64 on the CPU: a vocabulary is long, and some accelerators have no such numbers."""
+    """Each row in float64 on the CPU: sums over a vocabulary are long, and some accelerators have no float64."""
     return (row.detach().to("cpu").double() for row in logits)

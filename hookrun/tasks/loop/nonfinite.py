@@ -1,4 +1,4 @@
-"""`train.on_nonfinite`: no optimizer step from a loss or gradients that are not finite, and where they come from."""
+"""`train.on_nonfinite`: prevents optimizer steps with a loss or gradients that are not finite, and finds the source."""
 
 from __future__ import annotations
 
@@ -21,35 +21,34 @@ WHERE = "train.on_nonfinite"
 Outcome = Literal["stepped", "overflow", "skipped"]
 STEPPED: Outcome = "stepped"
 OVERFLOW: Outcome = "overflow"
-"""The gradient scaler has left the step out by itself, to go on with a smaller scale."""
+"""The gradient scaler itself skipped the step, and continues with a smaller scale."""
 SKIPPED: Outcome = "skipped"
-"""The loss or a gradient was not finite, and the optimizer has not stepped."""
+"""The loss or a gradient was not finite, and the optimizer did not step."""
 
 LEAST_SCALE = 1.0
-"""An overflow at this scale or below is not made by the scaling: a smaller scale would not mend it."""
+"""An overflow at this scale or below is not caused by the scaling, so a smaller scale would not help."""
 
-MOST_TOLD = 5
-"""Skipped steps that are looked into and told one by one; those after them are counted."""
+MOST_REPORTED = 5
+"""How many skipped steps are investigated and reported one by one; later ones are only counted."""
 
 _HINT = (
     "a smaller learning rate, train.clip_grad_norm or a `check` hook may help; "
-    f"{WHERE}: skip leaves such steps out, stop saves and ends the run"
+    f"{WHERE}: skip omits such steps, stop saves and ends the run"
 )
 
 
 class _NotFinite(Exception):
-    """Raised inside `optimizer.step()`, after every hook on the gradients, before a parameter changes."""
+    """Raised inside `optimizer.step()`, after all hooks on gradients and before a parameter changes."""
 
 
 class FiniteSteps:
-    """The optimizer steps of a run, each only where the losses and the gradients that it would use are finite.
+    """Steps the optimizer if the losses and gradients of the step are finite.
 
-    A step that is left out counts for hooks, as one that a gradient scaler leaves out does: the data has moved on, and
-    `when: {step: ...}` means the same steps in every run. The optimizer, a schedule by steps and the average of the
-    weights do not move.
+    A skipped step counts for hooks, like one that a gradient scaler skips, so `when: {step: ...}` means the same
+    batches in every run. The optimizer, a schedule by steps and the average of the weights do not advance.
 
-    losses:  of the micro-batches of the step under way, without their graphs
-    skipped: how many steps were left out so far
+    losses:  the detached losses of the current step's micro-batches
+    skipped: the number of steps skipped so far
     """
 
     def __init__(self, running: Running, optimizer: Optimizer) -> None:
@@ -61,28 +60,28 @@ class FiniteSteps:
         self._running = running
         self._optimizer = optimizer
         self._group: Sequence[Batch] = ()
-        self._told = 0
+        self._in_epoch = 0
         self._before = BeforeStep(running.model, running.hooks, prepared.device, own_code=own_code)
         optimizer.register_step_pre_hook(self._before_step)  # torch runs it after the hooks of the experiment
 
     def state_dict(self) -> dict[str, int]:
-        """How many steps were left out, and in this epoch."""
-        return {"skipped": self.skipped, "told": self._told}
+        """The number of skipped steps, in the run and in this epoch."""
+        return {"skipped": self.skipped, "told": self._in_epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on counting from there."""
-        self.skipped, self._told = state["skipped"], state["told"]
+        """Replace the counts by saved ones."""
+        self.skipped, self._in_epoch = state["skipped"], state["told"]
 
     def begin(self, group: Sequence[Batch]) -> None:
-        """A step over these micro-batches begins."""
+        """Prepare for a step over these micro-batches."""
         self.losses.clear()
         self._group = group
         self._before.take()
 
     def step(self) -> Outcome:
-        """Step the optimizer, through the gradient scaler; its gradients are unscaled and clipped.
+        """Step the optimizer, through the gradient scaler; gradients are already unscaled and clipped.
 
-        Raises HookrunError where something is not finite, under `error`.
+        Raises HookrunError if the loss or a gradient is not finite and the policy is `error`.
         """
         scaler = self._running.scaler
         if not scaler.is_enabled():
@@ -93,11 +92,13 @@ class FiniteSteps:
             return STEPPED
         scale = scaler.get_scale()
         try:
-            if not all_finite(self.losses):  # a scaler that overflows does not step at all
+            if not all_finite(
+                self.losses
+            ):  # checked here too, since a scaler that overflows does not call the hook
                 raise _NotFinite
             scaler.step(self._optimizer)
         except _NotFinite:
-            scaler.update(scale)  # begins its next step, with the same scale
+            scaler.update(scale)  # needed before the scaler's next step; keeps the scale
             return self._left_out()
         scaler.update()
         if scaler.get_scale() >= scale:
@@ -106,13 +107,13 @@ class FiniteSteps:
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """torch's pre-hook of the optimizer."""
-        overflow = getattr(optimizer, "found_inf", None)  # set where the optimizer itself leaves the step out
+        overflow = getattr(optimizer, "found_inf", None)  # set if the optimizer itself skips the step
         if overflow is not None and overflow.item():
             return
         groups = [group["params"] for group in optimizer.param_groups]
         gradients = [each.grad for group in groups for each in group if each.grad is not None]
         finite = all_finite([*self.losses, *gradients])
-        if self._running.sharded:  # each rank has parts of the gradients
+        if self._running.sharded:  # each rank has only parts of the gradients
             finite = not self._running.ranks.largest([not finite])[0]
         if not finite:
             raise _NotFinite
@@ -120,17 +121,17 @@ class FiniteSteps:
     def _left_out(self) -> Outcome:
         running = self._running
         policy, clock = running.settings.train.on_nonfinite, running.hooks.clock
-        if running.stopped:  # a check hook has found it, and asks for the end of the run
+        if running.stopped:  # a check hook has found it already and ends the run
             return SKIPPED
         self.skipped += 1
-        self._told += 1
-        if policy == "skip" and self.skipped > MOST_TOLD:
+        self._in_epoch += 1
+        if policy == "skip" and self.skipped > MOST_REPORTED:
             self._before.restore_buffers()
             return SKIPPED
         wrong = next((number for number, loss in enumerate(self.losses) if not all_finite([loss])), None)
         what = "a gradient is not finite" if wrong is None else f"the loss is {float(self.losses[wrong])}"
-        self._optimizer.zero_grad(set_to_none=True)  # room for a second run
-        source = f"{UNKNOWN}: parameters are divided over the ranks"
+        self._optimizer.zero_grad(set_to_none=True)  # frees memory to repeat the step
+        source = f"{UNKNOWN}: parameters are sharded over the ranks"
         if not running.sharded:
             source = _of_ranks(producer(running, self._before, self._group, wrong), running.ranks)
         text = f"epoch {clock.epoch}, step {clock.step}: {what}: {source}"
@@ -140,30 +141,30 @@ class FiniteSteps:
         if policy == "stop":
             running.sink.stop = f"{WHERE}: {text}"
             return SKIPPED
-        more = " (later ones are only counted)" if self.skipped == MOST_TOLD else ""
+        more = " (later ones are only counted)" if self.skipped == MOST_REPORTED else ""
         running.screen.note([f"{WHERE}: skipped a step: {text}{more}"])
         return SKIPPED
 
-    def tell_epoch(self) -> dict[str, float]:
-        """An epoch is over: say how many of its steps were skipped; for metrics.jsonl, where there are any."""
-        count, self._told = self._told, 0
+    def end_epoch(self) -> dict[str, float]:
+        """Print how many steps of the epoch were skipped; returns the entry for metrics.jsonl, empty without any."""
+        count, self._in_epoch = self._in_epoch, 0
         if not count or self._running.settings.train.on_nonfinite != "skip":
             return {}
         running, epoch = self._running, self._running.hooks.clock.epoch
         lines = [f"{WHERE}: steps skipped in epoch {epoch}: {count}, so far: {self.skipped}"]
         parameters = dict(running.model.named_parameters())
         found = [bool(not_finite(parameter)) for parameter in parameters.values()]
-        if running.sharded:  # each rank sees its parts
+        if running.sharded:  # each rank has only its parts
             found = [bool(each) for each in running.ranks.largest(found)]
         bad = [name for name, is_bad in zip(parameters, found, strict=True) if is_bad]
         if bad:
-            lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not mend it")
+            lines.append(f"{WHERE}: {bad[0]} itself is not finite: skipping steps does not help")
         running.screen.note(lines)
         return {"skipped_steps": count}
 
 
 def _of_ranks(source: str, ranks: Ranks) -> str:
-    """What the first rank has found that has found something in its own rows of the batch."""
+    """The source found by the first rank that has found one in its rows of the batch."""
     found = ranks.gathered(source)
     known = (f"rank {rank}: {text}" for rank, text in enumerate(found) if UNKNOWN not in text)
     return next(known, source) if ranks.several else source

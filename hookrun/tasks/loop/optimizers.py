@@ -53,12 +53,12 @@ def schedulers() -> Mapping[str, type[LRScheduler]]:
 
 
 def _schedules() -> Mapping[str, type[LRScheduler]]:
-    """Those that consist of others as well."""
+    """Every schedule, including those that consist of other schedules."""
     return {**schedulers(), **{each.__name__: each for each in composed.CLASSES}}
 
 
 def check_optimizer(named: Named) -> list[Problem]:
-    """The mistakes in the name of an optimizer, and in the names of its arguments and those of its groups."""
+    """The mistakes in the name of an optimizer and in the argument names of the optimizer and its groups."""
     problems = _check_named(named, OPTIMIZER, optimizers())
     cls = _known(named.name, OPTIMIZER, optimizers())
     if isinstance(cls, list) or not isinstance(named, OptimizerKeys):
@@ -70,12 +70,12 @@ def check_optimizer(named: Named) -> list[Problem]:
 
 
 def check_scheduler(named: Schedule, where: str = SCHEDULER) -> list[Problem]:
-    """The mistakes in the name of a schedule, in its arguments' names, its interval and those that it consists of."""
+    """The mistakes in the name of a schedule, in its argument names, its interval and its parts."""
     cls = _known(named.name, where, _schedules())
     problems = _check_named(named, where, _schedules(), FILLED)
     by_step = isinstance(named, Scheduler) and named.interval == "step"
     if not problems and by_step and cls is ReduceLROnPlateau:
-        text = "ReduceLROnPlateau watches the validation loss, which there is once per epoch"
+        text = "ReduceLROnPlateau watches the validation loss, which is computed once per epoch"
         problems.append(Problem(f"{where}.interval", text, "use interval: epoch"))
     if not isinstance(cls, list):
         inner = [_known(each.name, where, _schedules()) for each in named.schedulers or ()]
@@ -97,14 +97,14 @@ def _check_named(
             cls, {*named.args, *(set(filled) & {*(parameters(cls) or {})})}, where, named.name, first=1
         )
     found = list((parameters(cls) or {}).items())
-    # hookrun gives the first, which are the model's parameters or the optimizer, and what a schedule consists of
+    # hookrun passes the first argument (the parameters or the optimizer) and the parts of a schedule itself
     own = {key: parameter for key, parameter in found[1:] if key not in composed.GIVEN}
     problems = unknown_arguments(named.args, own, where, cls.__name__)
     return problems + missing_arguments({*named.args, *filled}, own, where, cls.__name__)
 
 
 def _known(name: str, where: str, registry: Mapping[str, type]) -> type | list[Problem]:
-    """The class of that name, or why there is none."""
+    """The class of this name, or the problems if there is none."""
     try:
         found = _found(name, where, registry)
     except SpecError as error:
@@ -116,7 +116,10 @@ def _known(name: str, where: str, registry: Mapping[str, type]) -> type | list[P
 
 
 def _found(name: str, where: str, registry: Mapping[str, type]) -> type | None:
-    """A class of torch by name, or one of the user's own, `package.module:Class`. SpecError for one not trusted."""
+    """The class of torch with this name, or a user's own `package.module:Class`; None if torch has no such class.
+
+    Raises SpecError if the user's class is not trusted or cannot be loaded.
+    """
     if ":" in name:
         if registry is optimizers():
             return _stepping(load_class(name, Optimizer, trusted.OPTIMIZERS, f"{where}.name"))
@@ -126,9 +129,9 @@ def _found(name: str, where: str, registry: Mapping[str, type]) -> type | None:
 
 
 def _stepping(cls: type) -> type:
-    """An optimizer that steps without a closure. SpecError for one that needs it."""
+    """The optimizer class itself. Raises SpecError if its `step` needs a closure."""
     if missing_arguments((), dict([*(parameters(cls.step) or {}).items()][1:]), OPTIMIZER, ""):  # type: ignore[attr-defined]
-        text = f"'{cls.__qualname__}' steps with a closure, which the loop does not have"
+        text = f"'{cls.__qualname__}' needs a closure in step, which the loop does not pass"
         raise SpecError([Problem(f"{OPTIMIZER}.name", text, "give its step(closure=None) a default")])
     return cls
 
@@ -136,7 +139,7 @@ def _stepping(cls: type) -> type:
 def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> list[Problem]:
     """The values that the optimizer or its schedule refuses, found by constructing both and discarding them.
 
-    groups: of the optimizer; a small tensor stands for each parameter that hooks will add
+    groups: the parameter groups; a small tensor replaces each parameter that hooks will add
     """
     if not groups and not any(parameter.requires_grad for parameter in model.parameters()):
         return []  # hooks may add trainable parameters
@@ -146,7 +149,7 @@ def check_arguments(train: Train, model: nn.Module, groups: Sequence[ParameterGr
     }
     problems = list[Problem]()
     for group in groups:
-        if group.where:  # torch looks at the values of the defaults alone
+        if group.where:  # torch checks only the default values, not those of groups
             args = train.optimizer.args | dict(group.args)
             members = [named[name] for name in group.names]
             problems += _refused(partial(_made, train.optimizer, group.where, optimizers(), members, args))
@@ -175,9 +178,9 @@ def _refused(make: Callable[[], object]) -> list[Problem]:
 
 
 def make_optimizer(named: Named, model: nn.Module, groups: Sequence[ParameterGroup] = ()) -> Optimizer:
-    """The optimizer of the groups; without any, of the parameters that require a gradient.
+    """The optimizer of the groups; without groups, of all parameters that require a gradient.
 
-    Raises SpecError for arguments that it refuses, HookrunError where there is nothing to train.
+    Raises SpecError for arguments that it refuses, HookrunError if there is nothing to train.
     """
     return _optimizer(named, model, groups, dict(model.named_parameters(remove_duplicate=False)))
 
@@ -193,7 +196,7 @@ def _optimizer(
         trained = [{"params": [by_name[name] for name in each.names], **each.args} for each in groups]
     if not trained:
         raise HookrunError(
-            "nothing to train: no parameter of the model requires a gradient; task=evaluate needs none"
+            "nothing to train: no parameter of the model requires a gradient; task=evaluate does not need one"
         )
     return _made(named, OPTIMIZER, optimizers(), trained, named.args)  # type: ignore[no-any-return]
 
@@ -201,9 +204,9 @@ def _optimizer(
 def make_scheduler(
     named: Schedule | None, optimizer: Optimizer, intervals: int, where: str = SCHEDULER
 ) -> LRScheduler | None:
-    """The schedule; where its length is not given, it is that of the run, or of its part of a SequentialLR.
+    """The schedule. Its length defaults to that of the run, or of its part of a SequentialLR.
 
-    intervals: how many times the run will step it
+    intervals: how many times the run steps the schedule
     """
     if named is None:
         return None
@@ -233,5 +236,5 @@ def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, ar
 def _tried(cls: type, where: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
-    except Exception as error:  # torch's classes may raise anything for arguments that they cannot use
+    except Exception as error:  # torch's classes raise many types for wrong arguments
         raise SpecError([Problem(where, f"{cls.__name__} refuses its arguments: {error}")]) from error

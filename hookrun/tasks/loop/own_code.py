@@ -1,4 +1,4 @@
-"""The user's own Python that a run uses beside its hooks, for the plan."""
+"""The user's own code that a run uses in addition to its hooks, for the plan."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hookrun.trusted import DATA, MODELS, OPTIMIZERS, SCHEDULERS, Kind, load
 def own_code(
     settings: Settings, loss: TrainLoss, metrics: Sequence[Metric], *, trains: bool
 ) -> dict[str, Code]:
-    """Key path -> what stands there, of everything that was loaded by name from a trusted package.
+    """Key path -> its code, for everything that is loaded by name from a trusted package.
 
-    trains: the task uses the optimizer and its schedule
+    trains: include the optimizer and its schedule
     """
     found = {where: load(text, kind, where).code for where, text, kind in _factories(settings)}
     if loss.code is not None:

@@ -1,4 +1,4 @@
-"""The loss of an experiment: one of ours with its arguments, or a function or class of a package that is trusted."""
+"""The loss of an experiment: one of hookrun's with its arguments, or a function or class of a trusted package."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from hookrun.trusted import Trusted, is_own, load, short_names
 
 WHERE = "train.loss"
 NEXT_TOKEN_LOSSES = frozenset({"cross_entropy", NEXT_TOKEN})
-"""Names of the loss of next tokens, where targets are tokens."""
+"""Names that mean the next-token loss if targets are tokens."""
 
 TENSORS = ("weight", "pos_weight")
-"""Arguments of losses whose lists of numbers are meant as tensors."""
+"""Arguments of losses whose lists of numbers are converted to tensors."""
 
 
 @dataclass(frozen=True)
 class TrainLoss:
     """A loss that can be computed.
 
-    needs_target: it cannot do without targets
-    sums:         it is the sum over a batch; else the mean
-    code:         of the user's own; None for one of ours
+    needs_target: it needs targets
+    sums:         it is the sum over a batch; otherwise the mean
+    code:         the code of a user's own loss; None for one of hookrun's
     """
 
     name: str
@@ -42,11 +42,11 @@ class TrainLoss:
     sums: bool = False
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
-        """The loss of a batch, a tensor of no dimensions."""
+        """The loss of a batch, a tensor without dimensions."""
         return self.function(output, target)
 
     def to(self, device: torch.device) -> TrainLoss:
-        """The same, with what it holds on that device."""
+        """The same loss, with its tensors moved to the device."""
         function = self.function
         if isinstance(function, OwnLoss) and isinstance(function.call, nn.Module):
             function.call.to(device)
@@ -54,9 +54,9 @@ class TrainLoss:
 
 
 def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
-    """The loss that `train.loss` names, its arguments checked.
+    """The loss that `train.loss` names, with checked arguments.
 
-    tokens: targets are the next token of each position, and cross_entropy is that of each: `next_token`
+    tokens: targets are the next token of each position; then cross_entropy means `next_token`
 
     Raises SpecError for an unknown name, for code that is not trusted, and for arguments that the loss does not take.
     """
@@ -64,9 +64,9 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
     if tokens and named.name == "cross_entropy":
         return load_loss(named.model_copy(update={"name": NEXT_TOKEN}))
     if tokens and named.name in NEED_TARGET and named.name != NEXT_TOKEN:
-        what = f"{named.name!r} does not compare a score for each token with the next one, which is the data's target"
+        what = f"{named.name!r} does not compare scores with the next token of each position, the target of the data"
         raise SpecError(
-            [Problem(WHERE, what, f"use {NEXT_TOKEN}, or output where the model has a loss of its own")]
+            [Problem(WHERE, what, f"use {NEXT_TOKEN}, or output if the model computes its own loss")]
         )
     if named.name in LOSSES:
         if problems := loss_arguments(named.name, args, WHERE):
@@ -75,7 +75,9 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
         return TrainLoss(named.name, loss_named(named.name, args), named.name in NEED_TARGET, sums=is_sum)
     if is_own(named.name, KIND):
         own = load(named.name, KIND, f"{WHERE}.name" if args else WHERE)
-        return TrainLoss(own.name, OwnLoss(own, made(own, args, WHERE, called_with=2)), False, own.code)
+        return TrainLoss(
+            own.name, OwnLoss(own, make_callable(own, args, WHERE, called_with=2)), False, own.code
+        )
     known = [*LOSSES, *short_names(KIND)]
     raise SpecError(
         [Problem(WHERE, f"found {named.name!r}, which is not a loss", nearest(named.name, known))]
@@ -83,7 +85,7 @@ def load_loss(named: Named, *, tokens: bool = False) -> TrainLoss:
 
 
 def _as_tensor(key: str, value: Any) -> Any:
-    """Weights of classes as a tensor. Raises SpecError for what is not a list of numbers."""
+    """Class weights as a tensor; other values as they are. Raises SpecError if the list has a non-number."""
     if key not in TENSORS or not isinstance(value, list | tuple):
         return value
     try:
@@ -93,12 +95,12 @@ def _as_tensor(key: str, value: Any) -> Any:
         raise SpecError([Problem(f"{WHERE}.{key}", what)]) from error
 
 
-def made(own: Trusted, args: Mapping[str, Any], where: str, *, called_with: int) -> Any:
-    """A function with its arguments; of a class an object that can be called.
+def make_callable(own: Trusted, args: Mapping[str, Any], where: str, *, called_with: int) -> Any:
+    """The function with its arguments; for a class, an object of it that can be called.
 
-    called_with: how many positional arguments it will get
+    called_with: the number of positional arguments of each call
 
-    Raises SpecError where it cannot be called, or made, like that.
+    Raises SpecError if it cannot be called or constructed with these arguments.
     """
     target: Any = own.target
     problems = wrong_call(target, args, where, own.text, first=0 if isinstance(target, type) else called_with)
@@ -123,7 +125,7 @@ def made(own: Trusted, args: Mapping[str, Any], where: str, *, called_with: int)
 
 
 class _WithArguments:
-    """A function with arguments of its own, their tensors on the device of the first tensor that it is given."""
+    """A function with fixed arguments; tensors among them are moved to the device of the output's first tensor."""
 
     def __init__(self, own: Trusted, args: dict[str, Any]) -> None:
         self._target = own.target
@@ -138,14 +140,14 @@ class _WithArguments:
 
 
 class OwnLoss:
-    """A loss of the user's own: what it returns is checked, what it raises is told with its place."""
+    """A user's own loss: checks its result, and adds its name to its errors."""
 
     def __init__(self, own: Trusted, call: Any) -> None:
         self._own = own
         self.call = call
 
     def __call__(self, output: Any, target: Tensor) -> Tensor:
-        """The loss of a batch, a tensor of no dimensions. Raises HookrunError."""
+        """The loss of a batch, a tensor without dimensions. Raises HookrunError."""
         try:
             loss = self.call(output, target)
         except HookrunError:
@@ -164,7 +166,7 @@ class OwnLoss:
         learns = torch.is_grad_enabled() and any(each.requires_grad for each in tensors(output))
         if learns and not loss.requires_grad:
             raise HookrunError(
-                f"{WHERE}: '{self._own.text}' returned a loss without a graph, of which there is no gradient: "
-                "do not detach it or make a new tensor of its number"
+                f"{WHERE}: '{self._own.text}' returned a loss that requires no gradient: "
+                "do not detach it or create a new tensor from its value"
             )
         return loss.reshape(())

@@ -1,4 +1,4 @@
-"""The model and the data of an experiment, for a loop of the user's own."""
+"""The model and the data of an experiment, for a user's own loop."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hookrun.trust import read_once
 
 
 def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, ExperimentData]:
-    """The model with its weights, on its device, and the data. Reads no data.
+    """The model with its weights, on its device, and the data, which is not read yet.
 
-    trust: packages that a user's own code may come from
+    trust: names of the packages whose code the experiment may use
 
-    Raises SpecError with every mistake; also where the weights hold parameters that only hooks would add.
+    Raises SpecError with all mistakes; also if the weights hold parameters that only hooks add.
     """
     named = experiment.settings.model.weights
     if isinstance(named, RunWeights) and experiment.runs.get(named.run, "") is None:
@@ -30,15 +30,13 @@ def parts(experiment: Experiment, trust: frozenset[str]) -> tuple[nn.Module, Exp
         raise SpecError([Problem("model.weights.run", what, "run the experiment once on the command line")])
     experiment = with_found_weights(experiment)
     settings, task = experiment.settings, task_of(experiment)
-    split = task.split_seen() if isinstance(task, TaskUnderHooks) else "train"
+    split = task.first_split() if isinstance(task, TaskUnderHooks) else "train"
     with read_once(trust):
         built = build(settings, split, trust)
     if built.leftover:
         names = listed(sorted(built.leftover), 8)
         text = f"the file holds {len(built.leftover)} tensors that the model does not have: {names}"
-        hint = (
-            "parameters that hooks added are loaded in a run only; use weights that were saved without them"
-        )
+        hint = "parameters that hooks added can be loaded only in a run; use weights that were saved without them"
         raise SpecError([Problem("model.weights", text, hint)])
     again = [hook.name for hook in experiment.hooks.hooks if hook.identity in built.applied]
     if again:

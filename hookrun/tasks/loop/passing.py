@@ -1,4 +1,4 @@
-"""A pass over batches that may go on in its middle: what is behind of it, and when a state of it is due."""
+"""A pass over batches that can be resumed: its progress, and when its state is saved."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from hookrun.tasks.loop.average import Average
 from hookrun.tasks.loop.resuming import Resuming
 
 
-class Holding(Protocol):
-    """Something that adds up from batch to batch."""
+class Resumable(Protocol):
+    """An object with sums over batches, which can be saved and loaded."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it holds between two batches, as plain values and tensors."""
+        """Its state between two batches, as plain values and tensors."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace its state by a saved one."""
 
 
 @dataclass
 class PartialPass:
-    """What is behind of a pass.
+    """The progress of a pass.
 
-    step:    of the hooks' clock before the pass, which counts batches from 0 in it
-    holding: what adds up from batch to batch, by name
-    batches: how many are behind
+    step:    the step of the hooks' clock before the pass; during the pass the clock counts batches from 0
+    holding: the objects with sums over batches, by name
+    batches: the number of finished batches
     """
 
     step: int
-    holding: Mapping[str, Holding] = field(default_factory=dict)
+    holding: Mapping[str, Resumable] = field(default_factory=dict)
     batches: int = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What it goes on from, with what adds up."""
+        """The progress with the states of the sums, as plain values and tensors."""
         sums = {name: each.state_dict() for name, each in self.holding.items()}
         return {"step": self.step, "batches": self.batches, "holding": sums}
 
     def sums(self) -> dict[str, Average]:
-        """What is added up of it over the rows of this rank alone, by its place in the state."""
+        """Key path in the state -> the sums over the rows of this rank only."""
         return {f"holding.{name}": each for name, each in self.holding.items() if isinstance(each, Average)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace the progress by a saved one."""
         self.step, self.batches = state["step"], state["batches"]
         for name, each in self.holding.items():
             each.load_state_dict(state["holding"][name])
 
 
 class DurableRows:
-    """When a state is due in a task that trains nothing: as soon as rows are on the disk, which are not computed again.
+    """Decides when to save a state in a task without training: when captured rows have been written to disk.
 
-    A state writes what is buffered too, so that what the indexes name and what the newest state names are the same.
+    Then these rows are not computed again. Saving writes buffered rows too, so that indexes and the state agree.
     """
 
     def __init__(self, run_dir: RunDir, resuming: Resuming) -> None:
@@ -62,7 +62,7 @@ class DurableRows:
         self._shards = run_dir.shards
 
     def point(self) -> None:
-        """A batch is over."""
+        """Call it after each batch; saves a state if one is due."""
         due = self._run_dir.shards != self._shards or self._resuming.seconds >= SECONDS
         if self._resuming.point(due):
             self._shards = self._run_dir.shards

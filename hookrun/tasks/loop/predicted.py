@@ -1,4 +1,4 @@
-"""What another run predicted, sample by sample: `{name: kl, against: {run: ...}}`."""
+"""The predictions of another run, by sample: `{name: kl, against: {run: ...}}`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hookrun.store.captures import StoredCapture
 from hookrun.store.reader import Run
 
 _PATHS = ("logits", "[0]", "out")
-"""Where the scores are in an output that holds several tensors."""
+"""The paths of the scores in an output with several tensors, in order of preference."""
 
 
 class Predicted:
     """The predictions of a run of task=predict.
 
-    capture: [rows, ...] a row for each sample
-    named:   the run, for messages
+    capture: [rows, ...], a row for each sample
+    named:   the path of the run, for messages
     """
 
     def __init__(self, capture: StoredCapture, named: str) -> None:
@@ -31,12 +31,12 @@ class Predicted:
 
     @classmethod
     def of(cls, runs: FoundRuns, name: str) -> Predicted | None:
-        """Those of the run; None where it is still to be made. HookrunError where it has none."""
+        """The predictions of the run; None if it has not been run yet. HookrunError if it has no predictions."""
         run = runs.open(name)
         return None if run is None else cls(_scores(run), str(run.path))
 
     def rows(self, split: Split) -> RunRows:
-        """The rows of a split. HookrunError where there are none."""
+        """The rows of a split. HookrunError if there are none."""
         if split not in self._rows:
             splits = self._capture.splits
             part = ((splits == SPLITS.index(split)) | (splits < 0)).nonzero().squeeze(1)
@@ -48,18 +48,18 @@ class Predicted:
         return self._rows[split]
 
     def scores(self, ids: Tensor, split: Split) -> Tensor:
-        """[B, ...] on the CPU: the predictions for these samples. HookrunError for one that has none."""
+        """[B, ...] on the CPU: the predictions for these samples. HookrunError if a sample has none."""
         return self.rows(split).of(ids, _UNUSED)
 
 
 _UNUSED = torch.Generator()
-"""Rows of the samples themselves are not drawn."""
+"""An argument of `RunRows.of` that is not used, since no samples are drawn."""
 
 
 def _scores(run: Run) -> StoredCapture:
     found = run.predictions
     if found is None:
-        raise HookrunError(f"the run {run.path} predicted nothing; it takes a run of task=predict")
+        raise HookrunError(f"the run {run.path} has no predictions: name a run of task=predict")
     if isinstance(found, StoredCapture):
         return found
     if isinstance(found, Mapping) and (path := next((each for each in _PATHS if each in found), None)):

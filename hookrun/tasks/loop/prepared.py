@@ -1,4 +1,4 @@
-"""Everything that can go wrong before a run, gone through before it: the plan, and what it takes from outside."""
+"""Prepares an experiment: compiles its hooks into a plan, and checks rows of other runs and weights files."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hookrun.tasks.loop.trained import Trained
 
 @dataclass(frozen=True)
 class Prepared(Ready, Built):
-    """An experiment that compiles.
+    """An experiment with its compiled plan.
 
-    notes:   what to know beside the plan
-    trained: what the task trains; None where it trains nothing
-    lines:   what the task does beside its hooks, for the plan
+    notes:   notes that are shown with the plan
+    trained: the parameters that the task trains; None if it does not train
+    lines:   lines about the task that are shown with the plan
     """
 
     plan: Plan
@@ -41,7 +41,7 @@ class Prepared(Ready, Built):
 
     @property
     def runs(self) -> tuple[UsedRun, ...]:
-        """The runs that values of the hooks come from."""
+        """The other runs from which hooks take values."""
         return self.plan.runs
 
 
@@ -57,15 +57,15 @@ def compiled(
     notes: Sequence[str] = (),
     maker: Maker = Maker(),  # noqa: B008 - it has no state
 ) -> Prepared:
-    """Compile the hooks against the model, and prove them with an example of a sample.
+    """Compile the hooks for the model, and check them by a trial run with an example.
 
-    split:    whose samples the hooks meet first; None where they meet those of several without training
-    example:  arguments of a call; None: those that the data gives
-    training: whether the model trains; in evaluation mode no backward pass follows the forward without a score
-    score:    what a backward pass without training begins with, of an output and its targets
-    notes:    what else to know beside the plan
+    split:    the split whose samples the hooks see first; None if they see several splits without training
+    example:  the arguments of a model call; None: an example of the data
+    training: whether the model is trained; otherwise a backward pass follows the forward only if there is a score
+    score:    (output, targets) -> the score from which a backward pass without training starts
+    notes:    further notes for the plan
 
-    Raises CompileError, and SpecError where the model's output has no such score.
+    Raises CompileError, and SpecError if the score cannot be computed from the model's output.
     """
     settings, runs = experiment.settings, FoundRuns(experiment.runs)
     example = example or as_call(built.data.example(EXAMPLE_BATCH), built.model)
@@ -84,11 +84,11 @@ def compiled(
 def compiled_without_data(
     experiment: Experiment, hooks: Spec, split: Split | None, error: SpecError, trust: frozenset[str]
 ) -> Prepared:
-    """Compile the hooks against a model that takes nothing from the data, which `error` says is not there.
+    """Compile the hooks for a model that does not depend on the data, which is missing, as `error` says.
 
-    It is for looking at only: shapes stay unchecked, and the plan says why.
+    The result can only be shown: shapes are not checked, and the plan says why.
 
-    Raises `error` where something else is wrong too, or the model needs the data; CompileError.
+    Raises `error` if something else is invalid too, or if the model needs the data; CompileError for the hooks.
     """
     settings = experiment.settings
     if not all(each.where.startswith("data.") for each in error.errors):
@@ -112,10 +112,10 @@ def compiled_without_data(
 
 
 def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
-    """What hooks take from other runs for each sample is there for each sample that they will meet.
+    """Check that the other runs have a row for each sample that the hooks will see.
 
-    samples: they meet samples with ids below this; None where it is not known beforehand
-    trains:  they meet training samples, then those of the validation
+    samples: the hooks see samples with ids below this; None: not known beforehand
+    trains:  the hooks see training samples, then validation samples
 
     Raises CompileError.
     """
@@ -126,23 +126,23 @@ def check_rows(plan: Plan, samples: int | None, *, trains: bool) -> None:
                 continue
             where = f"{hook.spec.where}.{field}"
             if trains and hook.spec.keys.when.mode != "train":
-                text = "each training sample takes its own row, and those of the validation have none"
+                text = "each training sample uses its own row, and validation samples have no rows"
                 problems.append(Problem(where, text, "add when: {mode: train}"))
             elif len(missing := rows.missing(torch.arange(samples))):
-                hint = "capture them there as well, or limit this run: train.limit_batches"
+                hint = "capture them in that run too, or limit this run: train.limit_batches"
                 problems.append(Problem(where, rows.lacks(missing), hint))
     if problems:
         raise CompileError(problems)
 
 
 def _different_values(hook: PlannedHook) -> Iterator[tuple[str, Source]]:
-    """Field and value of everything that the hook takes from outside, each value once."""
+    """(field, value) of each value that the hook takes from a file or another run, each value once."""
     for field, values in hook.values.items():
         yield from ((field, value) for value in {id(value): value for value in values.values()}.values())
 
 
 def check_leftover(prepared: Prepared) -> None:
-    """What a weights file has beyond the model is what the hooks add. Raises SpecError."""
+    """Check that hooks add all tensors of the weights file that the model does not have. Raises SpecError."""
     unknown = sorted(set(prepared.leftover) - set(added_names(prepared.plan)))
     if unknown:
         names = listed(unknown, 8)
@@ -152,7 +152,7 @@ def check_leftover(prepared: Prepared) -> None:
 
 
 def added_names(plan: Plan) -> list[str]:
-    """The names in the model of the parameters that the plan's hooks add."""
+    """The names, in the model, of the parameters that the plan's hooks add."""
     return [
         f"{match.path}.{name}" if match.path else name
         for hook in plan.hooks

@@ -1,4 +1,4 @@
-"""Which module, hook, parameter or input first made a step not finite: the step computed once more, under checks."""
+"""Finds the module, hook, parameter or input that first made a step non-finite, by repeating the step with checks."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from hookrun.tasks.loop.watch import Origin, Watch
 
 T = TypeVar("T")
 
-UNKNOWN = "where it begins is not known"
+UNKNOWN = "its source is not known"
 
 _SHOWN = 4
 
 
 def producer(running: Running, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
-    """Where the first value that is not finite is made, in words.
+    """A description of where the first non-finite value is computed.
 
-    The micro-batches run again through a copy of the model under the hooks that change values, from the state that the
-    step began with; the run's own model, hooks, records and generators are as they were afterwards.
+    The micro-batches run again through a copy of the model, with the hooks that change values, from the state before
+    the step. The run's own model, hooks, records and generators are not changed.
 
-    wrong: the micro-batch whose loss is not finite; None: the losses are finite, and a gradient is not
+    before: the state before the step
+    group:  the micro-batches of the step
+    wrong:  the number of the micro-batch whose loss is not finite; None: the losses are finite, and a gradient is not
     """
     try:
         with before.generators():
             return _run_again(running, before, group, wrong)
-    except (
-        Exception
-    ) as error:  # of any module, or a model that cannot be copied: the finding itself still stands
-        return f"{UNKNOWN}, as the step could not be computed once more: {reason(error)}"
+    except Exception as error:  # of a module, or of copying the model
+        return f"{UNKNOWN}, because the step could not be repeated: {reason(error)}"
 
 
 def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wrong: int | None) -> str:
@@ -62,7 +62,7 @@ def _run_again(running: Running, before: BeforeStep, group: Sequence[Batch], wro
             hooks.accumulating = number + 1 < len(group)
             hooks.samples, hooks.population = batch.ids, batch.population
             args, kwargs = as_call(batch.inputs, model)
-            already = _wrong_already(model) if number == wrong else {}
+            already = _nonfinite_tensors(model) if number == wrong else {}
             with watch.forward(), running.autocast():
                 output = model(*args, **kwargs)
             with running.autocast():
@@ -94,24 +94,24 @@ def _of_loss(
 ) -> str:
     """Why this micro-batch's loss is not finite.
 
-    already: what was not finite before its forward
+    already: the parameters and buffers that were not finite before its forward, see `_nonfinite_tensors`
     """
     if all_finite([loss]):
-        return _NOT_AGAIN
+        return _NOT_REPRODUCED
     origin = watch.first()
     if origin is None or not not_finite(output):
         if bad := not_finite(batch.target):
             return f"the targets of the batch are not finite: {bad}{_samples(batch, batch.target)}"
-        return f"first made by the loss {running.settings.train.loss.name}, from an output and targets that are finite"
+        return f"first made by the loss {running.settings.train.loss.name}, from a finite output and finite targets"
     if origin.is_input:
         return f"the inputs of the batch are not finite: {origin.text}{_samples(batch, batch.inputs)}"
     return _of_tensors(running, already, origin) or origin.text
 
 
-def _wrong_already(model: nn.Module) -> dict[str, str]:
-    """Parameters and buffers that are not finite, by name: what they are, and what is wrong with them.
+def _nonfinite_tensors(model: nn.Module) -> dict[str, str]:
+    """Name -> description, for each parameter and buffer that is not finite.
 
-    A buffer that holds infinities and no NaN is taken for a mask.
+    A buffer with infinities but without NaN is assumed to be a mask, and left out.
     """
     found = {
         name: f"the parameter {name}: {bad}"
@@ -125,7 +125,7 @@ def _wrong_already(model: nn.Module) -> dict[str, str]:
 
 
 def _of_tensors(running: Running, wrong: Mapping[str, str], origin: Origin) -> str:
-    """The first of the tensors that are not finite already and that the origin computes with; empty without any."""
+    """A description of the first non-finite parameter or buffer that the origin uses; empty if there is none."""
     prefix = f"{origin.path}." if origin.path else ""
     used = [name for name in wrong if name.startswith(prefix)]
     if origin.own is not None:
@@ -143,7 +143,7 @@ def _of_tensors(running: Running, wrong: Mapping[str, str], origin: Origin) -> s
 
 
 def _writes(hook: PlannedHook, name: str) -> bool:
-    """Whether the hook may change the parameter or its gradient."""
+    """Whether the hook may change the parameter of this name or its gradient."""
     spec = hook.spec
     if spec.action.observes or not (spec.on_parameters or spec.hook_type.phase == "installation"):
         return False
@@ -153,7 +153,7 @@ def _writes(hook: PlannedHook, name: str) -> bool:
 
 
 def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
-    """`` (samples 4, 17)``: which rows are meant."""
+    """`` (val samples 4, 17)``: the samples with non-finite values; empty if rows are not samples."""
     rows = set[int]()
     for tensor in value.values() if isinstance(value, dict) else (value,):
         if tensor.dim() and len(tensor) == len(batch.ids) and tensor.is_floating_point():
@@ -163,13 +163,13 @@ def _samples(batch: Batch, value: Tensor | dict[str, Tensor]) -> str:
 
 
 def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) -> str:
-    """Why gradients are not finite though each backward function has made finite ones."""
+    """Why gradients are not finite although every backward function returned finite ones."""
     gradients = _gradients(model)
     for name, gradient in gradients.items():
         if bad := not_finite(gradient):
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
     if not gradients:
-        return _NOT_AGAIN
+        return _NOT_REPRODUCED
     optimizer = torch.optim.SGD([model.get_parameter(name) for name in gradients], lr=0.0)
     if (scale := running.scaler.get_scale()) != 1:
         for gradient in gradients.values():
@@ -178,29 +178,29 @@ def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) 
     wrong = [name for name, gradient in gradients.items() if not_finite(gradient)]
     if wrong:
         return f"first made by clipping, from finite gradients: that of {wrong[0]}"
-    optimizer.step()  # the hooks before a step run
+    optimizer.step()  # runs the optimizer_step_pre hooks
     made = watch.first_of_backward()
-    return made.text if made is not None else _NOT_AGAIN
+    return made.text if made is not None else _NOT_REPRODUCED
 
 
 def _gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
 
 
-_NOT_AGAIN = (
-    f"{UNKNOWN}: computed once more from the same state, the step is finite, so that the model, "
+_NOT_REPRODUCED = (
+    f"{UNKNOWN}: repeated from the same state, the step is finite, so the model, "
     "the loss or a hook depends on something that changes from call to call"
 )
 
 
 def _edits(hook: PlannedHook) -> bool:
-    """Whether it changes values: what hooks do at installation, the copy has already."""
+    """Whether the hook changes values. Hooks that act at installation are left out: the copy has their changes."""
     return not hook.spec.action.observes and hook.spec.hook_type.phase != "installation"
 
 
 def _copied(value: T) -> T:
-    """A copy, so that what a loss of the user's own counts is not counted twice; itself where it has none."""
+    """A deep copy, so that a user's own loss that counts its calls does not count the repeated step."""
     try:
         return copy.deepcopy(value)
-    except Exception:  # the loss holds something that cannot be copied: then it is used as it is
+    except Exception:  # it cannot be copied, so the loss itself is used
         return value

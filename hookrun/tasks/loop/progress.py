@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar with loss, accuracy and rate, and one line for each epoch."""
+"""Terminal output of a run: a progress bar with loss, accuracy and rate, and one line for each epoch."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 T = TypeVar("T")
 
 _BETWEEN = 0.05
-"""Seconds between two updates of the bar, which is drawn ten times a second."""
+"""The least time in seconds between two updates of the bar, which is drawn ten times a second."""
 
 
 class _Console(Console):
-    """A console whose reader may leave, as ``| head`` does: the run goes on without it."""
+    """A console whose pipe may be closed, as by ``| head``: the run continues without output."""
 
     def on_broken_pipe(self) -> None:
-        """Write nothing more, and nothing at exit."""
+        """Write nothing from now on, not even at exit."""
         self.quiet = True
         if sys.stdout is sys.__stdout__ and sys.stdout is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Screen:
-    """Writes to stdout. The bar is drawn on terminals only and gone when a pass is over.
+    """Writes to stdout. The bar is drawn only on terminals, and removed after each pass.
 
-    quiet: nothing is written: another rank shows the run
+    quiet: write nothing, because another rank shows the run
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -41,24 +41,24 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """Characters of a line: of the terminal, elsewhere what COLUMNS says; None: as many as it takes."""
+        """The width of a line in characters: that of the terminal, or COLUMNS; None: no limit."""
         return self.console.width if self.console.is_terminal or "COLUMNS" in self._environ else None
 
     @property
     def height(self) -> int | None:
-        """Lines of the terminal; None where there is none."""
+        """The number of lines of the terminal; None if the output is not a terminal."""
         return self.console.height if self.console.is_terminal else None
 
     @property
     def draws_lines(self) -> bool:
-        """Whether it has characters to draw lines with."""
+        """Whether the encoding has line-drawing characters."""
         return self.console.encoding.startswith("utf")
 
     def say(self, text: str) -> None:
-        """One line, above the bar if there is one."""
+        """Print one line, above the bar if there is one."""
         if self.console.is_terminal or not (text.isascii() and text.isprintable()):
             self.console.print(text)
-        elif not self.console.quiet:  # the same characters, in a tenth of the time
+        elif not self.console.quiet:  # writes the same characters ten times faster than rich
             try:
                 self.console.file.write(f"{text}\n")
                 self.console.file.flush()
@@ -66,17 +66,17 @@ class Screen:
                 self.console.on_broken_pipe()
 
     def note(self, notes: Iterable[str]) -> None:
-        """What to know beside what is shown, a line for each note."""
+        """Print a line for each note."""
         for note in notes:
             self.say(f"NOTE: {note}")
 
     def track(
         self, batches: Iterable[T], total: int, label: str, shown: Mapping[str, float], start: int = 0
     ) -> Generator[T]:
-        """Go through batches under a bar, and close it, so that the bar is gone before an error is told.
+        """Iterate over batches with a progress bar. Close the generator to remove the bar before printing an error.
 
-        shown: read at every update: put the latest numbers there
-        start: how many of the `total` were gone through before
+        shown: the numbers beside the bar, read at every update
+        start: how many of the `total` batches were finished before
         """
         if not self.console.is_terminal:
             yield from batches
@@ -102,7 +102,7 @@ class Screen:
 
 
 def _without_empty_sizes(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without COLUMNS and LINES where they are not whole numbers above 0: rich would print nothing."""
+    """The environment without COLUMNS and LINES that are not positive integers, for which rich would print nothing."""
     sizes = ("COLUMNS", "LINES")
     return {
         key: value

@@ -1,4 +1,4 @@
-"""`max_bytes` of a hook whose rows several ranks capture: counted over all of them, as one process counts them."""
+"""`max_bytes` of hooks under several ranks: the bytes of all ranks count, as in a run of one process."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from hookrun.runtime.records import Budget, first_rows, spent_line
 from hookrun.runtime.site import PlacedHook
 
 Key = tuple[str, str, str, int, int]
-"""A firing within a batch, the same on every rank: hook, module, place in the value, call, and which of that call's."""
+"""A firing within a batch, the same on every rank: hook, module, path in the value, call, number within the call."""
 
 
 @dataclass
-class _HeldBack:
-    """A value that waits for the end of its batch.
+class _HeldValue:
+    """A captured value that is written or dropped at the end of its batch.
 
-    rows:   how many rows of the batch it has; None: its first dimension is not that of the batch
-    moment: when it was captured
+    keep:   writes the value
+    places: [rows], the rows of the batch that it holds; None: all
+    rows:   the number of rows; None: its first dimension is not that of the batch
+    moment: the epoch and step of the capture
     """
 
     key: Key
@@ -40,7 +42,7 @@ class _HeldBack:
     moment: Moment
 
     def write(self, count: int | None = None) -> None:
-        """Keep it, or its first `count` rows, as at its firing."""
+        """Write the value, or its first `count` rows, as if at its firing."""
         value, places, tokens = self.value, self.places, self.tokens
         if count is not None:
             value, places = first_rows(value, places, count)
@@ -56,15 +58,15 @@ class _HeldBack:
 
 
 class BudgetsOfRanks:
-    """Holds what hooks with `max_bytes` capture in a batch until all ranks have told how much they have of it."""
+    """Holds the values that hooks with `max_bytes` capture in a batch, until the sizes of all ranks are known."""
 
     def __init__(self) -> None:
-        self._held = list[_HeldBack]()
+        self._held = list[_HeldValue]()
         self._of_hooks = dict[str, tuple[PlacedHook, Budget]]()
         self._counts = Counter[tuple[str, str, str, int]]()
 
     def add(self, site: PlacedHook, budget: Budget) -> None:
-        """A site of a hook with that budget."""
+        """Register a site of a hook with its budget."""
         self._of_hooks.setdefault(site.hook_name, (site, budget))
 
     def hold(
@@ -77,14 +79,14 @@ class BudgetsOfRanks:
         rows: int | None,
         size: int,
     ) -> None:
-        """A copy of what a hook has captured, of `size` bytes."""
+        """Hold a copy of a captured value, of `size` bytes."""
         place = site.hook_name, site.path, site.within, site.call
         self._counts[place] += 1
         key = (*place, self._counts[place])
-        self._held.append(_HeldBack(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
+        self._held.append(_HeldValue(key, site, keep, value, places, tokens, rows, size, site.clock.moment))
 
     def settle(self, ranks: Ranks, show: Callable[[str], None]) -> None:
-        """A batch is over; every rank calls it. What all together may keep is kept.
+        """Write the held values that fit into the budgets, at the end of a batch; every rank calls it.
 
         show: prints a line
         """
@@ -122,8 +124,8 @@ def _key(line: Sequence[Any]) -> Key:
 
 
 def in_order(lists: Sequence[Sequence[Key]]) -> list[Key]:
-    """Every key once, in an order that all the lists keep to: each rank leaves out what has no row there."""
-    if all(each == lists[0] for each in lists):  # each rank has rows everywhere, as nearly always
+    """Every key once, in an order that agrees with all lists; a rank's list lacks firings in which it has no row."""
+    if all(each == lists[0] for each in lists):  # nearly always: each rank has rows in every firing
         return list(lists[0])
     found = list[Key]()
     for each in lists:
@@ -138,7 +140,7 @@ def in_order(lists: Sequence[Sequence[Key]]) -> list[Key]:
 
 
 def _fitting(found: Sequence[tuple[int | None, int]], budget: Budget) -> list[int]:
-    """How many rows each rank keeps of the firing that would go beyond the budget: the batch's first ones."""
+    """How many rows each rank keeps of the firing that exceeds the budget: together, the first rows of the batch."""
     if any(rows is None for rows, _ in found):
         return [0] * len(found)
     counts = [rows or 0 for rows, _ in found]

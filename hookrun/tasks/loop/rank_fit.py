@@ -1,4 +1,4 @@
-"""What several ranks cannot compute as one process would: refused before the run, or named in the plan."""
+"""Checks what several ranks cannot compute as one process does: it is refused before the run, or noted in the plan."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hookrun.tasks.loop.sharding import shard_problems
 
 _SHOWN = 4
 _WEIGHTED = ("weight", "ignore_index")
-"""Arguments that make a loss of labels a weighted mean, whose weights differ from rank to rank."""
+"""Arguments that make a loss a weighted mean, with a total weight that differs from rank to rank."""
 _MEAN_OF_LABELS = ("cross_entropy", "nll")
 
 
 def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
-    """What the settings ask for that several ranks cannot do.
+    """Problems of the settings under several ranks.
 
-    scores: the loss is computed
+    scores: the task computes the loss
     """
     problems, strategy = list[Problem](), settings.compute.strategy
     if settings.compute.compile:
-        what = f"a compiled model under compute.strategy={strategy} is not proven to give the numbers of one process"
+        what = f"a compiled model under compute.strategy={strategy} is not known to compute the same as one process"
         problems.append(Problem("compute.compile", what, "leave one of them out"))
     if strategy == "fsdp" and settings.compute.precision == "fp16":
-        what = "the gradient scaler of fp16 is not proven to be right with sharded gradients"
+        what = "the gradient scaler of fp16 is not known to be correct with sharded gradients"
         problems.append(Problem("compute.precision", what, "use bf16, or compute=ddp"))
     loss = settings.train.loss
     given = [key for key in _WEIGHTED if key in loss.args]
@@ -45,7 +45,7 @@ def settings_misfits(settings: Settings, *, scores: bool) -> list[Problem]:
 
 
 def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
-    """The hooks whose numbers would depend on how many ranks there are, each with the reason."""
+    """A problem for each hook whose results would depend on the number of ranks."""
     return [
         Problem(f"{hook.spec.where}.{key}", what, hint)
         for hook in plan.hooks
@@ -55,23 +55,29 @@ def hook_misfits(plan: ResolvedPlan) -> list[Problem]:
 
 
 def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
-    """Key, reason and next step, of a hook that sees a rank's own rows of the batch."""
+    """(key, reason, next step) for each problem of a hook that sees only a rank's own rows of the batch."""
     spec, action = hook.spec, hook.spec.action
     alone = "use compute.strategy=none"
     if action.draws and not action.draws_by_row:
-        what = f"{action.action_name} may draw random numbers for the rows of a batch, and each rank would draw others"
+        what = f"{action.action_name} may draw random numbers for the rows of a batch, which would differ by rank"
         yield "action", what, alone
     if action.draws and spec.keys.tokens is not None:
-        what = f"{action.action_name} may draw random numbers for positions, and other ranks have other positions"
+        what = (
+            f"{action.action_name} may draw random numbers for positions, and each rank has its own positions"
+        )
         yield "tokens", what, alone
     if action.scope == "together":
-        what = f"{action.action_name} takes all rows of the batch together, and each rank has its own"
+        what = f"{action.action_name} needs all rows of the batch together, and each rank has only its own"
         yield "action", what, f"put it on the gradients of parameters (optimizer_step_pre), or {alone}"
     for field, value in action.outside_values().items():
         if value.draws:
-            yield field, "each rank would draw the samples that other rows are given", alone
+            yield field, "each rank would draw other samples for its rows", alone
     if (index := spec.keys.index) is not None and _picks_rows(index, hook):
-        yield "index", f"'{index}' picks rows of the batch by their place, and each rank has its own", alone
+        yield (
+            "index",
+            f"'{index}' picks rows of the batch by their place, and each rank has only its own",
+            alone,
+        )
     if action.captures:
         whole = [
             match.path or "(root)"
@@ -84,7 +90,7 @@ def _misfits_of(hook: PlannedHook) -> Iterator[tuple[str, str, str]]:
 
 
 def _picks_rows(index: Index, hook: PlannedHook) -> bool:
-    """Whether the index takes some places of the first dimension, for a module's output of the shape that is known."""
+    """Whether the index selects in the first dimension of the modules' outputs, as far as their shapes are known."""
     items = index.items
     if items[0] is ...:
         dims = [match.shape.count(",") + 1 for match in hook.matches if match.shape and match.shape[0] == "["]
@@ -95,7 +101,7 @@ def _picks_rows(index: Index, hook: PlannedHook) -> bool:
 
 
 def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains: bool) -> list[str]:
-    """What is another number with several ranks by its nature: a line each."""
+    """A line for each result that necessarily differs between one process and several ranks."""
     lines = list[str]()
     if trains:
         named = {path or "(root)": module for path, module in model.named_modules()}
@@ -106,7 +112,7 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
         if drops:
             lines.append(f"dropout draws other masks on each rank: {listed(drops, _SHOWN)}")
         if loss.code is not None:
-            lines.append(f"train.loss: {loss.name} is taken for the mean over the samples of a batch")
+            lines.append(f"train.loss: {loss.name} is assumed to be the mean over the samples of a batch")
     for hook in plan.hooks:
         if (what := _differs(hook)) is not None:
             lines.append(f"{hook.spec.name}: {what}")
@@ -114,19 +120,19 @@ def differences(plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, *, trains
 
 
 def _differs(hook: PlannedHook) -> str | None:
-    """What is another number with several ranks; None where nothing is."""
+    """How the hook's results differ with several ranks; None if they do not."""
     action = hook.spec.action
     if not hook.spec.hook_type.of_rows:
         return None
     if action.own_code:
-        return "your own function is given a rank's own rows"
+        return "your own function gets only a rank's own rows"
     if action.observes and not (action.captures or action.may_stop() or action.action_name == "check"):
-        return f"{action.action_name} tells of each rank's own rows"
+        return f"{action.action_name} reports each rank's own rows"
     return None
 
 
 def under_ranks(plan: ResolvedPlan) -> Column:
-    """The column of the plan that says what each hook sees where several ranks split the batches."""
+    """The plan's column that says what each hook sees if several ranks split the batches."""
     return "under ranks", {hook.spec.name: _sees(hook) for hook in plan.hooks}
 
 
@@ -151,7 +157,10 @@ def _drops(module: nn.Module) -> bool:
 def check_ranks(
     plan: ResolvedPlan, model: nn.Module, loss: TrainLoss, settings: Settings, *, trains: bool
 ) -> list[str]:
-    """Notes on what differs. CompileError for what cannot be equal, and under `strict` for what differs too."""
+    """Notes on results that differ with several ranks.
+
+    Raises CompileError for what several ranks cannot do, and under `strict` also for results that differ.
+    """
     problems = hook_misfits(plan)
     found = differences(plan, model, loss, trains=trains)
     if settings.compute.strategy == "fsdp":
@@ -159,7 +168,7 @@ def check_ranks(
         if (dtype := settings.compute.fsdp.mixed_precision) is not None:
             found.append(f"compute.fsdp.mixed_precision: parameters and activations are in {dtype}")
     if settings.strict:
-        hint = "strict=false takes note of it; compute.strategy=none computes it in one process"
+        hint = "strict=false makes it a note; compute.strategy=none computes it in one process"
         problems += [Problem("compute.strategy", f"differs from one process: {line}", hint) for line in found]
     if problems:
         raise CompileError(problems)

@@ -1,4 +1,4 @@
-"""Which rows of each batch a rank loads: the ranks split the same ordered batches, and no row is loaded twice."""
+"""Splits each batch over the ranks: all ranks see the same order of batches, and each row is loaded by one rank."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hookrun.containers import rebuild
 
 
 def share(count: int, rank: int, size: int) -> range:
-    """The places of a rank's rows in a batch of `count`: neighbours, the first ranks with one more where it is odd."""
+    """The indices of a rank's rows in a batch of `count` rows: contiguous; the first ranks take any remaining rows."""
     least, more = divmod(count, size)
     start = rank * least + min(rank, more)
     return range(start, start + least + (rank < more))
 
 
 class RankRows(Sampler[list[int]]):
-    """The rank's rows of each batch of an order.
+    """Samples this rank's rows of each batch, as lists of sample numbers.
 
-    A rank without rows loads the first row of the batch as a pattern, whose number stands as its complement (`~n`),
-    and which `without_rows` takes away again.
+    A rank without rows loads the first row of the batch as a pattern of its shape. The number `n` of this row is given
+    as `~n`, and `without_rows` removes the row.
     """
 
     def __init__(self, order: Sampler[int], batch_size: int, rank: int, size: int) -> None:
@@ -41,7 +41,7 @@ class RankRows(Sampler[list[int]]):
 
 
 def without_rows(ids: Tensor, inputs: Any, target: Any) -> tuple[Tensor, Any, Any]:
-    """A batch of no rows, in the form of another."""
+    """A batch without rows, with the structure, dtypes and other dimensions of the given one."""
 
     def nothing(leaf: Any) -> Any:
         return leaf[:0] if isinstance(leaf, Tensor) else leaf

@@ -1,8 +1,8 @@
-"""The parts of a resumable state that differ from rank to rank, and what each rank goes on from.
+"""The parts of a resumable state that differ from rank to rank, and their distribution when a run is resumed.
 
-Weights, optimizer, schedules and counts are the same on every rank, and a state holds them once. The rest, which is
-small, it holds of each rank. A run that goes on with as many ranks goes on bit by bit; with another number, rank 0 goes
-on with the sums of all ranks, and the others with none.
+Weights, optimizer, schedules and counts are the same on every rank, and are saved once. The other, small parts are
+saved for each rank. A run that is resumed with the same number of ranks continues bit by bit; with another number, rank
+0 continues with the sums of all ranks, and the other ranks start with empty sums.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from hookrun.ranks.alone import Ranks
 from hookrun.tasks.loop.average import Average
 
 RANKS = "ranks"
-"""The part of a state that holds a RankState of each rank; a run of one process has none."""
+"""The key of the list of RankStates in a state; a run of one process does not have it."""
 
 SUMS = "sums"
-"""The part that names the places of what is added up from batch to batch, in `held`."""
+"""The key of the list of key paths in `held` at which the sums over batches are."""
 
 _SHOWN = 4
 
 RankState = Mapping[str, Any]
-"""`generators`, `hooks`, `sums` (what holds, the key there, the state of an Average) and `kept` lines."""
+"""The keys `generators`, `hooks`, `sums` (key path in `held` -> the state of an Average) and `kept` (lines)."""
 
 
 def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -> RankState:
-    """What this rank goes on from, of what a state holds.
+    """The part of a saved state from which this rank continues.
 
-    of_batch: the names of hooks that count what they change in the rank's own rows
+    tree:     the saved state
+    of_batch: the names of the hooks that count changes in the rank's own rows
 
-    `generators` is missing where the run had no such rank before. `kept` holds on rank 0 the lines of ranks that the
-    run has no more, which it has to write.
+    `generators` is missing if the run did not have this rank before. On rank 0, `kept` has the lines that all ranks
+    had kept, if their number has changed; rank 0 has to write them.
     """
     before: Sequence[RankState] = tree.get(RANKS) or [_of_one(tree)]
     if len(before) == ranks.size:
@@ -53,20 +54,23 @@ def for_rank(tree: Mapping[str, Any], ranks: Ranks, of_batch: Collection[str]) -
 
 
 def left_out(tree: Mapping[str, Any], ranks: Ranks, hooks: Mapping[str, Collection[int]]) -> list[str]:
-    """A note on the hooks of ranks that the run had and has no more.
+    """A note on hooks that act only on ranks which the run does not have anymore.
 
-    hooks: name -> for which ranks it is (`when.rank`)
+    hooks: name -> the ranks on which it acts (`when.rank`)
     """
     before = len(tree.get(RANKS) or [None])
     gone = [name for name, of in hooks.items() if min(of) >= ranks.size and min(of) < before]
     if not gone:
         return []
-    what = f"{listed(gone, _SHOWN)}: `when.rank` names no rank that the run still has"
-    return [f"{what} ({before} before, {ranks.size} now): nothing more comes of it"]
+    what = f"{listed(gone, _SHOWN)}: `when.rank` names only ranks that the run does not have anymore"
+    return [f"{what} ({before} before, {ranks.size} now): it does not act anymore"]
 
 
 def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any]:
-    """What the parts of a run hold, with these states of an Average in their places: ``train.means``."""
+    """The parts of a state, with the states of Averages replaced.
+
+    sums: key path, such as ``train.means`` -> the state of the Average
+    """
     found = dict(held)
     for place, state in sums.items():
         *parts, last = place.split(".")
@@ -79,7 +83,7 @@ def with_sums(held: Mapping[str, Any], sums: Mapping[str, Any]) -> dict[str, Any
 
 
 def _of_one(tree: Mapping[str, Any]) -> RankState:
-    """Of a run of one process, which holds them in the ordinary places."""
+    """The RankState of a run of one process, whose state has these parts at other keys."""
     sums = {place: reduce(getitem, place.split("."), tree["held"]) for place in tree.get(SUMS, [])}
     return {"generators": tree["generators"], "hooks": tree["hooks"], "sums": sums, "kept": []}
 
@@ -101,7 +105,7 @@ def _without_sums(
 
 
 def _together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of an Average that has seen what all of these have."""
+    """The state of the sum of several Averages."""
     whole = Average()
     for state in states:
         of_rank = Average()
@@ -111,12 +115,12 @@ def _together(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _hooks_together(states: Sequence[Mapping[str, Any]], of_batch: Collection[str]) -> dict[str, Any]:
-    """Of rank 0, which has met every batch, with what the hooks have done on all ranks."""
+    """The state of rank 0's hooks, which have seen every batch, with the counts of all ranks."""
 
     def site(hook: str, path: str) -> dict[str, Any]:
         found = [state["sites"][hook][path] for state in states]
         most = {key: max(each[key] for each in found) for key in ("fired", "idle")}
-        if hook not in of_batch:  # the same on each
+        if hook not in of_batch:  # the counts are the same on every rank
             return {**found[0], **most}
         sums = {key: sum(each[key] for each in found) for key in ("changed", "total")}
         return {**found[0], **most, **sums}

@@ -1,4 +1,4 @@
-"""What the ranks of a run sum and agree on, between two batches. Every rank calls these at the same places."""
+"""Sums and agreements over the ranks of a run, between two batches. All ranks must call these functions together."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from hookrun.store.writer import Count
 from hookrun.tasks.loop.average import Average
 
 
-def summed(average: Average, none: Callable[[], Average], ranks: Ranks) -> Average:
-    """What all ranks have seen, together. A rank without rows has seen nothing.
+def summed(average: Average, empty: Callable[[], Average], ranks: Ranks) -> Average:
+    """The sum of the Averages of all ranks; that of a rank without rows is empty.
 
-    none: makes the means of the same metrics, of no sample
+    empty: makes an empty Average of the same metrics
     """
     if not ranks.several:
         return average
-    whole = none()
+    whole = empty()
     for state in gathered_trees(ranks, average.state_dict()):
-        of_rank = none()
+        of_rank = empty()
         of_rank.load_state_dict(state)
         whole.include(of_rank)
     return whole
 
 
 def draws_of_main(hooks: Installation, ranks: Ranks) -> None:
-    """Every hook that draws goes on with the draw that comes next on rank 0, which has rows of every batch."""
+    """Set the random draws of hooks to the position of rank 0, which has rows of every batch."""
     drawing = [site for site in hooks.sites if site.draws]
     if not drawing:
         return
@@ -39,7 +39,7 @@ def draws_of_main(hooks: Installation, ranks: Ranks) -> None:
 
 
 def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
-    """Why the run is to stop: the reason of the first rank that has one."""
+    """Why the run is to stop: the reason of the first rank with a reason; None: it continues."""
     if not ranks.largest([stop is not None])[0]:
         return None
     reasons = ranks.gathered(stop)
@@ -47,21 +47,24 @@ def agreed_stop(stop: str | None, ranks: Ranks) -> str | None:
 
 
 def effects_of_all(hooks: Installation, ranks: Ranks) -> None:
-    """What hooks did, of the rows of all ranks; a parameter's gradient is the same on each."""
+    """Set the counts of hooks to those of all ranks. Hooks on gradients of parameters have equal counts already."""
     if not ranks.several:
         return
     sites = [site for site in hooks.sites if site.hook_type.batch]
     counted = ranks.total([number for site in sites for number in (int(site.changed), site.total)])
     chosen = [site for site in hooks.sites if site.spec.keys.when.rank is not None]
     fired = ranks.largest([number for site in chosen for number in (site.fired, site.idle)]) if chosen else []
-    for place, site in enumerate(chosen):  # on the ranks that they are for
+    for place, site in enumerate(chosen):  # they fire only on the ranks of `when.rank`
         site.fired, site.idle = fired[2 * place], fired[2 * place + 1]
     for place, site in enumerate(sites):
         site.changed, site.total = int(counted[2 * place]), int(counted[2 * place + 1])
 
 
 def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) -> None:
-    """The bytes that hooks counted, of the rows of all ranks; what is the same on each counts once."""
+    """Set the counted bytes of these hooks to the sum over all ranks.
+
+    of_rows: the hooks that see only a rank's own rows; the bytes of other hooks are the same on every rank
+    """
     names = sorted(of_rows)
     for name, total in zip(names, ranks.total([counted[name] for name in names]), strict=True):
         if total:
@@ -71,9 +74,9 @@ def bytes_of_all(counted: Counter[str], of_rows: Collection[str], ranks: Ranks) 
 def counts_of_all(
     counts: dict[tuple[str, str], Count], ranks: Ranks, reached: PositionRecord | None = None
 ) -> None:
-    """What every rank captured, counted as one process counts it: rows and bytes add up, and firings are the same.
+    """Set the counts of captures to those of all ranks, as in one process: rows and bytes are summed, tensors are not.
 
-    reached: how far the captures reached when the run went on: there may have been more ranks then
+    reached: the position of the captures when the run was resumed, with the counts of ranks that it had then
     """
     mine = [[*key, each.tensors, each.bytes, each.rows] for key, each in counts.items()]
     found = ranks.gathered(mine)

@@ -1,4 +1,4 @@
-"""What an analysis has found, part by part, so that a run that goes on computes no part again."""
+"""The results of an analysis, saved part by part, so that a resumed run does not compute a part again."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 from hookrun.store.states import SECONDS
 
 SHARE = 10
-"""States that are not cheap take at most one part in so many of the time."""
+"""Saving takes at most 1/SHARE of the time, unless it is cheap."""
 
 CHEAP = 0.1
-"""Seconds that saving may take at any time."""
+"""A save that takes less than this many seconds is always made."""
 
 
 class Results:
-    """The parts by name, plain values and tensors.
+    """The parts by name, as plain values and tensors.
 
-    found: what an earlier process had found, whose lines are in metrics.jsonl
-    save:  writes a resumable state that holds the parts; None: no state is written
+    found: the parts of an earlier process of the run, whose lines are in metrics.jsonl already
+    save:  writes a resumable state with the parts; None: no state is written
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class Results:
         self._cost = 0.0
 
     def get(self, name: str) -> Any:
-        """The part; None where it is still to be found."""
+        """The part; None if it has not been computed yet."""
         return self._found.get(name)
 
     def add(self, name: str, part: Any, *, is_whole: bool = True) -> None:
-        """A part was found, its lines of metrics.jsonl are written: save it, unless that would take much of the time.
+        """Add a part, after its lines were written to metrics.jsonl, and save unless that would take too much time.
 
-        is_whole: False: it is a step on the way to one, and waits until a state is due anyway
+        is_whole: False for an intermediate result, which is saved only at regular intervals
         """
         self._found[name] = part
         start = time.monotonic()

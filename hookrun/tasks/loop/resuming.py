@@ -1,7 +1,7 @@
-"""Resumable states of a run: what they hold, when one is saved, and how a run goes on from one.
+"""Resumable states of a run: their content, when they are saved, and how a run continues from one.
 
-Each part of a run that changes as it goes on holds its own part of the state: the model, the hooks, the run directory,
-the generators, and what the task adds with `hold`. Whoever loops calls `point` where the run could go on from.
+A state has the model, the hooks, the run directory, the random generators, and the parts that the task adds with
+`hold`. The task's loop calls `point` wherever the run could be resumed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hookrun.store.states import LEAST_KEPT, SavedState, write_state
 from hookrun.store.tree import Flat, NotPlain, flatten
 from hookrun.tasks.base import Ready
 from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.behind import Behind
+from hookrun.tasks.loop.behind import BackgroundWriter
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.rank_states import RANKS, SUMS, RankState, for_rank, with_sums
@@ -39,31 +39,31 @@ from hookrun.tasks.loop.results import Results
 from hookrun.version import __version__
 
 _MOST_LINES = 20
-"""Differences that are shown."""
+"""The largest number of differences in the error message."""
 
-_FREELY, _SHARE, _MOST_PUT_OFF = 2.0, 0.01, 60.0
-"""States of epochs may take so many seconds in all, and after that this share of a run's time; one is put off for at
-most so many seconds."""
+_FREE_SECONDS, _SHARE, _MOST_DELAY = 2.0, 0.01, 60.0
+"""Saving states of epochs may take `_FREE_SECONDS` in total, and after that the share `_SHARE` of the run's time. A
+state is delayed by at most `_MOST_DELAY` seconds."""
 
 _FREE = {"tags", "objective", "needs"}
-"""Sections of the settings that may change between a run and its resumption: nothing is computed from them."""
+"""Sections of the settings that may change before a run is resumed, since results do not depend on them."""
 
 _FREE_TO_COMPUTE = ("strategy", "timeout")
-"""Keys of `compute` that may: a run may go on with another number of processes."""
+"""Keys of `compute` that may change: a run may be resumed with another number of processes."""
 
 
 class Resuming:
-    """The states of one run.
+    """Saves and loads the states of one run.
 
-    around: a context in which the model holds the weights that are to be saved
-    behind: writes the states of epochs, and what else is to be on the disk before them
+    around: makes a context manager in which the model has the weights to save
+    behind: writes the states of epochs, and the files that must be written before them, in the background
     """
 
     def __init__(self, ready: Ready, run_dir: RunDir, model: nn.Module, hooks: Installation) -> None:
         self.around: Callable[[], AbstractContextManager[None]] = nullcontext
         self._ready, self._run_dir = ready, run_dir
         self._model, self._hooks = model, hooks
-        self.behind = Behind(at_once=ready.settings.data.workers > 0)
+        self.behind = BackgroundWriter(at_once=ready.settings.data.workers > 0)
         self._held = dict[str, Callable[[], Any]]()
         self._checkpoint = ready.settings.train.checkpoint
         self._saved = time.monotonic()
@@ -79,10 +79,10 @@ class Resuming:
                 self._waiting = with_sums(saved.part("held"), mine["sums"])
                 self._generators = mine.get("generators", {})
                 load_model(model, saved.part("model"))
-                # Under resume_anyway another plan is meant: what it has in common with the saved one is loaded.
+                # With resume_anyway the plan may have changed: the hooks in both plans are loaded.
                 hooks.load_state_dict(mine["hooks"], strict=False)
                 take_lines(run_dir, mine["kept"])
-            hooks.sink.stop = None  # a check that asked for the end may ask again
+            hooks.sink.stop = None  # a check that stopped the run may stop it again
 
     @contextmanager
     def hold(
@@ -91,9 +91,9 @@ class Resuming:
         state: Callable[[], Any],
         sums: Callable[[], Mapping[str, Average]] = dict,
     ) -> Iterator[None]:
-        """Within the block every state has a part `name`: what `state` returns then, plain values and tensors.
+        """Within the block every state has a part `name`, with the plain values and tensors that `state` returns.
 
-        sums: place in that part -> what adds up the rows of this rank alone, where several split the batches
+        sums: returns key path in this part -> an Average over the rows of this rank only
         """
         self._held[name], self._sums[name] = state, sums
         try:
@@ -102,7 +102,7 @@ class Resuming:
             del self._held[name], self._sums[name]
 
     def take(self, name: str, load: Callable[[Any], object]) -> bool:
-        """Load the part `name` of the state that the run goes on from; False where there is none, or it was taken."""
+        """Load the part `name` of the state from which the run is resumed; False if there is none, or it was loaded."""
         if name not in self._waiting:
             return False
         assert self._run_dir.resumed is not None
@@ -111,22 +111,23 @@ class Resuming:
         return True
 
     def begin(self) -> None:
-        """Everything is made that draws at random as it is made: the generators go on from where they stood."""
+        """Restore the random generators; call it when everything that draws random numbers has been built."""
         if self._generators is not None and self._run_dir.resumed is not None:
             with _fitting(self._run_dir.resumed):
                 if self._generators:
                     set_generators(self._generators)
-                else:  # the run had no such rank before
+                else:  # the run did not have this rank before
                     step = self._hooks.clock.step
                     torch.manual_seed(derived_seed(self._ready.settings.seed, self._run_dir.ranks.rank, step))
             self._generators = None
 
     def point(self, due: bool = False, *, may_wait: bool = False) -> bool:
-        """The run could go on from here: save a state where one is due, or where a signal ends the run.
+        """Save a state if one is due, or if a signal ends the run; call it wherever the run could be resumed.
 
-        Every rank calls it: what one of them says is for all. Returns whether a state was saved.
+        Every rank calls it, and all save if one of them does. Returns whether a state was saved.
 
-        may_wait: one that is due may be put off until what the last one cost is a small share of the time since then
+        due:      a state is due here
+        may_wait: a state that is due may be delayed until saving takes a small share of the time
 
         Raises the Interrupted of the signal.
         """
@@ -144,18 +145,18 @@ class Resuming:
         return bool(saves)
 
     def _waited(self) -> bool:
-        is_free = self._written < LEAST_KEPT or self._spent < _FREELY
-        return is_free or self.seconds >= min(self._cost / _SHARE, _MOST_PUT_OFF)
+        is_free = self._written < LEAST_KEPT or self._spent < _FREE_SECONDS
+        return is_free or self.seconds >= min(self._cost / _SHARE, _MOST_DELAY)
 
     @property
     def seconds(self) -> float:
-        """Since the last state, or since the run began."""
+        """Seconds since the last state, or since the run began."""
         return time.monotonic() - self._saved
 
     def save(self, *, behind: bool = False) -> None:
-        """Write a state; every rank calls it, and rank 0 writes. HookrunError where a part of it cannot be saved.
+        """Save a state; every rank calls it, and rank 0 writes. HookrunError if a part cannot be saved.
 
-        behind: the run may go on while it is written
+        behind: write it in the background
         """
         began = time.monotonic()
         try:
@@ -180,7 +181,7 @@ class Resuming:
                     self.behind.write(flatten(tree), write, soon=behind)
         except NotPlain as error:
             raise HookrunError(
-                f"the run cannot be saved so that it could go on: {error}; train.checkpoint.every=null does without"
+                f"a resumable state of the run cannot be saved: {error}; train.checkpoint.every=null saves no states"
             ) from error
         self._saved = time.monotonic()
         self._written, self._cost, self._put_off = self._written + 1, self._saved - began, False
@@ -191,7 +192,7 @@ class Resuming:
         write_state(self._run_dir.path, about, tree, keep=self._checkpoint.keep)
 
     def _of_ranks(self, tree: Mapping[str, Any], sums: Mapping[str, Average]) -> list[RankState]:
-        """What every rank holds that may differ from the others."""
+        """The RankState of each rank."""
         mine = {
             "generators": tree["generators"],
             "hooks": tree["hooks"],
@@ -202,12 +203,12 @@ class Resuming:
 
     @cached_property
     def _about(self) -> str:
-        """What each state is of, as JSON."""
+        """The description of the run in each state, as JSON; see `about`."""
         return encode(about(self._ready, self._run_dir.path))
 
 
 def results_of(ready: Ready, run_dir: RunDir) -> Results:
-    """What an analysis has found by now, each part saved in a state."""
+    """The results of an analysis so far, which are saved in states."""
     found = run_dir.resumed.part("results") if run_dir.resumed is not None else {}
     facts, keep = about(ready, run_dir.path), ready.settings.train.checkpoint.keep
 
@@ -218,7 +219,7 @@ def results_of(ready: Ready, run_dir: RunDir) -> Results:
 
 
 def about(ready: Ready, run: Path) -> dict[str, Any]:
-    """What has to be the same for a run to go on in the directory `run`."""
+    """The configuration, model and files that must not change for a run to be resumed in the directory `run`."""
     settings = ready.settings.model_dump(mode="json", serialize_as_any=True, exclude=_FREE)
     settings["train"].pop("checkpoint")
     for key in _FREE_TO_COMPUTE:
@@ -238,10 +239,10 @@ def about(ready: Ready, run: Path) -> dict[str, Any]:
 
 
 def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
-    """Raise SpecError with a line for each difference between what the state is of and what would go on from it."""
+    """Raise SpecError with a line for each difference between the run of the state and the run that would resume it."""
     before, now = dict(_flat(saved.about)), dict(_flat(about(ready, run)))
     keys = [key for key in dict.fromkeys([*before, *now]) if not key.startswith("at.")]
-    # As text, in which a NaN equals itself.
+    # Compared as text, in which NaN equals NaN.
     changed = [key for key in keys if encode(before.get(key)) != encode(now.get(key))]
     lines = [_difference(key, before.get(key), now.get(key)) for key in changed]
     if lines:
@@ -249,7 +250,7 @@ def require_same(saved: SavedState, ready: Ready, run: Path) -> None:
         what = f"{saved.path} is of another run:\n" + "\n".join(
             f"    {line}" for line in [*lines[:_MOST_LINES], *more]
         )
-        hint = "undo the change, or type resume_anyway=true: what comes then is not what the run would have come to"
+        hint = "undo the change, or type resume_anyway=true: the results will differ from those of the original run"
         raise SpecError([Problem("resume", what, hint)])
 
 
@@ -277,9 +278,9 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
-    """What a run changes of the model: weights and buffers where it trains, buffers alone where it does not.
+    """The parts of the model that a run changes: weights and buffers if it trains, otherwise only buffers.
 
-    Parameters that are divided over ranks are whole in it; every rank calls it.
+    Sharded parameters are gathered, so every rank has to call it.
     """
     buffers = dict(model.named_buffers(remove_duplicate=False))
     if not trains:
@@ -293,7 +294,7 @@ def model_state(model: nn.Module, *, trains: bool) -> dict[str, Any]:
 
 @torch.no_grad()
 def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Give the model what `model_state` returned."""
+    """Load a state of `model_state` into the model."""
     if "state" in state:
         own = model.state_dict()
         model.load_state_dict({name: like(each, own.get(name)) for name, each in state["state"].items()})
@@ -304,21 +305,19 @@ def load_model(model: nn.Module, state: Mapping[str, Any]) -> None:
         module = model.get_submodule(path)
         there = module._buffers[last]
         fits = there is not None and there.shape == saved.shape and there.dtype == saved.dtype
-        if there is not None and fits and 0 not in there.stride():  # an expanded one cannot be written
+        if there is not None and fits and 0 not in there.stride():  # an expanded buffer cannot be written
             there.copy_(saved)
-        else:  # a module may put another tensor in a buffer's place at any time
+        else:  # a module may replace a buffer by another tensor at any time
             module._buffers[last] = saved.to(next((each.device for each in model.parameters()), saved.device))
 
 
 @contextmanager
 def _fitting(saved: SavedState) -> Iterator[None]:
-    """What a state holds fits the run; anything else is told with its place."""
+    """Turn errors of the block into a StoreError that says that the state does not fit the run."""
     try:
         yield
     except (HookrunError, KeyboardInterrupt):
         raise
-    except (
-        Exception
-    ) as error:  # of torch, of an optimizer or a schedule of the user's own, of a stranger's file
+    except Exception as error:  # any error of torch, of a user's optimizer or schedule, or of a damaged file
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise StoreError(f"{saved.path} does not fit this run: {first[0]}") from error

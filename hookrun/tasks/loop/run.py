@@ -1,4 +1,4 @@
-"""Runs a task in a directory, and leaves there how it ended."""
+"""Runs a task in a run directory, and records there how it ended."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def run_in(
 ) -> int:
     """Run the task in the directory `path`.
 
-    go_on:  the directory is that of a run which did not come to its end: go on from its newest state that is whole;
-            where there is none, what it recorded is cleared away and it begins anew
-    anyway: go on also where the state is of another configuration, model, data or version
-    ranks:  the processes of the run, of which this is rank 0; the others are in `follow_in`
+    go_on:  resume an unfinished run in its directory, from its newest undamaged state; without any state, its records
+            are deleted and it starts from the beginning
+    anyway: resume even if the state was saved with another configuration, model, data or version
+    ranks:  the processes of the run; this process is rank 0, and the others call `follow_in`
 
-    Returns 0, or 3 if a check with policy `stop` ended the run. Whatever is raised is in status.json before, but for
-    a state that is of another run: that is a SpecError, and nothing was touched.
+    Returns 0, or 3 if a check with policy `stop` ended the run. An exception is written to status.json before it is
+    raised, except a SpecError because the state does not fit: then no file is changed.
     """
     goal = goal_of(ready.experiment)
     buffer = ready.settings.compute.capture_buffer * 2**20
@@ -46,7 +46,7 @@ def run_in(
         ranks.gathered([str(run_dir.path), None if run_dir.resumed is None else run_dir.resumed.path.name])
         with ending(run_dir.close):
             stopped = ready.task.execute(ready, run_dir)
-        ranks.meet()  # what the others captured is on the disk
+        ranks.meet()  # the captures of the other ranks are on disk now
         found = None if goal is None else result(open_run(path).metrics, goal).to_dict()
         run_dir.write_manifest()
         with shielded():
@@ -58,15 +58,15 @@ def run_in(
         print(f"stopped by a check: {stopped}", file=sys.stderr, flush=True)
         return STOPPED
     if not ready.settings.train.checkpoint.keep_done:
-        told(partial(remove_states, path))
+        print_failure(partial(remove_states, path))
     return 0
 
 
 def follow_in(ready: Ready, ranks: Ranks) -> int:
-    """Run the task beside rank 0, which owns the directory and says where it is; what `run_in` returns."""
+    """Run the task on a rank other than 0, in the directory that rank 0 sends. Returns what `run_in` returns."""
     with ranks.failures_told():
         place, state = ranks.gathered(None)[0]
-        if place is None:  # another process has just finished it
+        if place is None:  # another process has just finished the run
             return 0
         saved = None if state is None else named_state(Path(place), state)
         position = None if saved is None else saved.part("files")
@@ -79,17 +79,17 @@ def follow_in(ready: Ready, ranks: Ranks) -> int:
 
 
 def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
-    """The directory of a run that did not come to its end, as it was at its newest state that is whole."""
+    """The directory of an unfinished run, reset to its newest undamaged state."""
     saved, damaged = newest_state(path)
     for line in damaged.values():
-        print(f"{line}; it is left out", file=sys.stderr, flush=True)
+        print(f"{line}; it is ignored", file=sys.stderr, flush=True)
     if saved is None and damaged and not anyway:
-        hint = "type resume_anyway=true to begin anew, and lose what was recorded"
-        raise SpecError([Problem("resume", f"{path} has no state that is whole", hint)])
+        hint = "type resume_anyway=true to start from the beginning and lose the records"
+        raise SpecError([Problem("resume", f"{path} has no undamaged state", hint)])
     if saved is not None and not anyway:
         require_same(saved, ready, path)
     if saved is None:
-        print(f"no state was saved in {path}: the run begins anew", flush=True)
+        print(f"no state was saved in {path}: the run starts from the beginning", flush=True)
     run_dir = RunDir.reopen(path, None if saved is None else saved.part("files"), buffer)
     remove_unfinished(path, damaged)
     run_dir.resumed = saved
@@ -98,7 +98,7 @@ def _reopened(ready: Ready, path: Path, buffer: int, *, anyway: bool) -> RunDir:
 
 @contextmanager
 def ending(*last: Callable[[], None]) -> Iterator[None]:
-    """Do all of these after the block. The first error counts; what the disk refuses after it is told."""
+    """Call all of these after the block, even if it raises. After a first error, StoreErrors are only printed."""
     left = list(last)
     try:
         yield
@@ -106,13 +106,13 @@ def ending(*last: Callable[[], None]) -> Iterator[None]:
             left.pop(0)()
     except BaseException:
         for each in left:
-            told(each)
+            print_failure(each)
         raise
 
 
 @contextmanager
 def failure_recorded(run_dir: RunDir) -> Iterator[None]:
-    """Whatever is raised in the block is in status.json before, also where signals come one after another."""
+    """Write an exception of the block to status.json before it is raised, even if several signals arrive."""
     try:
         try:
             yield
@@ -120,18 +120,20 @@ def failure_recorded(run_dir: RunDir) -> Iterator[None]:
             _record_failure(run_dir, error)
             raise
     except KeyboardInterrupt as interruption:
-        _record_failure(run_dir, interruption)  # if a second signal came just before the first was recorded
+        _record_failure(
+            run_dir, interruption
+        )  # in case a second signal arrived before the first was recorded
         raise
 
 
 def _record_failure(run_dir: RunDir, error: BaseException) -> None:
     with shielded():
         if not run_dir.ended:
-            told(partial(set_failed, run_dir, error))
+            print_failure(partial(set_failed, run_dir, error))
 
 
-def told(write: Callable[[], None]) -> None:
-    """Write; where the disk refuses, say so and go on."""
+def print_failure(write: Callable[[], None]) -> None:
+    """Call `write`; a StoreError is printed and not raised."""
     try:
         write()
     except StoreError as error:
@@ -139,7 +141,7 @@ def told(write: Callable[[], None]) -> None:
 
 
 def set_failed(run_dir: RunDir, error: BaseException) -> None:
-    """Set the status that an exception leaves."""
+    """Set the status of the run to that of a failure or an interruption."""
     if isinstance(error, KeyboardInterrupt):
         run_dir.set_status("interrupted", str(error) or "interrupted from the keyboard", code_of(error))
     elif isinstance(error, HookrunError):

@@ -1,4 +1,4 @@
-"""A run under way: the model with its hooks installed, the run directory, the screen; one forward of a batch."""
+"""The current run, as tasks use it: the hooked model, the run directory, the screen, and forwards of batches."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.compiled import Compiled, buffers_kept
 from hookrun.tasks.loop.generators import generator_states, set_generators
 from hookrun.tasks.loop.measuring import Measuring
-from hookrun.tasks.loop.passing import DurableRows, Holding, PartialPass
+from hookrun.tasks.loop.passing import DurableRows, PartialPass, Resumable
 from hookrun.tasks.loop.prepared import Prepared
 from hookrun.tasks.loop.progress import Screen, numbers
 from hookrun.tasks.loop.rank_rows import share
 from hookrun.tasks.loop.rank_sums import agreed_stop, draws_of_main, summed
 from hookrun.tasks.loop.resuming import Resuming
 from hookrun.tasks.loop.sample_names import SampleNames
-from hookrun.tasks.loop.sharding import divide_again
+from hookrun.tasks.loop.sharding import reshard
 from hookrun.tasks.loop.sink import RunSink
 
 PASS = "pass"
@@ -47,12 +47,12 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class Running:
-    """What the tasks share.
+    """The objects of the current run, which all tasks use.
 
-    scaler:   of the gradients; it does nothing but under `compute.precision: fp16`
-    resuming: the states that the run can go on from
-    _others:  the output of the batch under way without the hooks, where a metric compares with it
-    reduced:  the hooks on gradients of parameters, where several ranks compute these
+    scaler:   the gradient scaler; it is enabled only with `compute.precision: fp16`
+    resuming: saves and loads resumable states
+    reduced:  runs the hooks on parameter gradients, if several ranks sum these
+    _others:  the output for the current batch without the hooks, if a metric compares with it
     """
 
     prepared: Prepared
@@ -82,7 +82,7 @@ class Running:
 
     @property
     def stopped(self) -> bool:
-        """Whether a check asks for the end of the run. Only checks that may ask are waited for."""
+        """Whether a check stops the run. Pending results of checks are read only if some check may stop it."""
         return self.sink.stop is not None or (self._may_stop and self.hooks.stopped is not None)
 
     @cached_property
@@ -90,21 +90,21 @@ class Running:
         return any(hook.spec.action.may_stop() for hook in self.prepared.plan.hooks)
 
     def forward(self, batch: Batch) -> Any:
-        """The model's output, under automatic mixed precision where that was asked for; None where there is no row."""
-        if not batch.ids.numel():  # `len` of a tensor is a function of Python
+        """The model's output, under automatic mixed precision if configured; None if this rank has no row."""
+        if not batch.ids.numel():  # faster than `len`, which torch implements in Python
             if self.sharded and batch.pattern is not None:
                 with self.standing_in():
                     self.forward(batch.pattern)
             return None
         if self.measuring.without_hooks:
             self._others = self._without_hooks(batch)
-        self.meets(batch)
+        self.set_batch(batch)
         args, kwargs = as_call(batch.inputs, self.model)
         with self.autocast():
             return self._call(*args, **kwargs)
 
-    def meets(self, batch: Batch) -> None:
-        """The next calls of the model are for the samples of the batch."""
+    def set_batch(self, batch: Batch) -> None:
+        """Tell the hooks that the next calls of the model are for the samples of this batch."""
         clock = self.hooks.clock
         clock.samples, clock.population = batch.ids, batch.population
         self.sink.split = batch.split
@@ -116,12 +116,12 @@ class Running:
 
     @cached_property
     def sharded(self) -> bool:
-        """Whether parameters are divided over the ranks, so that every rank takes part in every pass."""
+        """Whether parameters are sharded over the ranks, so that every rank has to take part in every pass."""
         return self.ranks.several and self.settings.compute.strategy == "fsdp"
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """What the model computes inside is for the other ranks alone: nothing of it is counted, recorded or kept."""
+        """Within the block the model computes only for other ranks: hooks count and record nothing of it."""
         clock = self.hooks.clock
         clock.stands_in = True
         try:
@@ -131,9 +131,9 @@ class Running:
             clock.stands_in = False
 
     def _without_hooks(self, batch: Batch) -> Any:
-        """The output without the hooks, from the same random numbers, and nothing that the run sees has changed.
+        """The output without the hooks; buffers and random generators are restored afterwards.
 
-        It comes first, so that layers which draw (dropout) draw the same for both.
+        It is computed before the output with hooks, so that layers such as dropout draw the same numbers for both.
         """
         args, kwargs = as_call(rebuild(batch.inputs, _copied), self.model)
         states = generator_states()
@@ -145,14 +145,19 @@ class Running:
 
     @cached_property
     def measuring(self) -> Measuring:
-        """Of what the task's metrics are computed."""
+        """Computes the task's metrics."""
         return Measuring(self.prepared)
 
     def measure(self, average: Average, loss: Tensor | None, output: Any, batch: Batch) -> None:
-        """Add a batch to the means: its loss, where that is asked for, and the model's output."""
+        """Add a batch to the means.
+
+        loss: the mean loss of this rank's rows; None: not computed
+        """
         others, self._others = self._others, None
         if loss is not None and self.ranks.several and self.prepared.loss.sums:
-            loss = loss * (batch.whole / len(batch.ids))  # each rank has a part of the sum over the batch
+            loss = loss * (
+                batch.whole / len(batch.ids)
+            )  # each rank has only a part of the sum over the batch
         self.measuring.add(average, loss, output, batch, others)
 
     @cached_property
@@ -170,22 +175,25 @@ class Running:
             return self.prepared.loss(output, batch.target)
 
     def sample_names(self, parts: Mapping[Split, Batches]) -> SampleNames:
-        """Writes what the samples of these splits are called, and the tokens of sequences with their texts."""
+        """The writer of samples.jsonl for these splits, with the texts of tokens."""
         data = self.prepared.data
         decode = decoder_of(tokenizer_of(self.model, data.tokenizer).tokenizer)
         log_texts = None if decode is None else partial(self.sink.log_texts, decode)
         return SampleNames(self.run_dir, parts, data.num_classes, log_texts)
 
     def average(self) -> Average:
-        """The means of the task's metrics, with no sample seen yet."""
+        """An empty Average of the task's metrics."""
         return self.measuring.average()
 
-    def of_all(self, average: Average) -> Average:
-        """What all ranks have seen together; every rank asks."""
+    def sum_over_ranks(self, average: Average) -> Average:
+        """The sum of the Averages of all ranks; every rank calls it."""
         return summed(average, self.measuring.average, self.ranks)
 
     def after(self, batch: Batch) -> None:
-        """A batch is over on every rank. One that had no row for a rank left that rank's hooks a draw behind."""
+        """Call it after each batch on every rank.
+
+        If a rank had no row of the batch, its hooks made fewer random draws, so draws are set to those of rank 0.
+        """
         self.run_dir.batches += 1
         if self.ranks.several:
             self.sink.batch_is_over()
@@ -193,12 +201,12 @@ class Running:
                 draws_of_main(self.hooks, self.ranks)
 
     def agree(self) -> None:
-        """Where a check on one rank asks for the end of the run, every rank ends; every rank calls it."""
+        """If a check on one rank stops the run, stop it on every rank; every rank calls it."""
         if self.ranks.several and self._may_stop:
             self.sink.stop = agreed_stop(self.hooks.stopped, self.ranks)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Automatic mixed precision, where that was asked for."""
+        """A context manager for automatic mixed precision, if configured."""
         dtype = self._autocast_dtype
         return _AS_IT_IS if dtype is None else torch.autocast(self.prepared.device.type, dtype)
 
@@ -207,9 +215,9 @@ class Running:
         return _AUTOCAST.get(self.settings.compute.precision)
 
     def log(self, split: str, values: dict[str, float], of: Of | None = None, **more: float) -> None:
-        """One line of metrics.jsonl.
+        """Write one line of metrics.jsonl, also to the loggers.
 
-        of: what the values are means of: a logged batch, or a whole pass through the split; None: neither
+        of: whether the values are means of a logged batch or of a whole pass over the split; None: neither
         """
         clock = self.hooks.clock
         about = {"split": split, "epoch": clock.epoch, "step": clock.step}
@@ -218,7 +226,10 @@ class Running:
         self.sink.loggers.metrics(split, {**values, **more}, clock.step, of)
 
     def read(self, split: str, average: Average) -> dict[str, float]:
-        """The means of a whole pass; what is shown by position or sample goes to metrics.jsonl before them."""
+        """The means of a whole pass. Metrics by position or sample are written to metrics.jsonl here.
+
+        Raises HookrunError if a requested metric has no value.
+        """
         values, clock = average.read(), self.hooks.clock
         self.measuring.require_all(values)
         for of_split, line in average.lines():
@@ -227,12 +238,12 @@ class Running:
         return values
 
     def conclude(self, split: str, values: dict[str, float], of: Of | None = None) -> None:
-        """The result of the task: one line of metrics.jsonl, and one on the screen."""
+        """Write the result of the task as a line of metrics.jsonl, and print it."""
         self.log(split, values, of)
         self.screen.say(f"{split:8} {numbers(values)}")
 
     def logged(self, number: int) -> Logged:
-        """A step or batch; True, and edits count what they change, on every `train.log_every`-th of them."""
+        """A block for one step or batch. It is logged, and edits are counted, on every `train.log_every`-th."""
         return Logged(self.hooks.clock, number % self.settings.train.log_every == 0)
 
     def evaluate(
@@ -243,47 +254,52 @@ class Running:
         forward: Callable[[Batch], Any] | None = None,
         names: SampleNames | None = None,
     ) -> dict[str, float]:
-        """Mean loss and metrics of the model in evaluation mode. A step of the hooks' clock is a batch here.
+        """Mean loss and metrics of the model in evaluation mode. The hooks' clock counts a batch as a step.
 
-        forward: gives the model's output for a batch; None: `forward` of this object
-        names:   writes what the samples are called
+        split:   the split, for messages and lines of metrics
+        label:   the label of the progress bar
+        forward: batch -> the model's output; None: `forward` of this object
+        names:   writes samples.jsonl; None: not written
+
+        Raises HookrunError for a split without samples.
         """
         if not len(batches):
             raise HookrunError(f"the data has no samples in its {split} split")
         average = self.average()
-        held: dict[str, Holding] = {"average": average, **({} if names is None else {"names": names})}
+        held: dict[str, Resumable] = {"average": average, **({} if names is None else {"names": names})}
         with self.evaluating(batches, label, held) as (passed, shown):
             for batch in passed:
                 number = self.hooks.clock.step
                 with self.logged(number):
                     output = (forward or self.forward)(batch)
-                    if batch.ids.numel():  # else all its rows are other ranks'
+                    if batch.ids.numel():  # otherwise other ranks have all of its rows
                         loss = self.loss(output, batch)
                         self.measure(average, loss, output, batch)
                 if names is not None and len(batch.ids):
                     names.write(batch, output)
                 self.hooks.step()
                 if number % self.settings.train.log_every == 0:
-                    shown.update(self.of_all(average).read())
+                    shown.update(self.sum_over_ranks(average).read())
         if names is not None:
             names.write_pictures()
-        return self.read(split, self.of_all(average))
+        return self.read(split, self.sum_over_ranks(average))
 
     @contextmanager
     def evaluating(
         self,
         batches: Batches | BatchesOfSplits,
         label: str,
-        holding: Mapping[str, Holding] | None = None,
+        holding: Mapping[str, Resumable] | None = None,
     ) -> Iterator[tuple[Iterator[Batch], dict[str, float]]]:
-        """One pass in evaluation mode without gradients; the clock's step and the model's mode are put back.
+        """One pass in evaluation mode without gradients; the clock's step and the model's mode are restored afterwards.
 
-        The pass ends early where a check asks for that.
+        Yields the batches, and the numbers to show beside the progress bar. The pass ends early if a check stops the
+        run.
 
-        holding: what the caller adds up from batch to batch: a run that was cut off goes on in the middle of the pass.
-                 None: it says nothing of that, and no state is saved during the pass
+        holding: the caller's sums over batches, which are saved so that the run can be resumed within the pass;
+                 None: no state is saved during the pass
         """
-        if self.ranks.several:  # in training each rank has moved its own
+        if self.ranks.several:  # in training, each rank has changed its own buffers
             self.ranks.from_main(list(self.model.buffers()))
         clock, training = self.hooks.clock, self.model.training
         at = PartialPass(clock.step, holding or {})
@@ -302,7 +318,7 @@ class Running:
                 yield stack.enter_context(closing(passed)), shown
         finally:
             self.sink.settle()
-            divide_again(self.model)
+            reshard(self.model)
             self.model.train(training)
             clock.step = at.step
 
@@ -315,7 +331,7 @@ class Running:
         *,
         saves: bool,
     ) -> Generator[Batch]:
-        """The batches that are left; when the next one is asked for, the one before it is over."""
+        """The remaining batches; a request for the next batch means that the last one is finished."""
         rest = batches.epoch(0, at.batches)
         trains, rows = self.prepared.task.trains, DurableRows(self.run_dir, self.resuming)
         with closing(self.screen.track(rest, len(batches), label, shown, at.batches)) as tracked:
@@ -329,7 +345,7 @@ class Running:
                         self.resuming.save()
                     return
                 if not saves and (signal := pending()) is not None:
-                    raise signal  # what the task adds up would be lost
+                    raise signal  # without saving: a state would lack the task's sums
                 if saves and trains:
                     self.resuming.point()
                 elif saves:
@@ -337,7 +353,7 @@ class Running:
 
 
 class Logged:
-    """A block in which a step is logged, or not."""
+    """A context manager for a step; its value is whether the step is logged."""
 
     __slots__ = ("_clock", "_logs")
 

@@ -1,4 +1,4 @@
-"""What the samples of a pass are called: a line of samples.jsonl for each, as it goes through the model."""
+"""Writes samples.jsonl: a line for each sample of a pass, with its file, class, prediction and loss."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hookrun.tasks.loop.batches import Batch, Batches
 from hookrun.tasks.loop.sample_pictures import picture_of
 
 MOST_WORST = 16
-"""Samples with the highest loss of which a picture is kept."""
+"""How many samples with the highest loss get a picture."""
 MOST_FIRST = 8
-"""First samples of each split of which one is kept, too."""
+"""How many first samples of each split get a picture too."""
 MOST_TOKENS = 2**18
-"""Of a split, whose tokens are written: those of its first samples."""
+"""The largest number of tokens of a split, padding included, that are written; those of its first samples."""
 
 
 class SampleNames:
-    """Writes the file and the class of each sample, the class that the model predicts, and the loss of that.
+    """Writes the file, the class, the predicted class and the loss of each sample.
 
-    A class is written where the target is a label, a predicted one where the output is a number for each class, with
-    the cross-entropy of the label; of the first sequences of tokens the tokens and their targets, with which pictures
-    name their axes.
+    The class is written if the target is a label. The predicted class and the cross-entropy of the label are written
+    if the output has a score for each class. For the first sequences of tokens, tokens and targets are written too;
+    pictures use them to label their axes.
 
-    log_texts: called with the tokens that were written; None: their texts are not kept
+    log_texts: called with the tokens that were written; None: their texts are not recorded
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SampleNames:
         self._worst = list[tuple[float, str, int]]()
 
     def write(self, batch: Batch, output: Any) -> None:
-        """Write the samples of a batch; `output` is what the model gave for it."""
+        """Write the samples of a batch; `output` is the model's output for it."""
         samples = self._data[batch.split]
         labels = _labels(batch.target)
         predicted = self._predicted(output, len(batch.ids)) if labels is not None else None
@@ -78,7 +78,7 @@ class SampleNames:
             heapq.heappop(self._worst)
 
     def _worst_of_all(self) -> list[tuple[float, str, int]]:
-        """Of the rows of all ranks, the worst first; every rank asks."""
+        """(loss, split, number) of the samples with the highest loss on all ranks, in descending order; all call it."""
         of_ranks = self._run_dir.ranks.gathered(self._worst)
         found = {
             (float(loss), str(split), int(number)) for worst in of_ranks for loss, split, number in worst
@@ -86,7 +86,7 @@ class SampleNames:
         return heapq.nlargest(MOST_WORST, found)
 
     def write_pictures(self) -> None:
-        """Once a pass is over: small pictures of the samples with the highest loss, and of some others.
+        """Write small pictures of the samples with the highest loss and of some others, after a pass.
 
         Every rank calls it, and rank 0 writes.
         """
@@ -95,32 +95,32 @@ class SampleNames:
             return
         for split, count in self._seen.items():
             wanted |= {(split, number) for number in range(min(count, MOST_FIRST))}
-            wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # those that a report draws
+            wanted |= {(split, part * (count - 1) // 3) for part in range(4)}  # the samples in the report
         lines = list[dict[str, Any]]()
         for split, number in sorted(wanted):
             samples = self._data.get(cast(Split, split))
             if samples is None or samples.of_tokens or not 0 <= number < len(samples):
                 continue
             if (picture := picture_of(samples[number][0])) is None:
-                break  # the others are none either
+                break  # then the other samples are not images either
             lines.append({"split": split, "sample": number, "png": picture})
         if lines:
             self._run_dir.write_pictures(lines)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it knows of the samples so far, on all ranks; every rank calls it."""
+        """The counts and the samples with the highest loss so far, on all ranks; every rank calls it."""
         return {"seen": dict(self._seen), "worst": [list(each) for each in self._worst_of_all()]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace these by saved ones."""
         self._seen = Counter(state["seen"])
         self._worst = [(float(loss), str(split), int(number)) for loss, split, number in state["worst"]]
         heapq.heapify(self._worst)
 
     def _tokens(self, batch: Batch) -> dict[int, dict[str, Any]]:
-        """Row -> the tokens of the sample without their padding, and the target of each; None: it has none.
+        """Row -> the sample's tokens without padding, the padding, and the target of each token (None: no target).
 
-        Which samples are meant follows from their numbers alone, so that a run that was cut off writes the same.
+        Only the first samples have an entry; this depends only on their numbers, so a resumed run writes the same.
         """
         inputs = batch.inputs
         if not batch.data.of_tokens or not isinstance(inputs, dict) or EMBEDS in inputs:
@@ -152,7 +152,7 @@ class SampleNames:
         return found
 
     def _predicted(self, output: Any, count: int) -> list[int] | None:
-        """The largest of each row of scores [count, classes]; None where the output is something else."""
+        """The class with the largest score of each sample; None if the output is not scores [count, classes]."""
         if not isinstance(output, Tensor) or output.dim() != 2 or len(output) != count:
             return None
         if not output.is_floating_point() or output.shape[1] < 2:
@@ -164,7 +164,7 @@ class SampleNames:
 
 
 def _losses(scores: Tensor, target: Tensor) -> list[float] | None:
-    """The cross-entropy of each sample's label; None where a label is not one of the classes."""
+    """The cross-entropy of each sample's label; None if a label is not one of the classes."""
     target = target.to(torch.int64)
     if not bool(((target >= 0) & (target < scores.shape[1])).all()):
         return None
@@ -173,7 +173,7 @@ def _losses(scores: Tensor, target: Tensor) -> list[float] | None:
 
 
 def _labels(target: Tensor) -> list[int] | None:
-    """The labels of a batch; None where the target is not a label."""
+    """The labels of a batch; None if the targets are not labels."""
     if target.dim() != 1 or target.is_floating_point() or target.is_complex():
         return None
     found: list[int] = target.tolist()

@@ -1,4 +1,4 @@
-"""Small pictures of some samples, with which a report shows what went into the model."""
+"""Makes small pictures of samples, with which the report shows inputs of the model."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MOST_SIDE = 64
-"""Pixels; a larger picture is averaged down."""
+"""The largest side in pixels; a larger picture is downsampled by averaging."""
 LARGEST = 2**26
-"""Elements of a sample that a picture is made of."""
+"""The largest number of elements of a sample from which a picture is made."""
 
 
 def picture_of(value: object) -> str | None:
-    """A sample [H, W], [1, H, W] or [3, H, W] as a PNG in base64; None where it is not an image.
+    """A sample [H, W], [1, H, W] or [3, H, W] as a PNG in base64; None if it is not an image.
 
-    Its least value is black, its largest white.
+    Its smallest value becomes black (0), its largest white (255).
     """
     if not isinstance(value, Tensor) or value.is_complex() or not 0 < value.numel() <= LARGEST:
         return None

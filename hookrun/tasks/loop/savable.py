@@ -1,6 +1,6 @@
-"""Whether the state of an optimizer or a schedule of the user's own can be saved: tried before the run.
+"""Checks before the run whether the state of a user's own optimizer or schedule can be saved.
 
-Classes of torch are not tried: what they keep is known.
+Classes of torch are not checked: their states can be saved.
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from torch.optim.lr_scheduler import LRScheduler
 from hookrun.errors import Problem
 from hookrun.store.tree import NotPlain, flatten
 
-_HINT = "let state_dict() return numbers, texts, lists, tuples, mappings and tensors, and load_state_dict() take them"
+_HINT = "let state_dict() return numbers, strings, lists, tuples, dicts and tensors, and load_state_dict() take them"
 
 
 def unsavable_optimizer(make: Callable[[list[nn.Parameter]], Optimizer], where: str) -> list[Problem]:
-    """What a resumable state could not hold of an optimizer, after a step.
+    """A problem if the state of an optimizer, after a step, cannot be saved.
 
-    make:  the optimizer of some parameters
+    make:  parameters -> the optimizer
     where: its key path
     """
-    with torch.random.fork_rng(devices=[]):  # the user's own code may draw, and the run begins as without it
+    with torch.random.fork_rng(devices=[]):  # draws by the user's code must not change the run
         parameters = [nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))]
         made = make(parameters)
         if _is_torchs(made):
             return []
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
-        with suppress(Exception):  # gradients like these may mean nothing to it: the first state will tell
+        with suppress(
+            Exception
+        ):  # it may not accept these gradients; then the first saved state shows problems
             made.step()
     return _problems(made, where)
 
 
 def unsavable_schedule(schedule: LRScheduler | None, where: str) -> list[Problem]:
-    """What a resumable state could not hold of a schedule, which is given before its first step."""
+    """A problem if the state of a schedule, before its first step, cannot be saved."""
     return [] if schedule is None or _is_torchs(schedule) else _problems(schedule, where)
 
 

@@ -1,4 +1,4 @@
-"""Metrics of one row of scores at a time: a number for each sample, or for each token that is to be predicted.
+"""Metrics that are computed row by row: a value for each sample, or for each token that is to be predicted.
 
 Each function takes a `ScorePart` of n rows and returns [n].
 """
@@ -27,16 +27,18 @@ def probability(part: ScorePart) -> Tensor:
 
 
 def rank(part: ScorePart) -> Tensor:
-    """The target's place by its score: 1 is the most probable; equal scores share the better place. NaN for NaN."""
+    """The target's rank by its score: 1 is the most probable; equal scores share the better rank; NaN gives NaN."""
     own = part.at(part.scores, part.targets)
     place = 1 + (part.scores > own[:, None]).sum(1)
     return place.to(part.scores.dtype).masked_fill(part.scores.isnan().any(1), torch.nan)
 
 
 def logit_difference(part: ScorePart) -> Tensor:
-    """The score of the right answer minus that of the wrong one."""
+    """The score of the right answer minus that of the wrong answer."""
     if part.answers is None or part.wrong is None:
-        raise HookrunError("task.metrics: 'logit_difference' needs a right and a wrong answer of each sample")
+        raise HookrunError(
+            "task.metrics: 'logit_difference' needs a right and a wrong answer for each sample"
+        )
     return part.at(part.scores, part.answers) - part.at(part.scores, part.wrong)
 
 
@@ -46,19 +48,19 @@ def kl(part: ScorePart) -> Tensor:
         raise HookrunError("task.metrics: 'kl' has nothing to compare with")
     ours, theirs = part.log_probabilities, part.log_others
     terms = theirs.exp() * (theirs - ours)
-    # What is impossible in P adds nothing, whatever Q says of it.
+    # A class with probability 0 in P adds 0, whatever its probability in Q.
     terms = torch.where(theirs == -torch.inf, 0.0, terms)
-    dtype = terms.dtype if terms.device.type == "mps" else torch.float64  # which mps does not have
-    return terms.sum(1, dtype=dtype).clamp(min=0)  # rounding may leave less than zero; NaN stays NaN
+    dtype = terms.dtype if terms.device.type == "mps" else torch.float64  # mps has no float64
+    return terms.sum(1, dtype=dtype).clamp(min=0)  # rounding may give a value below 0; NaN stays NaN
 
 
 def is_right(part: ScorePart) -> Tensor:
-    """1 where the target has the largest score, else 0."""
+    """1 if the target has the largest score, else 0."""
     return (part.scores.argmax(1) == part.targets).to(part.scores.dtype)
 
 
 def is_among(most: int) -> OfRows:
-    """1 where the target is among the `most` largest scores, else 0."""
+    """A metric: 1 if the target is among the `most` largest scores, else 0."""
 
     def is_among(part: ScorePart) -> Tensor:
         largest = part.scores.topk(min(most, part.scores.shape[1]), dim=1).indices

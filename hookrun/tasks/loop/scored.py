@@ -1,4 +1,4 @@
-"""The rows of scores that metrics are computed of: one for each sample, or for each chosen token."""
+"""The rows of scores from which metrics are computed: one for each sample, or for each chosen token."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hookrun.errors import HookrunError
 from hookrun.tasks.loop.losses import main_tensor
 
 MOST_NUMBERS = 2**23
-"""Scores that are converted to float32 at once: a large vocabulary is never copied as a whole."""
+"""How many scores are converted to float32 at once, so that a large output is never copied as a whole."""
 
 
 @dataclass(frozen=True)
 class ScorePart:
-    """Some of the rows, in float32 or better.
+    """Some of the rows, in float32 or float64.
 
     scores:  [n, classes], not normalized
     targets: [n] int64; IGNORED where nothing is to be predicted
-    answers, wrong: [n] int64, the right and the wrong answer of each row's sample; None: the data names none
-    others:  [n, classes], the scores to compare with; None: nothing compares
+    answers, wrong: [n] int64, the right and the wrong answer of each row's sample; None: not known
+    others:  [n, classes], the scores to compare with; None: no comparison
     """
 
     scores: Tensor
@@ -38,29 +38,29 @@ class ScorePart:
 
     @cached_property
     def log_probabilities(self) -> Tensor:
-        """[n, classes], natural logarithms."""
+        """[n, classes]: the log-softmax of the scores."""
         return F.log_softmax(self.scores, dim=1)
 
     @cached_property
     def log_others(self) -> Tensor | None:
-        """Those of the scores to compare with."""
+        """[n, classes]: the log-softmax of the scores to compare with; None: no comparison."""
         return None if self.others is None else F.log_softmax(self.others, dim=1)
 
     def at(self, values: Tensor, classes: Tensor) -> Tensor:
-        """[n]: the value of one class of each row, from [n, classes]."""
+        """[n]: from values [n, classes], the value of one class in each row."""
         return values.gather(1, classes[:, None].long()).squeeze(1)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """N rows of scores [R, classes] on the model's device, where they come from and what belongs to them.
+    """N chosen rows of scores [R, classes] on the model's device, with their samples and targets.
 
-    scores:    [R, classes] in the model's dtype: every row, chosen or not
-    rows:      [N] which of them
-    samples:   [N] the place of each row's sample in the batch
+    scores:    [R, classes] in the model's dtype, all rows
+    rows:      [N], the indices of the chosen rows
+    samples:   [N], the index of each row's sample in the batch
     targets:   [N]; IGNORED where nothing is to be predicted
-    positions: [N] counted from each sample's first real token; None: samples are not sequences of tokens
-    answers, wrong, others: see `ScorePart`; `others` [R, classes] has every row
+    positions: [N], counted from each sample's first real token; None: samples are not sequences of tokens
+    answers, wrong, others: see `ScorePart`; `others` [R, classes] has all rows
     """
 
     scores: Tensor
@@ -77,7 +77,7 @@ class Scored:
 
     @cached_property
     def with_targets(self) -> Scored:
-        """The rows at which something is to be predicted."""
+        """The rows that have a target."""
         kept = self.targets != IGNORED
         return self if bool(kept.all()) else self._only(kept)
 
@@ -103,16 +103,16 @@ class Scored:
         """The rows with scores of the same shape to compare them with. Raises HookrunError for another shape."""
         there = others.flatten(0, -2)
         if there.shape != self.scores.shape:
-            shapes = f"{list(there.shape)} to compare with, and {list(self.scores.shape)} here"
-            raise HookrunError(f"task.metrics: 'kl': there are scores of shape {shapes} (rows, classes)")
+            shapes = f"shape {list(self.scores.shape)}, and those to compare with {list(there.shape)}"
+            raise HookrunError(f"task.metrics: 'kl': the scores have {shapes} (rows, classes)")
         return replace(self, others=there.to(self.scores.device))
 
     def whole(self) -> Tensor:
-        """[N, classes] in the model's dtype, a copy."""
+        """[N, classes]: a copy of the chosen rows, in the model's dtype."""
         return self.scores[self.rows]
 
     def parts(self) -> Iterator[ScorePart]:
-        """All rows, a few at a time."""
+        """The chosen rows in parts of at most `MOST_NUMBERS` scores."""
         step = max(1, MOST_NUMBERS // max(1, self.scores.shape[1]))
         for start in range(0, len(self), step):
             chosen = slice(start, start + step)
@@ -131,9 +131,9 @@ def _computable(scores: Tensor) -> Tensor:
 
 
 def token_scores(output: Any) -> Tensor | None:
-    """A model's scores for the next tokens, without their graph: its output, the `logits` of it, or its first tensor.
+    """A model's scores for the next tokens, detached: its output, the output's `logits`, or its first tensor.
 
-    None where the output has names and none of them is `logits`: other tensors may be of the same shape.
+    None if the output has named members without `logits`: another tensor may have the same shape by chance.
     """
     members = dict(children(output))
     found = output if isinstance(output, Tensor) else members.get("logits")
@@ -143,15 +143,15 @@ def token_scores(output: Any) -> Tensor | None:
 
 
 def class_scores(output: Any) -> Tensor | None:
-    """A model's scores [batch, classes] without their graph; None where its output is something else."""
+    """A model's scores [batch, classes], detached; None if its output does not have this form."""
     if next(tensors(output), None) is None:
         return None
     scores = main_tensor(output).detach()
     return scores if scores.dim() == 2 and scores.is_floating_point() else None
 
 
-def alone(output: Any, target: Tensor, number: int) -> tuple[Any, Tensor]:
-    """Output and target of one sample of a batch, as a batch of one; half precision becomes float32."""
+def one_sample(output: Any, target: Tensor, number: int) -> tuple[Any, Tensor]:
+    """Output and target of sample `number` of a batch, as a batch of one; half precision becomes float32."""
     samples = len(target)
 
     def row(leaf: Any) -> Any:
@@ -164,7 +164,7 @@ def alone(output: Any, target: Tensor, number: int) -> tuple[Any, Tensor]:
 
 
 def of_labels(output: Any, target: Tensor) -> Scored | None:
-    """A row for each sample, from scores [batch, classes] and labels [batch]; None where they are something else."""
+    """A row for each sample, from scores [batch, classes] and labels [batch]; None if they do not have this form."""
     scores, is_label = class_scores(output), target.dim() == 1 and not target.is_floating_point()
     if scores is None or not is_label or len(target) != len(scores):
         return None
@@ -173,7 +173,7 @@ def of_labels(output: Any, target: Tensor) -> Scored | None:
 
 
 def without_labels(output: Any) -> Scored | None:
-    """A row for each sample, where nothing is to be predicted; None where the output is not [batch, classes]."""
+    """A row for each sample, without targets; None if the output is not scores [batch, classes]."""
     if (scores := class_scores(output)) is None:
         return None
     rows = torch.arange(len(scores), device=scores.device)
@@ -181,11 +181,11 @@ def without_labels(output: Any) -> Scored | None:
 
 
 def of_tokens(output: Any, target: Tensor, chosen: Tensor, positions: Tensor) -> Scored | None:
-    """A row for each chosen token, from scores [batch, length, classes]; None where the output has no such scores.
+    """A row for each chosen token, from scores [batch, length, classes]; None if the output has no such scores.
 
-    target:    [batch, length]
+    target:    [batch, length], the next token of each; IGNORED where nothing is to be predicted
     chosen:    [batch, length] bool
-    positions: [batch, length] counted from each sample's first real token
+    positions: [batch, length], counted from each sample's first real token
     """
     scores = token_scores(output)
     if scores is None or scores.dim() != 3 or scores.shape[:2] != target.shape:

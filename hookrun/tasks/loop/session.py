@@ -1,4 +1,4 @@
-"""What a run changes in the process: seeds, threads, determinism. Set on entry, as before on exit."""
+"""Sets the process's seeds, threads and determinism for a run, and restores them afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookrun.spec.experiment import Compute
 
 @contextmanager
 def session(compute: Compute, seed: int) -> Iterator[None]:
-    """Everything that draws or computes starts from `seed` and `compute`, and the process is given back unchanged."""
+    """Seed all generators and apply `compute` within the block, and restore the process's state afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     threads = torch.get_num_threads()
     deterministic = torch.are_deterministic_algorithms_enabled()
@@ -41,7 +41,7 @@ def session(compute: Compute, seed: int) -> Iterator[None]:
 
 
 def _seed_torch(seed: int) -> None:
-    """As `torch.manual_seed`, which also keeps a traceback for each kind of accelerator that the machine lacks."""
+    """As `torch.manual_seed`, but without the tracebacks that it keeps for each accelerator that is not present."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
@@ -49,9 +49,9 @@ def _seed_torch(seed: int) -> None:
 
 
 def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> None:
-    """As `torch.use_deterministic_algorithms`, which sets the same for the compiler, too, and imports all of it.
+    """As `torch.use_deterministic_algorithms`, which also imports the whole compiler to configure it.
 
-    So where nothing is or will be compiled, the other function of torch's that sets the operators is called.
+    If nothing is or will be compiled, another function of torch is called that configures only the operators.
     """
     if compiles or "torch._dynamo" in sys.modules:
         torch.use_deterministic_algorithms(mode, warn_only=warns)
@@ -60,7 +60,7 @@ def _set_deterministic(mode: bool, *, warns: bool, compiles: bool = False) -> No
 
 
 def device_named(name: str) -> torch.device:
-    """`auto` is the accelerator where there is one. Raises SpecError for a device that this machine lacks."""
+    """The device of this name; `auto` is the accelerator, if there is one. SpecError if the device is not present."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if name == "auto":
         return accelerator or torch.device("cpu")
@@ -70,7 +70,7 @@ def device_named(name: str) -> torch.device:
         count = torch.accelerator.device_count() if accelerator and device.type == accelerator.type else 1
         if device.type in there and (device.index or 0) < count:
             return device
-    except RuntimeError:  # torch knows no such name
+    except RuntimeError:  # torch does not know the name
         pass
     raise SpecError(
         [Problem("compute.device", f"found {name!r}, which this machine does not have", nearest(name, there))]

@@ -1,4 +1,4 @@
-"""`compute.strategy: fsdp`: torch's fully_shard on the run's model, and the whole of what is divided."""
+"""`compute.strategy: fsdp`: shards the run's model with torch's fully_shard, and gathers sharded states."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN = 4
 
 
 def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
-    """The paths of the modules that `wrap` names, the inner ones first; the model itself is one more."""
+    """The paths of the modules that `wrap` selects, inner modules first; the model itself is sharded in addition."""
     if fsdp.wrap is None:
         return []
     paths = [path for path in fsdp.wrap.select(ModelNames(model).tree) if path]
@@ -31,7 +31,7 @@ def units(fsdp: Fsdp, model: nn.Module) -> list[str]:
 
 
 def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> list[Problem]:
-    """Why fully_shard cannot divide the model as it is asked to."""
+    """Problems of sharding the model with fully_shard as configured."""
     fsdp, where = settings.compute.fsdp, "compute.fsdp.wrap"
     problems = list[Problem]()
     found = units(fsdp, model)
@@ -40,18 +40,18 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
         problems.append(Problem(where, f"'{fsdp.wrap}' matches no module", nearest))
     lists = [path for path in found if isinstance(model.get_submodule(path), nn.ModuleList | nn.ModuleDict)]
     if lists:
-        what = f"{listed(lists, _SHOWN)} is a list of modules, which is never called itself"
+        what = f"{listed(lists, _SHOWN)} is a list or dict of modules, which is never called itself"
         problems.append(Problem(where, what, f"name its members, such as '{lists[0]}.*'"))
     single = [name for name, each in model.named_parameters() if not each.dim()]
     if single:
-        what = f"fully_shard divides no parameter of no dimensions: {listed(single, _SHOWN)}"
+        what = f"fully_shard cannot shard parameters without dimensions: {listed(single, _SHOWN)}"
         problems.append(Problem("compute.strategy", what, "use compute=ddp"))
     for hook in plan.hooks:
         action = hook.spec.action
         adds = action.adds(hook.spec.name) is not None
         value = getattr(action, "value", None)
         if adds and getattr(action, "shape", () if isinstance(value, float) else None) == ():
-            what = "fully_shard divides no parameter of no dimensions, and the hook adds one"
+            what = "fully_shard cannot shard a parameter without dimensions, and the hook adds one"
             problems.append(
                 Problem(f"{hook.spec.where}.action", what, "give it one dimension, such as [0.0]")
             )
@@ -59,7 +59,10 @@ def shard_problems(settings: Settings, model: nn.Module, plan: ResolvedPlan) -> 
 
 
 def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None:
-    """Divide the model's parameters over all ranks; gradients are summed, and not averaged."""
+    """Shard the model's parameters over all ranks; gradients are summed, not averaged.
+
+    size: the number of ranks
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
@@ -73,20 +76,20 @@ def shard(model: nn.Module, fsdp: Fsdp, device: torch.device, size: int) -> None
         fully_shard(model.get_submodule(path), **more)
     fully_shard(model, **more)
     for module in sharded_modules(model):
-        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
         module.set_gradient_divide_factor(1.0)
 
 
-def divide_again(model: nn.Module) -> None:
-    """After a pass without a backward pass, which leaves the last parameters whole."""
+def reshard(model: nn.Module) -> None:
+    """Shard all parameters again: a forward without a backward pass leaves some of them gathered."""
     for module in sharded_modules(model):
         module.reshard()
 
 
 def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
-    """The model's state dict with the parts of all ranks, on the CPU; every rank asks.
+    """The model's state dict, gathered from all ranks, on the CPU; every rank calls it.
 
-    keeps: this rank is the one that wants it; the others only give their parts
+    keeps: whether this rank needs the result; otherwise its tensors are empty
     """
     shared = {name: id(each) for name, each in model.named_parameters(remove_duplicate=False)}
     state, found = dict[str, Tensor](), dict[int, Tensor]()
@@ -103,7 +106,7 @@ def whole_state(model: nn.Module, *, keeps: bool) -> Mapping[str, Tensor]:
 
 
 def whole_states(optimizer: Optimizer) -> dict[str, Any]:
-    """The optimizer's state dict with the parts of all ranks; every rank asks."""
+    """The optimizer's state dict, gathered from all ranks; every rank calls it."""
     state = optimizer.state_dict()
     found = {
         number: {name: whole(each) if isinstance(each, Tensor) else each for name, each in of.items()}
@@ -112,8 +115,8 @@ def whole_states(optimizer: Optimizer) -> dict[str, Any]:
     return {**state, "state": found}
 
 
-def divided(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
-    """The state dict of an optimizer, whose tensors are whole, with those of divided parameters divided likewise."""
+def sharded_states(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """A gathered state dict of an optimizer, with the tensors of sharded parameters sharded in the same way."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     found = dict(state["state"])

@@ -1,4 +1,4 @@
-"""What the jobs of a sweep have in common while they are checked: models are built, and hooks proven, once."""
+"""Reuses work among the jobs of a sweep while they are checked: equal models are built, and equal hooks tried, once."""
 
 from __future__ import annotations
 
@@ -14,38 +14,37 @@ from hookrun.errors import CompileError, SpecError
 from hookrun.proving import Example, Plan, Score, compile_plan
 from hookrun.run_values import UsedBy
 from hookrun.spec import HookSpec, Settings, Spec
-from hookrun.tasks.loop.built import Made, Maker
+from hookrun.tasks.loop.built import LoadedModel, Maker
 
 ARGS = "args"
-"""A key whose mapping is handed to code that may make a shape of any number in it."""
+"""A key whose mapping is passed to a user's code, which may use any number in it as a size."""
 
 
 class SharedMaker(Maker):
-    """Makes what it has not made before.
+    """A Maker that reuses models and results of trial runs.
 
-    It keeps one model, the last: jobs that share theirs should be checked one after another. The names that hooks
-    select are matched for every job. A fake run is made once for all hooks of one structure, until `seconds` are over.
+    Only the last model is kept, so jobs with the same model should be checked one after another. Selectors of hooks are
+    matched for every job. One trial run is made for all hooks of the same structure, until `seconds` have passed.
 
-    Two jobs have the same structure of hooks where model, data, task and `compute` are the same, and their hooks differ
-    in nothing but numbers with a fraction among the parameters of actions: those change values and no shape. Whole
-    numbers, texts, flags, the lengths of lists, `select`, `target`, `index` and `when` count, and so do the arguments
-    that a function is called with.
+    Two jobs have the same structure of hooks if model, data, task and `compute` are the same, and the hooks differ only
+    in floating-point parameters of actions, which change values but not shapes. Integers, strings, flags, lengths of
+    lists, `select`, `target`, `index`, `when` and the arguments of functions must be equal.
 
-    proven:   how many fake runs were made
-    unproven: how many jobs were left without one
+    proven:   the number of trial runs that were made
+    unproven: the number of jobs without a trial run
     """
 
     def __init__(self, seconds: float) -> None:
         self.proven = self.unproven = 0
         self._end = monotonic() + seconds
-        self._last: tuple[str, Made | SpecError] | None = None
+        self._last: tuple[str, LoadedModel | SpecError] | None = None
         self._found = dict[str, CompileError | None]()
 
-    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> Made:
-        """The model of the job before where it is the same one."""
+    def model(self, settings: Settings, info: DataInfo | None, trust: frozenset[str]) -> LoadedModel:
+        """The model with its weights; that of the last job, if it is the same. Raises SpecError."""
         key = model_key(settings)
         if self._last is None or self._last[0] != key:
-            self._last = None  # two large models need not fit into memory
+            self._last = None  # frees the last model first: two large models may not fit into memory
             try:
                 self._last = key, super().model(settings, info, trust)
             except SpecError as error:
@@ -65,7 +64,7 @@ class SharedMaker(Maker):
         training: bool,
         score: Score | None,
     ) -> Plan:
-        """The plan, with shapes where this job is the first of its structure."""
+        """The plan; shapes are only known for the first job of a structure. Raises CompileError."""
         settings = used_by.settings
         loss = None if score is None or settings is None else settings.train.loss.model_dump(mode="json")
         shared = None if settings is None else model_key(settings)
@@ -90,14 +89,14 @@ class SharedMaker(Maker):
 
 
 def model_key(settings: Settings) -> str:
-    """The same for jobs with the same model, data and task, of which the same parameters are frozen."""
+    """A key that is equal for jobs with the same model, data, task, `compute` and frozen parameters."""
     sections = [settings.model, settings.data, settings.task, settings.compute]
     dumped = [each.model_dump(mode="json") for each in sections]
     return json.dumps([settings.task.name, str(settings.train.parameters), *dumped])
 
 
 def structure(hooks: Spec) -> list[Any]:
-    """What tells hooks apart that may give other shapes; see `SharedMaker`."""
+    """A value that is equal for hooks of the same structure; see `SharedMaker`."""
     return [_of_hook(hook) for hook in hooks.hooks if hook.keys.enabled]
 
 

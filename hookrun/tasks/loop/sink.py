@@ -1,4 +1,4 @@
-"""Where a run's records go: captures and statistics into the run directory, printed lines onto the screen."""
+"""Receives the records of a run's hooks: writes captures and statistics to the run directory, and prints lines."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hookrun.tensor_copies import readable
 
 
 class RunSink(RecordSink):
-    """Streams captures to disk, keyed by the samples of the batch under way.
+    """Writes captures to disk, keyed by the samples of the current batch.
 
-    split: the part of the data that the batch under way is of
-    loggers: where to show them live
-    of_rows: the hooks that see a rank's own rows of a batch, or are for some ranks alone
-    bytes: of the tensors that each hook counted the bytes of, in all
-    counted: [B], numbers for the rows of a batch whose samples are not known; None: a row for each firing then
+    split:   the split of the current batch
+    loggers: the loggers that show records live
+    of_rows: the names of the hooks that see only a rank's own rows of a batch, or act only on some ranks
+    bytes:   hook -> the total bytes of the tensors that it has counted
+    counted: [B], row numbers for a batch whose sample ids are not known; None: a capture has one row for each firing
     """
 
     wants_calls = True
@@ -47,11 +47,13 @@ class RunSink(RecordSink):
         self._of_ranks = BudgetsOfRanks()
 
     def keeper(self, site: PlacedHook) -> Keeper:
-        """Write each value at once; the writer takes a copy."""
+        """The function that writes each captured value immediately; the writer copies it."""
         writer, clock, loggers = self._run_dir.captures, site.clock, self.loggers
         of_samples = not site.hook_type.on_parameters  # a bias of 64 elements is not a batch of 64 samples
         if not self._run_dir.ranks.is_main and site.hook_name not in self.of_rows:
-            return lambda value, rows=None, tokens=None: None  # it is the same on every rank
+            return lambda value, rows=None, tokens=None: (
+                None
+            )  # rank 0 writes it: it is the same on every rank
 
         def keep(value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
             if (value := in_reach(value)) is None:
@@ -88,7 +90,7 @@ class RunSink(RecordSink):
         return self.within_budget(site, keep)
 
     def within_budget(self, site: PlacedHook, keep: Keeper) -> Keeper:
-        """`keep`, as long as the hook's `max_bytes` last: of several ranks together, which tell after each batch."""
+        """`keep`, limited by the hook's `max_bytes`; with several ranks, by the total of all ranks after each batch."""
         limit = site.spec.action.budget()
         if limit is None or not self._run_dir.ranks.several or not site.hook_type.of_rows:
             return super().within_budget(site, keep)
@@ -104,23 +106,23 @@ class RunSink(RecordSink):
         return limited
 
     def batch_is_over(self) -> None:
-        """What hooks with `max_bytes` have captured in it is kept, as far as that of all ranks fits."""
+        """Write what hooks with `max_bytes` captured in the batch, as far as the captures of all ranks fit."""
         self._of_ranks.settle(self._run_dir.ranks, self.show)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it holds between two steps; what is pending goes to stats.jsonl before."""
+        """Its state between two steps; pending records are written to stats.jsonl before."""
         found = super().state_dict()
         return {**found, "bytes": dict(self.bytes), "split": self.split, "texts": sorted(self._texts_known)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace its state by a saved one."""
         super().load_state_dict(state)
         self.bytes = Counter(state["bytes"])
         self.split = state["split"]
         self._texts_known = set(state["texts"])
 
     def log_texts(self, decode: Callable[[int], str | None], tokens: Iterable[int]) -> None:
-        """The texts of tokens that were not met before; of none where `decode` does not know them."""
+        """Record the texts of tokens that are not recorded yet; tokens that `decode` does not know are left out."""
         new = set(tokens) - self._texts_known - {-1}
         self._texts_known |= new
         for token in sorted(new):
@@ -132,7 +134,7 @@ class RunSink(RecordSink):
         self._show(text)
 
     def store(self, record: dict[str, Any]) -> None:
-        """Append to stats.jsonl; of several ranks each tells of its own rows, and rank 0 of what all have in common."""
+        """Append to stats.jsonl. With several ranks, each writes records of its own rows, and rank 0 those of all."""
         ranks = self._run_dir.ranks
         if ranks.several:
             if record["hook"] in self.of_rows:

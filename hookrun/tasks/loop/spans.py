@@ -1,4 +1,4 @@
-"""Whether every sample that a clause `tokens` will meet has the spans that it names, told before the run."""
+"""Checks before the run that the samples have the spans that clauses `tokens` name."""
 
 from __future__ import annotations
 
@@ -14,24 +14,29 @@ from hookrun.spec import HookSpec, Settings
 from hookrun.spec.tokens import Tokens
 
 MOST_SAMPLES = 4_096
-"""So many samples are looked at beforehand; of more data a run that comes to such a sample fails there."""
+"""The number of samples that are checked before the run; a later sample without a span makes the run fail there."""
 
 
 def check_spans(hooks: Iterable[HookSpec], settings: Settings, split: Split, samples: int | None) -> None:
-    """Raise CompileError for hooks whose spans some samples lack; those that a schedule restricts may never meet them.
+    """Raise CompileError if samples lack the spans of a hook. Hooks with a schedule may not see them, and are not
+    checked.
 
-    samples: the hooks meet samples with ids below this; None where it is not known beforehand
+    samples: the hooks see samples with ids below this; None: not known beforehand
     """
     asked = [(each.keys.tokens, each.where) for each in hooks if each.keys.enabled and each.keys.when.always]
-    problems = list(lacking(asked, settings, split, samples))
+    problems = list(missing_spans(asked, settings, split, samples))
     if problems:
         raise CompileError(problems)
 
 
-def lacking(
+def missing_spans(
     clauses: Iterable[tuple[Tokens | None, str]], settings: Settings, split: Split, samples: int | None
 ) -> Iterator[Problem]:
-    """What is wrong with the spans of clauses, each with the key path of its owner."""
+    """A problem for each span that a sample lacks.
+
+    clauses: (clause, the key path of its owner)
+    samples: samples with ids below this are checked; None: nothing is checked
+    """
     strict = [
         (clause, owner) for clause, owner in clauses if clause is not None and clause.missing == "error"
     ]
@@ -53,7 +58,7 @@ def lacking(
 
 
 def _without(bounds: torch.Tensor) -> int | None:
-    """The first sample without a span."""
+    """The first sample without a span; None if every sample has one."""
     lacks = ((bounds[:, 0] < 0) | (bounds[:, 1] <= bounds[:, 0])).nonzero()
     return int(lacks[0]) if len(lacks) else None
 

@@ -1,4 +1,4 @@
-"""The data of an experiment for a loop of the user's own: each split as a run reads it."""
+"""The data of an experiment for a user's own loop: each split as a run reads it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hookrun.tasks.loop.batches import Batch, Batches
 
 @dataclass(frozen=True)
 class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
-    """The splits of an experiment's data: ``data["train"]`` is a data set of (inputs, target), transforms applied.
+    """The splits of an experiment's data: ``data["train"]`` is a dataset of (inputs, target), with transforms applied.
 
-    settings: of the experiment: data, seed, batch size, limits
+    settings: the experiment's settings: data, seed, batch size, limits
     info:     shapes, dtypes, number of classes, samples in each split
-    device:   where batches are put: that of the model
+    device:   the device of the batches: that of the model
     """
 
     settings: Settings
@@ -32,7 +32,7 @@ class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
     device: torch.device
 
     def __getitem__(self, split: str) -> Dataset[tuple[Any, torch.Tensor]]:
-        """Read a split. KeyError where the data has no such split, or no samples in it."""
+        """Read a split. KeyError if the data has no such split or no samples in it."""
         return data.load(self.settings.data, self._known(split), seed=self.settings.seed)
 
     def __iter__(self) -> Iterator[str]:
@@ -44,7 +44,7 @@ class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
     def loader(self, split: str, *, shuffle: bool | None = None) -> SplitLoader:
         """The batches of a split: order, batch size, sample ids and limits as in a run.
 
-        shuffle: None: `train.shuffle` for the training samples, never for those of the validation
+        shuffle: None: `train.shuffle` for training samples, False for validation samples
         """
         known = self._known(split)
         shuffled = (known == "train" and self.settings.train.shuffle) if shuffle is None else shuffle
@@ -57,7 +57,7 @@ class ExperimentData(Mapping[str, Dataset[tuple[Any, torch.Tensor]]]):
 
 
 class SplitLoader:
-    """Batches of a split; each ``for batch in loader`` is one epoch, the first of them epoch 0.
+    """The batches of a split. Each ``for batch in loader`` is one epoch; the first is epoch 0.
 
     A batch has `ids`, `inputs`, `target`, `population` and `split`: set ``hooks.samples = batch.ids``.
     """
@@ -70,15 +70,15 @@ class SplitLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        # A generator: the epoch begins with its first batch, however often it is only asked for an iterator.
+        # A generator, so that an epoch is counted only when its first batch is read.
         number, self._epoch = self._epoch, self._epoch + 1
         yield from self._batches.epoch(number)
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of the epoch with this number, whichever was read before."""
+        """The batches of the epoch with this number."""
         return self._batches.epoch(number)
 
     @property
     def samples(self) -> int:
-        """How many samples the split has."""
+        """The number of samples in the split."""
         return self._batches.samples

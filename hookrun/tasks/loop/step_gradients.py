@@ -1,4 +1,4 @@
-"""The gradients of one optimizer step: the passes of its micro-batches, in one process or in several."""
+"""Computes the gradients of one optimizer step from its micro-batches, in one process or several."""
 
 from __future__ import annotations
 
@@ -15,53 +15,55 @@ from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.running import Running
 
 Share = Tensor | float
-"""What the mean loss of a micro-batch counts in that of the step."""
+"""The factor of a micro-batch's mean loss in the loss of the step."""
 
 
-class Passed(NamedTuple):
-    """What a micro-batch gave. output, loss: None where this rank has no row of it."""
+class MicroBatchResult(NamedTuple):
+    """The results of a micro-batch; both are None if this rank has no row of it."""
 
     output: Any = None
     loss: Tensor | None = None
 
 
 class StepGradients:
-    """In one process: each micro-batch's loss counts by its share of the samples, or tokens, of the step."""
+    """In one process: the loss of each micro-batch is weighted by its share of the samples, or tokens, of the step."""
 
     def __init__(self, running: Running) -> None:
         self.running = running
         self.ranks = running.ranks
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
-        """What the loss of each micro-batch is multiplied by."""
-        if (
-            len(group) == 1 and not group[0].data.of_tokens
-        ):  # a batch of sequences may have nothing to predict
+        """The factor of each micro-batch's loss."""
+        # A batch of sequences may have nothing to predict, so its share may be 0.
+        if len(group) == 1 and not group[0].data.of_tokens:
             return (1.0,)
         weights = [batch.weight for batch in group]
         whole = max(sum(weights), 1)
         return [weight / whole for weight in weights]
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
-        """The forward and the backward pass of a micro-batch; gradients are added to those before."""
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
+        """The forward and the backward pass of a micro-batch; its gradients are added to `grad`.
+
+        last: it is the last micro-batch of the step
+        """
         output = self.running.forward(batch)
         loss = self.running.loss(output, batch)
         is_all = isinstance(share, float) and share == 1
         self.running.scaler.scale(loss if is_all else loss * share).backward()
         self.running.after(batch)
-        return Passed(output, loss)
+        return MicroBatchResult(output, loss)
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
-        """What has to be finite for a step to be made: the loss of each micro-batch."""
+        """The losses that have to be finite for a step: one for each micro-batch."""
         return [loss for loss in losses if loss is not None]
 
 
 class StepGradientsOfRanks(StepGradients):
-    """In several processes: torch's DistributedDataParallel sums the gradients of the ranks' rows.
+    """In several processes: torch's DistributedDataParallel sums the gradients of the ranks.
 
-    Each rank's loss counts by its share of the samples, so that the sum is the gradient of the loss of all, and what
-    `backward` and `output_grad` hooks see of a row is what one process would show them. Hooks on gradients of
-    parameters run on the sum.
+    Each rank's loss is weighted by its share of the samples, so that the sum is the gradient of the loss over all
+    samples, and `backward` and `output_grad` hooks see the same gradient of a row as in one process. Hooks on
+    parameter gradients run on the sum.
     """
 
     def __init__(self, running: Running) -> None:
@@ -69,7 +71,7 @@ class StepGradientsOfRanks(StepGradients):
         self._wrap()
         self._parameters = [each for each in running.model.parameters() if each.requires_grad]
         self._reduced = running.reduced
-        if not self.ranks.is_main:  # or the modules' own dropout would draw one mask for different rows
+        if not self.ranks.is_main:  # otherwise dropout would draw the same mask on every rank
             torch.manual_seed(derived_seed(running.settings.seed, self.ranks.rank))
 
     def _wrap(self) -> None:
@@ -78,14 +80,14 @@ class StepGradientsOfRanks(StepGradients):
         self._ddp.register_comm_hook(None, _summed)
 
     def _set_apart(self) -> list[tuple[nn.Parameter, Tensor | None]]:
-        """Every parameter with the gradient of the micro-batches before, which is taken away for now."""
+        """Each parameter with its gradient of the previous micro-batches; sets `grad` to None."""
         before = [(parameter, parameter.grad) for parameter in self._parameters]
         for parameter in self._parameters:
             parameter.grad = None
         return before
 
     def shares(self, group: Sequence[Batch]) -> Sequence[Share]:
-        """Of this rank's rows among those of all ranks."""
+        """The factor of each micro-batch's loss: the share of this rank's rows among those of all ranks."""
         if group[0].data.of_tokens:
             weights = [float(batch.weight) for batch in group]
             whole = max(sum(self.ranks.total(weights)), 1)
@@ -94,11 +96,11 @@ class StepGradientsOfRanks(StepGradients):
         sums = self.running.prepared.loss.sums
         return [(batch.whole if sums else len(batch.ids)) / whole for batch in group]
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
-        """The same; the gradients are summed over the ranks, at the latest with the last micro-batch."""
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
+        """The same; gradients are summed over the ranks, at the latest with the last micro-batch."""
         each = self._reduced.of_each_part
         before = self._set_apart() if each else []
-        passed = Passed()
+        passed = MicroBatchResult()
         if each or last or len(batch.ids):
             with nullcontext() if each or last else self._ddp.no_sync():
                 loss = self._ddp(batch)
@@ -110,7 +112,7 @@ class StepGradientsOfRanks(StepGradients):
         return passed
 
     def losses(self, losses: Sequence[Tensor | None], shares: Sequence[Share]) -> list[Tensor]:
-        """The part of each micro-batch in the loss of the step, over all ranks: finite where every rank's is."""
+        """The weighted loss of each micro-batch, summed over all ranks: finite if the losses of all ranks are."""
         parts = [
             0.0 if loss is None else float(loss) * float(share)
             for loss, share in zip(losses, shares, strict=True)
@@ -119,16 +121,16 @@ class StepGradientsOfRanks(StepGradients):
 
 
 class StepGradientsOfShards(StepGradientsOfRanks):
-    """In several processes that divide the parameters: torch's fully_shard sums the gradients of the ranks' rows.
+    """In several processes with sharded parameters: torch's fully_shard sums the gradients of the ranks.
 
-    Every rank takes part in every pass; one without rows computes another rank's row, whose loss counts nothing.
+    Every rank takes part in every pass; a rank without rows computes a row of another rank, with loss factor 0.
     """
 
     def _wrap(self) -> None:
-        """It was done before the optimizer was made."""
+        """Nothing to do: the model was sharded before the optimizer was made."""
 
-    def compute(self, batch: Batch, share: Share, *, last: bool) -> Passed:
-        """The same; the gradients are summed with each micro-batch."""
+    def compute(self, batch: Batch, share: Share, *, last: bool) -> MicroBatchResult:
+        """The same; gradients are summed over the ranks with each micro-batch."""
         running, each = self.running, self._reduced.of_each_part
         before = self._set_apart() if each else []
         own = batch.pattern is None
@@ -140,15 +142,15 @@ class StepGradientsOfShards(StepGradientsOfRanks):
         if each or last:
             self._reduced.run(before)
         running.after(batch)
-        return Passed(output, loss) if own else Passed()
+        return MicroBatchResult(output, loss) if own else MicroBatchResult()
 
 
 class _Rows(nn.Module):
     """The loss of the rank's rows, as the module that DistributedDataParallel wraps.
 
-    Since its result is the loss alone, every parameter that the loss does not depend on counts as unused, whatever
-    else the model returns. A rank without rows takes part through a parameter of its own: the model, which may not be
-    able to compute a batch of no rows, and its hooks do not run there.
+    Since its only output is the loss, DistributedDataParallel treats every parameter without influence on the loss as
+    unused, whatever else the model returns. A rank without rows takes part through the parameter `anchor`: its model
+    and hooks do not run, since many models cannot compute an empty batch.
     """
 
     def __init__(self, running: Running) -> None:
@@ -156,31 +158,31 @@ class _Rows(nn.Module):
         self.model = running.model
         self.anchor = nn.Parameter(torch.zeros((), device=running.prepared.device))
         self._running = running
-        self._passed = Passed()
+        self._passed = MicroBatchResult()
 
     def forward(self, batch: Batch) -> Tensor:
-        """The mean loss of the rows."""
+        """The mean loss of the rows, a tensor without dimensions."""
         if not len(batch.ids):
             return self.anchor * 0
         output = self._running.forward(batch)
         loss = self._running.loss(output, batch)
-        self._passed = Passed(output, loss)
+        self._passed = MicroBatchResult(output, loss)
         return loss
 
-    def take(self) -> Passed:
-        """What the last call gave; it is not kept."""
-        passed, self._passed = self._passed, Passed()
+    def take(self) -> MicroBatchResult:
+        """The results of the last call, which are then forgotten."""
+        passed, self._passed = self._passed, MicroBatchResult()
         return passed
 
 
-def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are texts
-    """The sum of the gradients of all ranks. DistributedDataParallel itself would take the mean."""
+def _summed(state, bucket):  # type: ignore[no-untyped-def]  # torch does not accept string annotations
+    """Sum the gradients of all ranks; by default DistributedDataParallel would average them."""
     work = distributed.all_reduce(bucket.buffer(), async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
 
 
 def step_gradients(running: Running) -> StepGradients:
-    """Those of the run: of one process, or of several."""
+    """The object that computes the run's gradients: for one process, several, or sharded parameters."""
     if not running.ranks.several:
         return StepGradients(running)
     return (StepGradientsOfShards if running.sharded else StepGradientsOfRanks)(running)

@@ -1,4 +1,4 @@
-"""What a run says at its end: how often each hook fired, what each action did, what stayed silent."""
+"""The summary at the end of a run: how often each hook fired, what it changed or captured, which hooks did nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def summary(running: Running) -> list[str]:
 
 
 def hook_lines(running: Running) -> Iterator[str]:
-    """Each hook: on which module it fired how often, and what came of it."""
+    """Lines for each hook: how often it fired on each module, and how much it changed, captured or counted."""
     by_hook = defaultdict[str, list[PlacedHook]](list)
     for site in running.hooks.sites:
         by_hook[site.hook_name].append(site)
@@ -46,5 +46,5 @@ def hook_lines(running: Running) -> Iterator[str]:
 
 
 def inactive_lines(hooks: Installation) -> list[str]:
-    """A line for each hook that matched and did nothing, loudly."""
+    """A warning for each hook that matched modules but did nothing."""
     return [f"WARNING: {line}" for line in describe_inactive(hooks.inactive, SHOWN)]

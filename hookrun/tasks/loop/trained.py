@@ -1,4 +1,4 @@
-"""Which parameters are trained, and in which group of the optimizer: decided before the run, by name."""
+"""Chooses before the run, by name, the parameters that are trained and their groups in the optimizer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """Parameters with arguments of their own in the optimizer.
+    """Parameters with their own arguments in the optimizer.
 
-    where: the key path of the group; empty for what no group names
+    where: the key path of the group; empty for the parameters that are in no group of the configuration
     label: the selector as it was written
-    names: of the parameters
+    names: the names of the parameters
+    args:  the arguments of the group
     """
 
     where: str
@@ -37,13 +38,13 @@ class ParameterGroup:
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run trains.
+    """The parameters that a run trains.
 
-    groups:   of the optimizer, each parameter in one; first what no group names, if there is something
-    frozen:   the parameters that `train.parameters` leaves out; hooks may add some of them
-    count:    of the parameters, trained or not
-    elements: of the trained parameters and of all, without those that hooks will add
-    note:     whether hooks will add some
+    groups:   the optimizer's groups; each trained parameter is in one. Those in no configured group come first
+    frozen:   the parameters that `train.parameters` leaves out; hooks may add some of them later
+    count:    the number of all parameters, trained or not
+    elements: the numbers of elements of the trained and of all parameters, without those that hooks will add
+    note:     a text that says whether hooks will add parameters; may be empty
     """
 
     groups: tuple[ParameterGroup, ...]
@@ -54,17 +55,17 @@ class Trained:
 
     @property
     def names(self) -> list[str]:
-        """Every trained parameter."""
+        """The names of all trained parameters."""
         return [name for group in self.groups for name in group.names]
 
     def freeze_rest(self, model: nn.Module) -> None:
-        """The parameters that `train.parameters` leaves out, as far as they are there, require no gradient."""
+        """Set requires_grad to False for the parameters in `frozen` that the model has now."""
         for name, parameter in model.named_parameters():
             if name in self.frozen:
                 parameter.requires_grad_(False)
 
     def lines(self, optimizer: Optimizer) -> Iterator[str]:
-        """What a person reads of it beside the plan."""
+        """The lines that are shown with the plan."""
         count, (elements, total) = len(self.names), self.elements
         which = f"all {count}" if count == self.count else f"{count} of {self.count}"
         yield f"trains {which} parameters ({elements:,} of {total:,} elements{self.note}) with {_called(optimizer)}"
@@ -82,7 +83,7 @@ def _called(optimizer: Optimizer) -> str:
 
 
 def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[Problem]]:
-    """What a run with these hooks will train of the model, and every mistake in how it was asked for."""
+    """The parameters of the model that a run with these hooks trains, and all mistakes in the settings for them."""
     choosing = _Choosing(hooks, names_under(hooks, model))
     names = choosing.names
     every = names.parameters()
@@ -97,7 +98,7 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
             trained = [name for name in trained if name in asked]
     if not trained and not problems:
         text = "nothing to train: no parameter of the model requires a gradient"
-        problems.append(Problem(PARAMETERS, text, "use task=evaluate, or let something be trained"))
+        problems.append(Problem(PARAMETERS, text, "use task=evaluate, or unfreeze a parameter"))
     groups = list(_groups(train.optimizer, choosing, trained))
     grouped = {name for group in groups for name in group.names}
     rest = tuple(name for name in trained if name not in grouped)
@@ -105,12 +106,12 @@ def chosen(train: Train, hooks: Spec, model: nn.Module) -> tuple[Trained, list[P
         groups.insert(0, ParameterGroup("", "", rest))
     sizes = {name: names.match(name, on_parameters=True).parameters for name in every}
     elements = sum(sizes[name] for name in trained), sum(sizes.values())
-    note = ", those that hooks add not counted" if any(names.added.values()) else ""
+    note = ", without those that hooks add" if any(names.added.values()) else ""
     return Trained(tuple(groups), left_out, len(every), elements, note), problems
 
 
 def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> Iterator[ParameterGroup]:
-    """The groups that the optimizer is given, and a problem for each parameter that two of them name."""
+    """The configured groups of the optimizer; adds a problem for parameters that two groups select."""
     owner = dict[str, tuple[int, Choice]]()
     for number, group in enumerate(optimizer.groups):
         where = f"{GROUPS}.{number}"
@@ -124,7 +125,7 @@ def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> It
         for (other, select), both in shared.items():
             text = (
                 f"'{group.select}' and '{select}' of groups.{other} both name {listed(both, _SHOWN)}; "
-                "a parameter is in one group"
+                "a parameter can be in only one group"
             )
             hint = "narrow one of the two, for example by `select: {path: ..., exclude: ...}`"
             choosing.problems.append(Problem(f"{where}.select", text, hint))
@@ -132,7 +133,7 @@ def _groups(optimizer: Optimizer, choosing: _Choosing, trained: list[str]) -> It
 
 
 class _Choosing:
-    """Finds what choices name, and collects what is wrong with them."""
+    """Finds the parameters that selectors choose, and collects the mistakes in the selectors."""
 
     def __init__(self, hooks: Spec, names: ModelNames) -> None:
         enabled = [hook for hook in hooks.hooks if hook.keys.enabled]
@@ -141,9 +142,10 @@ class _Choosing:
         self._adding = {hook.name: hook for hook in enabled if hook.action.adds(hook.name) is not None}
 
     def members(self, choice: Choice, where: str, trained: set[str]) -> list[list[str]]:
-        """The parameters that each member names.
+        """For each member of the choice, the names of the parameters that it selects.
 
-        trained: of those that are chosen from
+        where:   the key path of the choice
+        trained: the parameters that require a gradient; a member without any of them is a mistake
         """
         return [self._member(member, place, trained) for place, member in choice.placed(where)]
 
@@ -151,7 +153,7 @@ class _Choosing:
         found = self._added(member, where) if isinstance(member, AddedBy) else self._selected(member, where)
         if found and trained.isdisjoint(found):
             text = f"'{member}' names only parameters that are not trained: {listed(found, _SHOWN)}"
-            hint = "leave it out, or keep hooks, the model and `train.parameters` from freezing them"
+            hint = "leave it out, or do not freeze them by hooks, the model or `train.parameters`"
             self.problems.append(Problem(where, text, hint))
         return found
 
@@ -177,7 +179,7 @@ class _Choosing:
         return list(self._names_added(hooks))
 
     def _names_added(self, hooks: Iterable[HookSpec]) -> Iterator[str]:
-        """A hook that matches nothing is a problem of the plan, not of who asks for its parameters."""
+        """The names of the parameters that hooks add. A hook without matches is reported by the plan, not here."""
         for hook in hooks:
             for path in self.names.select(hook):
                 yield f"{path}.{hook.action.adds(hook.name)}" if path else str(hook.action.adds(hook.name))

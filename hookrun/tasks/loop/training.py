@@ -23,7 +23,7 @@ from hookrun.tasks.loop.nonfinite import SKIPPED, STEPPED, FiniteSteps
 from hookrun.tasks.loop.optimizers import make_optimizer, make_scheduler
 from hookrun.tasks.loop.progress import numbers
 from hookrun.tasks.loop.running import Running
-from hookrun.tasks.loop.sharding import divided, whole_state, whole_states
+from hookrun.tasks.loop.sharding import sharded_states, whole_state, whole_states
 from hookrun.tasks.loop.step_gradients import StepGradients, step_gradients
 
 BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
@@ -31,16 +31,17 @@ BEST, LAST, AVERAGED = "best.safetensors", "last.safetensors", "ema.safetensors"
 
 @dataclass
 class Loop:
-    """The state of training beside the model.
+    """The state of training, in addition to the model.
 
-    steps:   makes the optimizer step where loss and gradients are finite
-    epoch:   the one under way, and how many of its batches are behind
-    means:   over the samples of this epoch
-    gradients: computes those of a step
-    of_step: over those of the step under way
-    values:  the means of its training, once that is over: what is left is the validation and what follows
-    best:    the highest score of an epoch so far: the accuracy, or the negative loss
-    average: of the weights, which is what is validated; None: the weights themselves are
+    steps:     steps the optimizer if loss and gradients are finite
+    means:     loss and metrics over the samples of the current epoch
+    gradients: computes the gradients of a step
+    of_step:   loss and metrics over the samples of the current step
+    average:   the moving average of the weights, which is validated; None: the weights themselves are validated
+    epoch:     the current epoch
+    batches:   how many batches of it are finished
+    values:    the means of the epoch's training if that is finished, and only its validation is left; otherwise None
+    best:      the highest score of an epoch so far: the accuracy, or the negative loss
     """
 
     running: Running
@@ -59,11 +60,11 @@ class Loop:
     best: float | None = None
 
     def averaged(self) -> AbstractContextManager[None]:
-        """Inside it the model has the average of its weights, where there is one."""
+        """A context manager in which the model has the average of its weights, if there is one."""
         return self.average.swapped_in() if self.average is not None else nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """All that training goes on from, beside the model and its hooks; every rank calls it."""
+        """The state from which training can be resumed, without model and hooks; every rank calls it."""
         sharded = self.running.sharded
         return {
             "epoch": self.epoch,
@@ -79,26 +80,26 @@ class Loop:
         }
 
     def sums(self) -> dict[str, Average]:
-        """What is added up over the rows of this rank alone, by its place in the state."""
+        """Key path in the state -> the sums over the rows of this rank only."""
         return {"means": self.means}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state."""
+        """Replace the state of training by a saved one."""
         self.epoch, self.batches = state["epoch"], state["batches"]
         self.means.load_state_dict(state["means"])
         self.values, self.best = state["values"], state["best"]
-        self.optimizer.load_state_dict(divided(state["optimizer"], self.optimizer))
+        self.optimizer.load_state_dict(sharded_states(state["optimizer"], self.optimizer))
         self.steps.load_state_dict(state["steps"])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        if state["scaler"]:  # one that is off has none
+        if state["scaler"]:  # a disabled scaler has no state
             self.running.scaler.load_state_dict(state["scaler"])
         if self.average is not None:
             self.average.load_state_dict(state["average"])
 
 
 def train(running: Running) -> None:
-    """Train until the epochs or the steps are over, or a check asks to stop."""
+    """Train until all epochs or steps are finished, or a check stops the run."""
     loop, resuming = _made(running), running.resuming
     if loop.average is not None:
         resuming.around = loop.average.swapped_out
@@ -126,7 +127,7 @@ def _made(running: Running) -> Loop:
     val = Batches(running.prepared, "val", ranks=ranks) if running.prepared.data.sizes["val"] != 0 else None
     trained = running.prepared.trained
     if trained is not None:
-        trained.freeze_rest(running.model)  # what hooks added by now
+        trained.freeze_rest(running.model)  # parameters that hooks have added since the preparation
     groups = trained.groups if trained is not None else ()
     optimizer = make_optimizer(settings.optimizer, running.model, groups)
     steps_per_epoch = -(-len(batches) // settings.accumulate)
@@ -155,7 +156,7 @@ def _made(running: Running) -> Loop:
 
 
 def _save_last(loop: Loop) -> None:
-    """The weights that the run ends with, and a line on all that it kept."""
+    """Save the final weights, and print the names of all checkpoints."""
     running, checkpoint = loop.running, loop.running.settings.train.checkpoint
     if checkpoint.keeps("last"):
         _save(running, LAST)
@@ -169,11 +170,11 @@ def _save_last(loop: Loop) -> None:
 
 
 def _save(running: Running, name: str) -> None:
-    """Soon: before the next state, and before `_save_last` ends."""
+    """Save the weights in the background; they are written before the next state and before `_save_last` ends."""
     is_main, state = running.ranks.is_main, None
     if running.sharded:
         state = whole_state(running.model, keeps=is_main)
-    if is_main:  # the weights of the others are the same
+    if is_main:  # the other ranks have the same weights
         path, applied = running.run_dir.checkpoints / name, running.prepared.plan.applied()
         found = checkpoint.checkpoint_of(running.model, path, applied=applied, state=state)
         running.resuming.behind.write(found, checkpoint.WeightsFile.write)
@@ -185,7 +186,7 @@ def _over(loop: Loop) -> bool:
 
 
 def _train_epoch(loop: Loop) -> dict[str, float]:
-    """One pass, or what is left of it; returns the mean loss and accuracy over its samples."""
+    """Train one epoch, or the rest of it; returns the mean loss and metrics over its samples."""
     running, settings = loop.running, loop.running.settings.train
     total, every = len(loop.train), settings.checkpoint.every
     shown = dict[str, float]()
@@ -205,10 +206,10 @@ def _train_epoch(loop: Loop) -> dict[str, float]:
             if _over(loop):
                 break
             running.resuming.point(every.steps is not None and running.hooks.clock.step % every.steps == 0)
-    whole = running.of_all(loop.means)
-    skipped = loop.steps.tell_epoch()
-    values = whole.read() or {"loss": math.nan}  # every step was left out
-    if not running.stopped:  # half an epoch, ended by a check, is not a result
+    whole = running.sum_over_ranks(loop.means)
+    skipped = loop.steps.end_epoch()
+    values = whole.read() or {"loss": math.nan}  # NaN if every step was skipped
+    if not running.stopped:  # the means of an epoch that a check ended are not logged
         values = running.read("train", whole) if whole.samples else values
         running.log("train", values, "epoch", **skipped)
     running.screen.say(f"{label}  train {numbers(values)}")
@@ -232,7 +233,7 @@ def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
             if seen is not None:
                 running.measure(of_step, seen, output, batch)
         loop.steps.losses += loop.gradients.losses(losses, shares)
-        scaler.unscale_(loop.optimizer)  # fused optimizers would show scaled gradients to their hooks
+        scaler.unscale_(loop.optimizer)  # with fused optimizers, hooks would otherwise see scaled gradients
         norm = clip(settings, loop.optimizer)
         outcome = loop.steps.step()
         if loop.average is not None and outcome is STEPPED:
@@ -240,7 +241,7 @@ def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
         if outcome is not SKIPPED:
             loop.means.include(of_step)
         if logs and outcome is not SKIPPED:
-            values = running.of_all(of_step).read()
+            values = running.sum_over_ranks(of_step).read()
             shown.update(values)
             clipped = {"grad_norm": float(norm)} if norm is not None else {}
             running.log("train", values, "batch", lr=loop.optimizer.param_groups[0]["lr"], **clipped)
@@ -259,7 +260,7 @@ def _step(loop: Loop, group: list[Batch], shown: dict[str, float]) -> None:
 
 
 def _after_epoch(loop: Loop) -> None:
-    """Validate, keep the best weights, step the schedule: the epoch is over. After a stop it is not."""
+    """Finish an epoch: validate, save the best weights, step the schedule. After a stop the epoch stays unfinished."""
     running, values = loop.running, loop.values or {}
     with loop.averaged():
         if loop.val is not None and not running.stopped:
@@ -267,7 +268,7 @@ def _after_epoch(loop: Loop) -> None:
             values = running.evaluate(loop.val, "val", "validation", names=names)
             running.log("val", values, "epoch")
             running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
-        if running.stopped:  # the state was saved where it stopped, and goes on with this epoch
+        if running.stopped:  # the state was saved at the stop; a resumed run continues this epoch
             _keep_any(loop)
             return
         score = values.get("accuracy", -values["loss"])
@@ -288,10 +289,10 @@ def _after_epoch(loop: Loop) -> None:
 
 
 def _names_samples(loop: Loop, val: Batches) -> bool:
-    """Whether samples.jsonl gets the samples of this epoch's validation: once in a run.
+    """Whether the samples of this epoch's validation are written to samples.jsonl, which is done once in a run.
 
-    Sequences in the first epoch: they name the axes of pictures. Samples with a class in the last, for what the model
-    takes them for.
+    Sequences are written in the first epoch, to label the axes of pictures; samples with a class in the last epoch,
+    with the classes that the trained model predicts.
     """
     if val.data.of_tokens:
         return loop.epoch == 0
@@ -300,7 +301,7 @@ def _names_samples(loop: Loop, val: Batches) -> bool:
 
 
 def _keep_any(loop: Loop) -> None:
-    """Where the run stops before its first epoch is over, the weights that it has are the best ones."""
+    """If the run stops within its first epoch, save the present weights as the best ones."""
     running = loop.running
     if loop.best is None and running.settings.train.checkpoint.keeps("best"):
         _save(running, BEST)

@@ -1,4 +1,4 @@
-"""Installs the hooks on the model, lets a task perform under them, and says what came of each hook."""
+"""Installs the hooks on the model, runs a task under them, and prints a summary of each hook."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from hookrun.tasks.loop.summary import inactive_lines, summary
 
 
 def show_plan(prepared: Prepared, screen: Screen, limit: int | None = None) -> None:
-    """Print the plan, of the modules of each hook at most `limit`, and what to know beside it."""
+    """Print the plan with at most `limit` modules for each hook (None: all), the weights' source, lines and notes."""
     several = prepared.settings.compute.strategy != "none"
     table.show(prepared.plan, screen.console, limit, under_ranks(prepared.plan) if several else None)
     screen.say(f"weights: {_weights(prepared)}")
@@ -57,7 +57,10 @@ def run_under_hooks(
 ) -> str | None:
     """Run a task under its hooks; returns why a check stopped it, or None.
 
-    loggers: the names of those that metrics go to as well
+    perform: the task itself, called with the hooks installed
+    loggers: the names of the loggers to open
+
+    Raises HookrunError under `strict` if a hook matched modules but did nothing.
     """
     run_dir.write_plan(prepared.plan.to_dict())
     run_dir.write_env(environment(device=str(prepared.device)))
@@ -84,18 +87,18 @@ def run_under_hooks(
         resuming = Resuming(prepared, run_dir, model, hooks)
         if sharded:
             if prepared.trained is not None:
-                prepared.trained.freeze_rest(model)  # what hooks have added
+                prepared.trained.freeze_rest(model)  # parameters that hooks have added
             shard(model, settings.compute.fsdp, prepared.device, ranks.size)
             hooks.follow_parameters()
         if run_dir.resumed is not None:
-            screen.say(f"goes on from {run_dir.resumed.path.name}, step {hooks.clock.step}")
+            screen.say(f"resumed from {run_dir.resumed.path.name}, step {hooks.clock.step}")
             of_rank = {each.spec.name: each.spec.keys.when.rank for each in prepared.plan.hooks}
             chosen = {name: of for name, of in of_rank.items() if of is not None}
             screen.note(left_out(run_dir.resumed.tree, ranks, chosen))
         running = Running(
             prepared, hooks, sink, run_dir, screen, scaler, resuming, reduced or ReducedGradients()
         )
-        # What was recorded before a failure is what explains it.
+        # Records are written after a failure too, since they may explain it.
         last = (
             resuming.behind.close,
             sink.settle,
@@ -120,7 +123,7 @@ def run_under_hooks(
 
 
 def _config(prepared: Prepared) -> dict[str, Any]:
-    """The experiment as plain values."""
+    """The experiment as plain values, for loggers."""
     settings = prepared.settings.model_dump(mode="json", serialize_as_any=True)
     settings["task"] = {"name": prepared.task.name, **settings["task"]}
     hooks = {hook.pop("name"): hook for hook in prepared.plan.to_dict()["hooks"]}
@@ -128,11 +131,11 @@ def _config(prepared: Prepared) -> dict[str, Any]:
 
 
 def _load_leftover(prepared: Prepared, hooks: Installation) -> None:
-    """The values of added parameters that came with `model.weights`."""
+    """Load the values of parameters that hooks add from the file of `model.weights`. SpecError for a wrong shape."""
     added = dict(hooks.named_parameters())
     for name, tensor in prepared.leftover.items():
         if tensor.shape != added[name].shape:
-            shapes = f"{list(tensor.shape)} in the file and {list(added[name].shape)} where its hook adds it"
+            shapes = f"{list(tensor.shape)} in the file, and its hook adds {list(added[name].shape)}"
             hint = "use the hooks that the file was saved with"
-            raise SpecError([Problem("model.weights", f"{name} is {shapes}", hint)])
+            raise SpecError([Problem("model.weights", f"{name} has shape {shapes}", hint)])
         added[name].data.copy_(tensor)

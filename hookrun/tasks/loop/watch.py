@@ -1,4 +1,4 @@
-"""Follows one step through every module, hook and backward function, and takes note of what first is not finite."""
+"""Follows a step through every module, hook and backward function, and records where values become non-finite."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from hookrun.runtime.site import PlacedHook
 from hookrun.tasks.loop.finite import not_finite
 
 _sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-"""The number that the next autograd node of this thread gets."""
+"""Returns the sequence number of this thread's next autograd node."""
 
 
 @dataclass(eq=False)
 class Origin:
-    """Something that was given finite values and made others of them.
+    """A module call, hook or backward function that returned non-finite values for finite ones.
 
-    path:     of the module that it belongs to
-    own:      the only parameters of the module that it computes with; None: all, and those of its submodules
-    text:     what it is
-    values:   the tensors that it made
-    healed:   what came after it was finite again: masks of minus infinity before a softmax, for one
-    is_input: nothing made it: the model was called with it
+    path:     the path of its module
+    text:     its description
+    values:   the tensors that it returned
+    own:      the module's parameters that it uses; None: all, with those of its submodules
+    healed:   a later result was finite again, as after a softmax of scores that are masked with minus infinity
+    is_input: the values are inputs of the model instead
     """
 
     path: str
@@ -47,12 +47,14 @@ class Origin:
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a module under way.
+    """A call of a module that has not returned yet.
 
-    given:   the tensors that it was called with
-    begins:  how many origins there were before it
-    first:   the number of its first autograd node
-    wrong:   what it was given is not finite
+    kind:    the class of the module
+    number:  the number of the call among those of the module
+    given:   the tensors among its arguments
+    begins:  the number of origins before the call
+    first:   the sequence number of its first autograd node
+    wrong:   whether its arguments are not finite
     """
 
     path: str
@@ -70,7 +72,7 @@ class _Call:
 
 @dataclass(frozen=True)
 class _Span:
-    """The autograd nodes that a call or a hook made, by their numbers: `first` included, `end` excluded."""
+    """The sequence numbers of the autograd nodes that a call or a hook created: from `first` to `end`, exclusive."""
 
     where: str
     first: int
@@ -79,9 +81,9 @@ class _Span:
 
 @dataclass
 class Watch:
-    """The sink of the second run of a step, which is told of every value that a hook is given and returns.
+    """The record sink for the repetition of a step; it checks all inputs and outputs of modules and hooks.
 
-    gradients: the origins among hooks on gradients and backward functions, in order
+    gradients: the origins among hooks on gradients and backward functions, in order of their calls
     """
 
     model: nn.Module
@@ -103,13 +105,13 @@ class Watch:
             self._handles.append(module.register_forward_hook(self._left))
 
     def remove(self) -> None:
-        """Watch no longer."""
+        """Remove the hooks of this object."""
         while self._handles:
             self._handles.pop().remove()
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        """A forward pass of the model; what runs modules outside it only repeats their calls."""
+        """A block for a forward pass of the model. Module calls outside the block, as by checkpointing, are ignored."""
         self._origins.clear()
         self._spans.clear()
         self._numbers.clear()
@@ -120,17 +122,17 @@ class Watch:
             self._forward = False
 
     def first(self) -> Origin | None:
-        """The first origin of what is not finite at the end of the forward pass."""
+        """The first origin of non-finite values in the forward pass; None if there is none."""
         return _first(self._origins)
 
     def first_of_backward(self) -> Origin | None:
-        """The first origin among the hooks on gradients and the backward functions."""
+        """The first origin among hooks on gradients and backward functions; None if there is none."""
         return _first(self.gradients)
 
     # ---- modules -----------------------------------------------------------------------------------------------
 
     def _entered(self, path: str, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        """torch's forward pre-hook, before those of the experiment."""
+        """torch's forward pre-hook, which runs before those of the experiment."""
         if not self._forward:
             return
         given = list(tensors([list(args), list(kwargs.values())]))
@@ -146,7 +148,7 @@ class Watch:
         self._calls.append(_Call(path, kind, number, given, begins, _sequence_number(), bool(bad)))
 
     def _left(self, module: nn.Module, args: Any, output: Any) -> None:
-        """torch's forward hook, before those of the experiment."""
+        """torch's forward hook, which runs before those of the experiment."""
         if not self._forward:
             return
         call = self._calls.pop()
@@ -163,13 +165,13 @@ class Watch:
                 origin.healed = True
 
     def _tainted(self, call: _Call) -> bool:
-        """Whether what is not finite in the call has been found already."""
+        """Whether the origin of non-finite values in the call is known already."""
         return call.wrong or any(not each.healed for each in self._origins[call.begins :])
 
     # ---- hooks -------------------------------------------------------------------------------------------------
 
     def guard(self, site: PlacedHook, op: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The op of a site; what it makes of its value is looked at."""
+        """The op of a site, with a check of its argument and result."""
         forward = site.hook_type.phase == "forward" and not site.hook_type.until_backward
         added = site.spec.action.adds(site.hook_name)
 
@@ -199,36 +201,36 @@ class Watch:
         return watched
 
     def keeper(self, site: PlacedHook) -> Keeper:
-        """Nothing is kept."""
+        """A function that drops each captured value."""
         return lambda value, rows=None, tokens=None: None
 
     def emit(self, record: dict[str, Any], *, show: bool = False) -> None:
-        """Nothing is recorded: the step was, at its first run."""
+        """Do nothing: the records were written when the step ran first."""
 
     def measure(self, start: tuple[Any, ...], data: Measured) -> bool:
-        """Statistics are not needed here."""
+        """Do nothing: statistics are not needed here."""
         return True
 
     def fail(self, site: PlacedHook, what: str) -> None:
-        """Raise HookError, as the run does."""
+        """Raise HookError, as in the run."""
         raise HookError(f"{site.where}: {what}")
 
     def settle(self) -> None:
-        """Nothing is pending."""
+        """Do nothing: no record is pending."""
 
     def state_dict(self) -> dict[str, Any]:
-        """A second run of a step is not gone on with."""
+        """Empty: the repetition of a step is never resumed."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """A second run of a step is not gone on with."""
+        """Do nothing: the repetition of a step is never resumed."""
 
     # ---- backward ----------------------------------------------------------------------------------------------
 
     def follow_backward(self, loss: Tensor, name: str) -> None:
-        """Look at what every function of the backward pass from this loss is given and returns.
+        """Check arguments and results of every function in the backward pass of this loss.
 
-        name: of the loss, for functions that no module made
+        name: the name of the loss, for functions that no module call created
         """
         seen, waiting = set[Node](), [loss.grad_fn]
         while waiting:
@@ -240,13 +242,13 @@ class Watch:
             waiting.extend(following for following, _ in node.next_functions)
 
     def _maker(self, node: Node) -> str:
-        """The innermost call, or the hook, that made the node; empty where none did."""
+        """The innermost module call or hook that created the node; empty if there is none."""
         number = node._sequence_nr()
         around = [span for span in self._spans if span.first <= number < span.end]
         return min(around, key=lambda span: span.end - span.first).where if around else ""
 
     def _ran(self, node: str, maker: str, grad_inputs: Any, grad_outputs: Any) -> None:
-        """torch's hook after a backward function."""
+        """torch's hook on an autograd node, called after its backward function."""
         bad, given = not_finite(grad_inputs), not_finite(grad_outputs)
         if given and not bad and any(True for _ in tensors(grad_inputs)):
             for each in self.gradients:
@@ -262,5 +264,5 @@ def _first(origins: list[Origin]) -> Origin | None:
 
 
 def _shares(some: list[Tensor], others: list[Tensor]) -> bool:
-    """Whether a tensor is in both."""
+    """Whether some tensor is in both lists."""
     return any(one is other for one in some for other in others)

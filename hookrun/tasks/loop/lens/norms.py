@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm with their scale held fixed, as the linear maps that they then are."""
+"""LayerNorm and RMSNorm with a fixed scale, which makes them linear maps (and a bias)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
 @dataclass(frozen=True)
 class FrozenNorm:
-    """x -> (x - mean(x) where it centers) * scale * weight, to which `bias` is added once.
+    """x -> (x - mean(x), or x without centering) * scale * weight. The caller adds `bias` once to a sum of results.
 
-    scale:  [N, 1], 1 / the norm of the rows that it was fitted to
-    weight: [D]; None: ones
-    bias:   [D]; None: zeros
+    centers: subtract the mean, as LayerNorm
+    scale:   [N, 1], 1 / the standard deviation, or root mean square, of the rows on which the norm was frozen
+    weight:  [D]; None: ones
+    bias:    [D]; None: zeros
     """
 
     centers: bool
@@ -30,31 +31,31 @@ class FrozenNorm:
     bias: Tensor | None
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """The linear part, of rows [N, D]."""
+        """The linear part, without the bias, of rows [N, D]."""
         rows = rows - rows.mean(-1, keepdim=True) if self.centers else rows
         rows = rows * self.scale
         return rows if self.weight is None else rows * self.weight
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """In float32, or float64 where it is that already."""
+    """The tensor in float32; a float64 tensor stays as it is."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
 def step(*dtypes: torch.dtype) -> float:
-    """The relative rounding of the coarsest of the dtypes, or of float32, in which models of float64 compute norms."""
+    """The largest machine epsilon of the dtypes and float32; models in float64 may compute norms in float32."""
     return max(torch.finfo(dtype).eps for dtype in (*dtypes, torch.float32))
 
 
 def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
-    """[N, 1]: how far rows computed in two ways in this dtype may differ."""
+    """[N, 1]: the largest accepted difference between two computations of the rows `expected` [N, D] in this dtype."""
     return 64 * step(dtype) * expected.abs().amax(-1, keepdim=True).clamp_min(1e-30)
 
 
 def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> FrozenNorm:
-    """The norm with the scale that it has on `rows` [N, D], on which it gave `expected`.
+    """The norm with the scale that it has on `rows` [N, D], for which it returned `expected` [N, D].
 
-    Raises HookrunError where it computes something else than LayerNorm or RMSNorm.
+    Raises HookrunError if the module computes neither LayerNorm nor RMSNorm.
     """
     dtype, rows, expected = rows.dtype, wide(rows), wide(expected)
     best, least = None, None
@@ -67,8 +68,8 @@ def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> Froz
     if best is not None and bool(((best[1] - expected).abs() <= rounding(dtype, expected)).all()):
         return best[0]
     raise HookrunError(
-        f"{path} ({type(module).__name__}) computes something else than LayerNorm or RMSNorm, whose scale could be "
-        "held fixed: use task.norm=applied with task.parts=residual, or name the norm with task.final_norm"
+        f"{path} ({type(module).__name__}) computes neither LayerNorm nor RMSNorm, so its scale cannot be frozen: "
+        "use task.norm=applied with task.parts=residual, or name the norm with task.final_norm"
     )
 
 
@@ -80,7 +81,7 @@ def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
     own = (getattr(module, name, None) for name in ("weight", "bias"))
     weight, bias = (wide(each.detach()) if isinstance(each, Tensor) else None for each in own)
     mean = rows.mean(-1, keepdim=True)
-    weights = (None,) if weight is None else (weight, 1 + weight)  # Gemma's weight is what 1 is added to
+    weights = (None,) if weight is None else (weight, 1 + weight)  # Gemma multiplies by 1 + weight
     for eps, weighted in product(known, weights):
         spread = ((rows - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
         yield FrozenNorm(True, spread, weighted, bias)

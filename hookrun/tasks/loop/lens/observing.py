@@ -1,7 +1,7 @@
-"""One forward of a decoder, observed: what enters and leaves each block, and what its modules add in between.
+"""Observes a forward of a decoder: the residual stream before and after each block, and what its modules add to it.
 
-Each place is looked at twice, before and after the hooks of the experiment there: what they change is known apart from
-what the model computes.
+Each value is recorded before and after the experiment's hooks on it, to separate their edits from the model's own
+computation.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hookrun.models.decoder import SumOfTwo
 from hookrun.tasks.loop.lens.places import HeadsPlace, Places
 
 Rows = tuple[Tensor, Tensor]
-"""Sequence and column of each of the N positions that are read, on the model's device."""
+"""(sequence, column), each [N] on the model's device, of the N positions that are read."""
 
 
 @dataclass(eq=False)
 class ObservedCall:
-    """One call of a module inside a block; N x D rows at the positions.
+    """One call of a module inside a block; rows are [N, D], one for each position that is read.
 
-    before, after: what it returned, before and after hooks
-    entered:       what it was given, after hooks
-    inputs:        every tensor that it was given by the model
-    output:        the tensor that went on
+    before, after: rows of its output, before and after hooks
+    entered:       rows of its input, after hooks
+    inputs:        all tensors among its arguments
+    output:        its output tensor, after hooks
     """
 
     path: str
@@ -44,16 +44,16 @@ class ObservedCall:
 
     @property
     def edited(self) -> bool:
-        """Whether hooks changed what it returned."""
+        """Whether hooks changed the output."""
         return self.before is not None and self.after is not None and not torch.equal(self.before, self.after)
 
 
 @dataclass(eq=False)
-class HeadsSeen:
-    """What is known of the heads of one block's attention.
+class ObservedHeads:
+    """The heads of one block's attention.
 
-    read:          [N, heads * width of a head], or [N, heads, D] where that is what each head adds
-    before, after: [N, D], their sum with the bias, before and after hooks
+    read:          [N, heads * width of a head], the projection's input; or [N, heads, D], the heads' contributions
+    before, after: [N, D], the sum of the heads' contributions and the bias, before and after hooks
     """
 
     read: Tensor | None = None
@@ -62,36 +62,40 @@ class HeadsSeen:
 
 
 @dataclass(eq=False)
-class BlockSeen:
-    """One block.
+class ObservedBlock:
+    """What was observed in one block; streams are [N, D].
 
-    entered_before, entered: the residual stream that came in, before and after hooks
-    left_before, left:       what the block returned
-    added:                   chains of calls, whose last one's result is added to the stream
-    joints:                  modules that only add to the stream
+    entered_before, entered: the residual stream at its input, before and after hooks
+    left_before, left:       the stream that it returned, before and after hooks
+    added:                   chains of calls; the result of the last call of each is added to the stream
+    sum_calls:                  calls of modules that only compute the sum
     """
 
     path: str
     entered_before: Tensor
     entered: Tensor
     added: list[list[ObservedCall]] = field(default_factory=list)
-    joints: list[ObservedCall] = field(default_factory=list)
+    sum_calls: list[ObservedCall] = field(default_factory=list)
     left_before: Tensor | None = None
     left: Tensor | None = None
-    heads: HeadsSeen | None = None
+    heads: ObservedHeads | None = None
 
 
 @dataclass(eq=False)
-class Seen:
-    """One forward.
+class ObservedForward:
+    """What was observed in one forward.
 
-    embedded:     path -> rows of each embedding outside the blocks
+    embedded:     path -> [N, D], the output of each embedding outside the blocks
+    norm:         the call of the final norm
+    norm_entered_before:     [N, D], the norm's input before hooks
+    unembed_entered_before:  [N, D], the unembedding's input before hooks
+    unembed_entered:         [N, D], the unembedding's input after hooks
     scores:       the output of the unembedding, before hooks on it, [batch, length, vocabulary]
-    scores_after: the same after them
-    logits:       what the model makes of that, before hooks on the model itself
+    scores_after: the same, after hooks
+    logits:       the output of the model, before hooks on the model itself
     """
 
-    blocks: list[BlockSeen] = field(default_factory=list)
+    blocks: list[ObservedBlock] = field(default_factory=list)
     embedded: dict[str, Tensor] = field(default_factory=dict)
     norm: ObservedCall | None = None
     norm_entered_before: Tensor | None = None
@@ -103,9 +107,9 @@ class Seen:
 
 
 class Observer:
-    """Observes within the block; `begin` says at which positions before each forward, `end` what was there after it.
+    """Observes the model within a `with` block: call `begin` before each forward, `end` after it.
 
-    inside: also what the modules inside the blocks add
+    inside: also observe the modules inside the blocks
     """
 
     def __init__(self, model: nn.Module, places: Places, *, inside: bool) -> None:
@@ -114,19 +118,19 @@ class Observer:
         self._rows: Rows | None = None
         self._shape = (0, 0)
         self._known = dict[int, tuple[Tensor, int, Tensor]]()
-        self._open: BlockSeen | None = None
+        self._open: ObservedBlock | None = None
         self._calls = list[ObservedCall]()
-        self.seen = Seen()
+        self.seen = ObservedForward()
 
     def begin(self, rows: Rows, shape: tuple[int, int]) -> None:
-        """The next forward is of a batch of this shape, and these positions count."""
+        """Prepare for a forward of a batch of shape [batch, length], to be observed at the positions `rows`."""
         self._rows, self._shape = rows, shape
-        self._open, self._calls, self.seen = None, [], Seen()
+        self._open, self._calls, self.seen = None, [], ObservedForward()
         self._known.clear()
 
-    def end(self) -> Seen:
-        """What was seen. HookrunError where the forward did not pass every place."""
-        seen, self.seen, self._rows = self.seen, Seen(), None
+    def end(self) -> ObservedForward:
+        """What was observed. HookrunError if a block, the norm or the unembedding did not run as expected."""
+        seen, self.seen, self._rows = self.seen, ObservedForward(), None
         self._known.clear()
         places = self._places
         found = [each.path for each in seen.blocks]
@@ -143,7 +147,7 @@ class Observer:
         ):
             lacking = places.final_norm if seen.norm is None or seen.norm.before is None else places.unembed
             raise HookrunError(
-                f"the lens did not see {lacking} return a tensor for each position: name another place with "
+                f"{lacking} did not return a tensor with a row for each position: name another module with "
                 "task.final_norm or task.unembed"
             )
         return seen
@@ -224,7 +228,7 @@ class Observer:
     # ---- what is seen ------------------------------------------------------------------------------------------
 
     def _tensor(self, value: Any) -> Tensor | None:
-        """The first tensor [batch, length, ...] of floating-point numbers in a value."""
+        """The first floating-point tensor [batch, length, ...] in a value; None if there is none."""
         for tensor in tensors(value):
             fits = (
                 tensor.dim() > 2
@@ -236,13 +240,13 @@ class Observer:
         return None
 
     def _flat(self, value: Any) -> Tensor | None:
-        """The first tensor [batch * length, width] of floating-point numbers in a value, as in OPT."""
+        """The first floating-point tensor [batch * length, width] in a value, as OPT uses; None if there is none."""
         count = self._shape[0] * self._shape[1]
         flat = (each for each in tensors(value) if each.dim() == 2 and each.is_floating_point())
         return next((each for each in flat if len(each) == count), None)
 
     def _picked(self, value: Any) -> tuple[Tensor, Tensor] | None:
-        """That tensor, and its rows [N, ...]: a copy, the same one as long as nobody writes into the tensor."""
+        """The first such tensor in a value, and its rows [N, ...], copied once for each version of the tensor."""
         tensor = self._tensor(value)
         tensor = self._flat(value) if tensor is None else tensor
         if tensor is None or self._rows is None:
@@ -260,8 +264,8 @@ class Observer:
         found = self._picked(value)
         if found is None:
             raise HookrunError(
-                f"{path} passes no tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders whose "
-                "blocks take and return the residual stream; name the blocks with task.residual"
+                f"{path} does not pass a tensor [{self._shape[0]}, {self._shape[1]}, width]: the lens reads decoders "
+                "whose blocks take and return the residual stream; name the blocks with task.residual"
             )
         return found[1]
 
@@ -273,7 +277,7 @@ class Observer:
 
     def _enter_block(self, path: str, args: Any) -> None:
         rows = self._stream(args, path)
-        self._open, self._calls = BlockSeen(path, rows, rows), []
+        self._open, self._calls = ObservedBlock(path, rows, rows), []
 
     def _entered_block(self, args: Any) -> None:
         if self._open is not None:
@@ -297,7 +301,7 @@ class Observer:
 
     def _read_heads(self, value: Any) -> None:
         if self._open is not None and (found := self._picked(value)) is not None:
-            self._open.heads = self._open.heads or HeadsSeen()
+            self._open.heads = self._open.heads or ObservedHeads()
             self._open.heads.read = found[1]
 
     def _summed(self, value: Any, when: str) -> None:
@@ -317,16 +321,16 @@ class Observer:
         if block is None:
             return
         block.left = self._stream(value, block.path)
-        block.joints = [call for call in self._calls if isinstance(call.module, SumOfTwo)]
+        block.sum_calls = [call for call in self._calls if isinstance(call.module, SumOfTwo)]
         block.added = _chains(
             [call for call in self._calls if not isinstance(call.module, SumOfTwo)], block.left.shape
         )
         self._forget(block)
         self.seen.blocks.append(block)
 
-    def _forget(self, block: BlockSeen) -> None:
-        """What is needed no longer: the model's own tensors, and rows of calls that go to other calls."""
-        last = {id(chain[-1]) for chain in block.added} | {id(joint) for joint in block.joints}
+    def _forget(self, block: ObservedBlock) -> None:
+        """Release what is not needed anymore: the model's tensors, and rows of calls inside of chains."""
+        last = {id(chain[-1]) for chain in block.added} | {id(sum_call) for sum_call in block.sum_calls}
         for call in self._calls:
             call.inputs, call.output = [], None
             if block.heads is None and id(call) not in last:
@@ -357,7 +361,7 @@ class Observer:
 
 
 def _chains(calls: Sequence[ObservedCall], shape: torch.Size) -> list[list[ObservedCall]]:
-    """The calls whose results go to no other call, each with those before it whose result it was given."""
+    """For each call whose result no other call takes: this call and, before it, the calls that led to its input."""
     made = [call for call in calls if call.output is not None and call.after is not None]
     last = [
         call
@@ -376,7 +380,7 @@ def _chains(calls: Sequence[ObservedCall], shape: torch.Size) -> list[list[Obser
 
 
 def _given_by(call: ObservedCall, calls: Sequence[ObservedCall]) -> ObservedCall | None:
-    """The call whose result this one was given."""
+    """The call whose result is an input of this call."""
     return next(
         (each for each in calls if each is not call and any(_same(each.output, one) for one in call.inputs)),
         None,
@@ -384,7 +388,7 @@ def _given_by(call: ObservedCall, calls: Sequence[ObservedCall]) -> ObservedCall
 
 
 def _same(made: Tensor | None, given: Tensor) -> bool:
-    """Whether a tensor is the other one, or another view of all of it."""
+    """Whether both are the same tensor, or views of all of its elements."""
     if made is None or made is given:
         return made is given
     return made.numel() == given.numel() and made.data_ptr() == given.data_ptr() and made.dtype == given.dtype

@@ -1,4 +1,4 @@
-"""Where a decoder has its blocks, its final norm, its unembedding and the output projections of its attention."""
+"""Finds the blocks of a decoder, its final norm, its unembedding and the output projections of its attention."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SHOWN = 6
 
 @dataclass(frozen=True)
 class HeadsPlace:
-    """Where one block's attention is known head by head.
+    """Where the heads of one block's attention are read.
 
-    path:   of the module whose input [..., heads * width of a head] or output [..., heads, width] is read
-    bias:   the name of the projection's bias; "" where it has none
+    path:   the module whose input [..., heads * width of a head] or output [..., heads, width] is read
     summed: the path of the module whose output is the sum over the heads, with the bias
-    count:  of heads
+    bias:   the parameter name of the projection's bias; "" if it has no bias
+    count:  the number of heads
     """
 
     path: str
@@ -45,18 +45,18 @@ class HeadsPlace:
 
     @property
     def by_output(self) -> bool:
-        """Whether the module's output holds what each head adds already."""
+        """Whether the module's output is read, which holds the contribution of each head."""
         return self.path != self.summed
 
 
 @dataclass(frozen=True)
 class Places:
-    """Module paths.
+    """The module paths that the lens reads.
 
-    blocks:     in the order in which they run
-    final_norm: after the last block
-    unembed:    from the residual stream to scores for each token
-    heads:      one for each block; none where heads are not asked for
+    blocks:     the blocks in the order in which they run
+    final_norm: the norm after the last block
+    unembed:    the layer from the residual stream to the logits
+    heads:      one for each block; empty if heads are not read
     """
 
     blocks: tuple[str, ...]
@@ -74,12 +74,12 @@ def find_places(
     heads: Selector | None,
     by_head: bool,
 ) -> Places:
-    """The places that were named, and those of a decoder for the others. Raises CompileError with all that are lacking.
+    """The given places, and for the others those of a usual decoder. Raises CompileError with all that are not found.
 
-    residual:   selects the blocks
-    final_norm: a module path
-    unembed:    a module path
-    heads:      selects an output projection in each block
+    residual:   selects the blocks; None: search
+    final_norm: a module path; None: search
+    unembed:    a module path; None: search
+    heads:      selects an output projection in each block; None: search
     by_head:    whether the projections are needed
     """
     names, problems = ModelNames(model), list[Problem]()
@@ -95,10 +95,8 @@ def find_places(
     scores = _named(names, unembed, "task.unembed", problems) if unembed else _unembed(model, problems)
     weight = None if scores is None else getattr(model.get_submodule(scores), "weight", None)
     if scores is not None and (not isinstance(weight, Tensor) or weight.dim() != 2):
-        what = f"{scores} has no weight [vocabulary, width], which an unembedding has"
-        problems.append(
-            Problem("task.unembed", what, "name the linear layer that gives a score for each token")
-        )
+        what = f"{scores} has no weight [vocabulary, width], so it is not an unembedding"
+        problems.append(Problem("task.unembed", what, "name the linear layer that computes the logits"))
     places = list[HeadsPlace]()
     if by_head and blocks:
         chosen = _selected(names, heads, "task.heads", problems) if heads else None
@@ -127,7 +125,10 @@ def _named(names: ModelNames, path: str, where: str, problems: list[Problem]) ->
 
 
 def _blocks(model: nn.Module, problems: list[Problem]) -> list[str]:
-    """The children of the outermost list of modules that has as many as the configuration says there are layers."""
+    """The paths of the blocks: the children of the outermost ModuleList whose length the config gives as layers.
+
+    Without a config: of the outermost ModuleList with a usual name.
+    """
     config: Any = getattr(model, "config", None)
     if callable(text := getattr(config, "get_text_config", None)):
         config = text()
@@ -148,7 +149,7 @@ def _blocks(model: nn.Module, problems: list[Problem]) -> list[str]:
         else f"a list called {listed(_LISTS, 9)}"
     )
     there = f"found {listed([path for path, _ in fitting], _SHOWN)}" if fitting else "there is none"
-    what = f"{type(model).__name__} does not show which modules are its blocks: looked for {looked}, {there}"
+    what = f"the blocks of {type(model).__name__} were not found: looked for {looked}, {there}"
     problems.append(
         Problem("task.residual", what, "name them with a selector: task.residual='model.layers[:]'")
     )
@@ -160,7 +161,7 @@ def _inside(path: str, other: str) -> bool:
 
 
 def _final_norm(model: nn.Module, blocks: list[str], problems: list[Problem]) -> str | None:
-    """Beside the list of the blocks, or in the module around that."""
+    """The path of the final norm beside the list of the blocks, or in the module around it."""
     if not blocks:
         return None
     owner = blocks[0].rpartition(".")[0].rpartition(".")[0]
@@ -201,7 +202,7 @@ def _unembed(model: nn.Module, problems: list[Problem]) -> str | None:
 def _heads(
     model: nn.Module, block: str, chosen: list[str] | None, problems: list[Problem]
 ) -> Iterator[HeadsPlace]:
-    """The output projection of the block's attention."""
+    """The output projection of the block's attention; yields nothing if a problem was added."""
     if chosen is None:
         found = list(_projections(model, block))
     else:
@@ -217,7 +218,7 @@ def _heads(
         return
     place = _place(model, found[0])
     if place is None:
-        what = f"{found[0]} does not take the heads of an attention, or nothing says how many there are"
+        what = f"{found[0]} does not take the heads of an attention, or the number of heads is not known"
         problems.append(Problem("task.heads", what, "name the output projection of the attention, a Linear"))
         return
     yield place

@@ -1,4 +1,4 @@
-"""From the parts of a batch to scores: the most likely tokens, the answer's score, the distance to the output."""
+"""Computes logits from the parts of a batch: the most probable tokens, the answer's logit, the KL to the output."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from torch.nn import functional as F
 
 from hookrun.errors import HookrunError
 from hookrun.tasks.loop.lens.norms import FrozenNorm, frozen, rounding, step, wide
-from hookrun.tasks.loop.lens.observing import Seen
+from hookrun.tasks.loop.lens.observing import ObservedForward
 from hookrun.tasks.loop.lens.parts import BIAS, HOOKS, StreamPart, contributions, residual
 from hookrun.tasks.loop.lens.places import Places
 
 AT_ONCE = 2**24
-"""Scores that are computed at once: positions times tokens of the vocabulary."""
+"""The number of logits that are computed at once: positions x vocabulary."""
 
 WHOLE_MODEL = f"(root) {HOOKS}"
-"""What hooks on the model itself change of the scores that it returns."""
+"""The name of the part that is the change of the model's logits by hooks on the model itself."""
 
 _SLACK = 32
 _FACTORS = {"logit_scale": 1.0, "logits_scaling": -1.0, "lm_head_multiplier": 1.0}
-"""Keys of configurations that scale the scores, and with which power."""
+"""Keys of model configs that scale the logits -> the power of the factor."""
 _CAP = "final_logit_softcapping"
 
 
 @dataclass(frozen=True)
 class ScoredPositions:
-    """Of N positions.
+    """The N positions that are read.
 
-    rows:   sequence and column of each, on the model's device
-    answer: [N] int64, the token that is right; -100 where none is known
-    wrong:  [N] int64, the token that would be wrong; -100 where none is known
+    rows:   (sequence, column), each [N] on the model's device
+    answer: [N] int64, the right token; -100 if it is not known
+    wrong:  [N] int64, the wrong token to compare with; -100 if it is not known
     """
 
     rows: tuple[Tensor, Tensor]
@@ -45,12 +45,13 @@ class ScoredPositions:
 
 @dataclass
 class PartRead:
-    """What one part says at N positions, on the CPU.
+    """What was computed for one part at N positions, on the CPU.
 
-    top, probabilities:         [N, k], the tokens with the highest scores
+    name, layer, head:          as in `StreamPart`
+    top, probabilities:         [N, k], the tokens with the largest logits, and their probabilities
     answer_logit, wrong_logit:  [N]
-    kl:                         [N], KL(output || part) in nats; None: the part is not a distribution by itself
-    right:                      [N] bool, whether the first token is the answer
+    right:                      [N] bool, whether the most probable token is the answer
+    kl:                         [N], KL(output || part) in nats; None: not compared with the output
     """
 
     name: str
@@ -66,11 +67,11 @@ class PartRead:
 
 @dataclass
 class Lens:
-    """Reads what was seen of one forward after the other.
+    """Computes the readings of observed forwards.
 
-    parts: residual, layers or heads
+    parts:  residual, layers or heads
     frozen: the final norm keeps the scale that it has on the final stream of each position
-    top:   so many tokens of each part
+    top:    how many tokens are recorded for each part
     """
 
     model: nn.Module
@@ -79,8 +80,8 @@ class Lens:
     frozen: bool
     top: int
 
-    def read(self, seen: Seen, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
-        """Each part, in the order of the model. Raises HookrunError where they do not add up."""
+    def read(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
+        """The reading of each part, in the order of the model. Raises HookrunError if contributions do not add up."""
         self._check_scores(seen, asked)
         if self.parts == "residual":
             score = self._by_frozen(seen) if self.frozen else self._by_norm(seen)
@@ -94,15 +95,15 @@ class Lens:
             yield from self._summing(seen, output, asked)
 
     def read_output(self, output: Tensor, asked: ScoredPositions) -> PartRead:
-        """What the model itself predicts, after every hook."""
+        """The reading of the model's own output, after all hooks."""
         rows = torch.zeros(len(asked.answer), 0)
         return self._read(
             StreamPart("", None, None, rows), lambda rows, at: _at(output, asked.rows, at=at), asked
         )
 
-    # ---- contributions, which sum ------------------------------------------------------------------------------
+    # ---- contributions that add up to the logits ---------------------------------------------------------------
 
-    def _summing(self, seen: Seen, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
+    def _summing(self, seen: ObservedForward, output: Tensor, asked: ScoredPositions) -> Iterator[PartRead]:
         assert seen.scores is not None and seen.scores_after is not None and seen.logits is not None
         linear = self._frozen_norm(seen)
         columns = _columns(seen, asked)
@@ -111,7 +112,7 @@ class Lens:
             for _ in "ab"
         )
         weights = wide(self._weight[columns])
-        entering: StreamPart | None = None  # what hooks change of what the unembedding is given
+        entering: StreamPart | None = None  # the change of the unembedding's input by hooks
         for part in contributions(self.model, self.places, seen, by_head=self.parts == "heads"):
             rows = part.rows if part.after else linear(part.rows)
             made = torch.einsum("nd,nkd->nk", rows, weights)
@@ -133,8 +134,8 @@ class Lens:
         if self._differ(seen.logits, output, asked):
             if self._cap is not None:
                 raise HookrunError(
-                    "a hook changes what the model returns, after its soft cap on the scores: contributions add up "
-                    f"only before that; hook {self.places.unembed} instead, or use task.parts=residual"
+                    "a hook changes the model's output after the soft cap on the logits, but contributions add up "
+                    f"only before the cap; hook {self.places.unembed} instead, or use task.parts=residual"
                 )
             change = _change((seen.logits, output), asked)
             yield self._read(StreamPart(WHOLE_MODEL, None, None, none), lambda rows, at: change(at), asked)
@@ -142,9 +143,10 @@ class Lens:
     def _at_unembedding(
         self, entering: StreamPart | None, scores: tuple[Tensor, Tensor], asked: ScoredPositions
     ) -> Iterator[PartRead]:
-        """What hooks change of the input and of the scores of the unembedding, together.
+        """One part for the changes that hooks make to the input and to the output of the unembedding; none without.
 
-        scores: before and after hooks
+        entering: the change of the input
+        scores:   the output before and after hooks
         """
         change = _change(scores, asked) if self._differ(*scores, asked) else None
         if entering is None and change is None:
@@ -160,7 +162,7 @@ class Lens:
         yield self._read(StreamPart(name, None, None, rows), score, asked)
 
     def _differ(self, before: Tensor, after: Tensor, asked: ScoredPositions) -> bool:
-        """Whether hooks changed scores [batch, length, vocabulary] at the positions."""
+        """Whether hooks changed the logits [batch, length, vocabulary] at the positions."""
         if before is after:
             return False
         change, size = _change((before, after), asked), self._at_once
@@ -170,7 +172,7 @@ class Lens:
         return rows @ wide(self._weight).T.to(rows.dtype) * self._factor
 
     def _constant(self, linear: FrozenNorm) -> Tensor:
-        """[V]: what the biases of the final norm and of the unembedding add to the scores."""
+        """[V]: the contribution of the biases of the final norm and of the unembedding to the logits."""
         weight = wide(self._weight)
         found = torch.zeros(len(weight), dtype=weight.dtype, device=weight.device)
         if linear.bias is not None:
@@ -178,13 +180,13 @@ class Lens:
         bias = getattr(self._unembed, "bias", None)
         return found if bias is None else found + wide(bias.detach())
 
-    def _frozen_norm(self, seen: Seen) -> FrozenNorm:
+    def _frozen_norm(self, seen: ObservedForward) -> FrozenNorm:
         norm = seen.norm
         assert norm is not None and norm.entered is not None and norm.before is not None
         return frozen(self.places.final_norm, norm.module, norm.entered, norm.before)
 
     def _check_total(
-        self, seen: Seen, asked: ScoredPositions, columns: Tensor, total: Tensor, magnitude: Tensor
+        self, seen: ObservedForward, asked: ScoredPositions, columns: Tensor, total: Tensor, magnitude: Tensor
     ) -> None:
         assert seen.scores is not None and seen.blocks[-1].left is not None
         expected = wide(_at(seen.scores, asked.rows, columns)) * self._factor
@@ -192,14 +194,14 @@ class Lens:
         off = (total - expected).abs()
         if bool((off > _SLACK * eps * magnitude).any()):
             raise HookrunError(
-                f"the contributions do not add up to the scores of {self.places.unembed}: they differ by "
+                f"the contributions do not add up to the output of {self.places.unembed}: they differ by "
                 f"{float(off.max()):.3g}; use task.parts=residual task.norm=applied"
             )
 
-    # ---- scores of whole streams -------------------------------------------------------------------------------
+    # ---- logits of whole streams -------------------------------------------------------------------------------
 
-    def _by_norm(self, seen: Seen) -> Callable[[Tensor, slice], Tensor]:
-        """Scores of rows, by the model's own norm and unembedding without their hooks."""
+    def _by_norm(self, seen: ObservedForward) -> Callable[[Tensor, slice], Tensor]:
+        """(rows [n, D], slice) -> logits, by the model's own norm and unembedding without their hooks."""
         norm: Any = self.model.get_submodule(self.places.final_norm)
         dtype = seen.blocks[-1].entered.dtype
 
@@ -208,7 +210,7 @@ class Lens:
 
         return score
 
-    def _by_frozen(self, seen: Seen) -> Callable[[Tensor, slice], Tensor]:
+    def _by_frozen(self, seen: ObservedForward) -> Callable[[Tensor, slice], Tensor]:
         linear = self._frozen_norm(seen)
         constant = self._constant(linear)
 
@@ -226,9 +228,11 @@ class Lens:
         output: Tensor | None = None,
         rows: Tensor | None = None,
     ) -> PartRead:
-        """The part's scores, so many positions at a time.
+        """The reading of a part, computed in blocks of `_at_once` positions.
 
-        output: what the model returned, to which each distribution is compared; None: it is not compared
+        score:  (rows [n, D], their slice of the positions) -> logits [n, V]
+        output: the model's logits, with which the part's distribution is compared; None: not compared
+        rows:   the rows for `score`; None: those of the part
         """
         rows = part.rows if rows is None else rows
         size = self._at_once
@@ -278,12 +282,12 @@ class Lens:
 
     @cached_property
     def _at_once(self) -> int:
-        """Positions whose scores are computed at once."""
+        """The number of positions whose logits are computed at once."""
         return max(1, AT_ONCE // len(self._weight))
 
     @cached_property
     def _factor(self) -> float:
-        """What the model multiplies the scores of its unembedding with."""
+        """The factor by which the model multiplies the output of its unembedding."""
         config = text_config(self.model)
         factor = 1.0
         for name, power in _FACTORS.items():
@@ -302,8 +306,8 @@ class Lens:
     def _capped(self, scores: Tensor) -> Tensor:
         return scores if self._cap is None else torch.tanh(scores / self._cap) * self._cap
 
-    def _check_scores(self, seen: Seen, asked: ScoredPositions) -> None:
-        """What the model returns is what the lens makes of its unembedding's scores, at the first positions."""
+    def _check_scores(self, seen: ObservedForward, asked: ScoredPositions) -> None:
+        """Check at the first positions that the lens computes the model's logits from the unembedding's output."""
         scores, logits = seen.scores_after, seen.logits
         assert scores is not None and logits is not None
         at = slice(0, self._at_once)
@@ -311,13 +315,13 @@ class Lens:
         expected = wide(_at(logits, asked.rows, at=at)) if logits.shape == scores.shape else None
         if expected is None or bool(((made - expected).abs() > rounding(logits.dtype, expected)).any()):
             raise HookrunError(
-                f"the model changes the scores of {self.places.unembed} in a way that the lens does not know before it "
-                "returns them: name the module that computes its output with task.unembed"
+                f"the model changes the output of {self.places.unembed} before it returns it, in a way that the lens "
+                "does not know: name the module that computes the model's output with task.unembed"
             )
 
 
-def _columns(seen: Seen, asked: ScoredPositions) -> Tensor:
-    """[N, 3]: the tokens at which sums are checked: the answer, the wrong one, the most likely one."""
+def _columns(seen: ObservedForward, asked: ScoredPositions) -> Tensor:
+    """[N, 3]: the tokens at which sums are checked: the right one, the wrong one, the most probable one."""
     assert seen.scores is not None
     size = max(1, AT_ONCE // seen.scores.shape[-1])
     best = [
@@ -328,7 +332,10 @@ def _columns(seen: Seen, asked: ScoredPositions) -> Tensor:
 
 
 def _change(scores: tuple[Tensor, Tensor], asked: ScoredPositions) -> Callable[[slice], Tensor]:
-    """From a slice of the positions to what hooks changed there of the scores, given before and after them."""
+    """slice of the positions -> the change of the logits there by hooks.
+
+    scores: the logits [batch, length, V] before and after the hooks
+    """
     before, after = scores
     return lambda at: wide(_at(after, asked.rows, at=at)) - wide(_at(before, asked.rows, at=at))
 
@@ -336,7 +343,7 @@ def _change(scores: tuple[Tensor, Tensor], asked: ScoredPositions) -> Callable[[
 def _at(
     tensor: Tensor, rows: tuple[Tensor, Tensor], columns: Tensor | None = None, at: slice = slice(None)
 ) -> Tensor:
-    """[N, V], or [N, k] of the columns: the tensor [batch, length, V] at the positions."""
+    """[N, V], or [N, k] if columns [N, k] are given: the tensor [batch, length, V] at the positions."""
     sequences, places = rows[0][at], rows[1][at]
     if columns is not None:
         return tensor[sequences[:, None], places[:, None], columns]
@@ -344,13 +351,13 @@ def _at(
 
 
 def text_config(model: nn.Module) -> Any:
-    """The configuration of the model, of one for images and text that of its text."""
+    """The model's config; for a model of images and text, the config of its text part; None if there is none."""
     config: Any = getattr(model, "config", None)
     getter = getattr(config, "get_text_config", None)
     return getter() if callable(getter) else config
 
 
 def cap_of(model: nn.Module) -> float | None:
-    """The soft cap on the scores, as of Gemma 2; None: there is none."""
+    """The soft cap on the logits, as in Gemma 2; None: there is none."""
     value = getattr(text_config(model), _CAP, None)
     return float(value) if isinstance(value, int | float) and value else None

@@ -1,4 +1,4 @@
-"""What a pass of the lens writes: a line for each sample, part and position, and the means of each part."""
+"""The output of the lens: a line of lens.jsonl for each sample, part and position, and the means of each part."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from hookrun.store.run_dir import RunDir
 from hookrun.tasks.loop.lens.reading import PartRead, ScoredPositions
 
 Key = tuple[str, int | None, int | None]
-"""Name, layer and head of a part."""
+"""(name, layer, head) of a part."""
 
 
 @dataclass
 class LensSums:
-    """Sums over positions; answers: those with a right token; pairs: those with a right and a wrong one."""
+    """Sums over positions.
+
+    positions: the number of positions
+    answers:   how many of them have a right token
+    pairs:     how many of them have a right and a wrong token
+    """
 
     positions: int = 0
     answers: int = 0
@@ -30,9 +35,10 @@ class LensSums:
     logit_difference: float = 0.0
 
     def means(self, of: LensSums, *, compared: bool) -> dict[str, float]:
-        """The means of what is known; `kl` and `accuracy` where the part was compared with the output.
+        """The means by name; those without positions are left out.
 
-        of: the counts of the whole pass: a part that some batches lack adds nothing in those
+        of:       the counts of the whole pass; a part that is missing in a batch counts as 0 there
+        compared: include `kl` and `accuracy`, for a part that was compared with the output
         """
         found = dict[str, float]()
         if compared:
@@ -47,7 +53,7 @@ class LensSums:
 
 
 class PartMeans:
-    """The means of every part over a pass, and of the model's own output; it goes on in the middle of one."""
+    """The means of every part over a pass, and of the model's own output. They can be saved and loaded."""
 
     def __init__(self) -> None:
         self.sums = dict[Key, LensSums]()
@@ -55,15 +61,15 @@ class PartMeans:
 
     @property
     def whole(self) -> LensSums:
-        """The counts of the whole pass: every batch has an embedding."""
+        """The sums of the part with the most positions, whose counts are those of the whole pass."""
         return max(self.sums.values(), key=lambda each: each.positions, default=LensSums())
 
     def add(self, part: PartRead, asked: ScoredPositions) -> None:
-        """One batch of a part. A part that some batches lack, such as what hooks change, adds nothing in those."""
+        """Add one batch of a part. A part may be missing in some batches, such as a change by hooks."""
         self._add(self.sums.setdefault((part.name, part.layer, part.head), LensSums()), part, asked)
 
     def add_output(self, output: PartRead, asked: ScoredPositions) -> None:
-        """One batch of what the model itself predicts."""
+        """Add one batch of the model's own output."""
         self._add(self.own, output, asked)
 
     def _add(self, sums: LensSums, part: PartRead, asked: ScoredPositions) -> None:
@@ -79,12 +85,12 @@ class PartMeans:
         sums.logit_difference += float(difference[has_pair].double().sum())
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums so far."""
+        """The sums so far, as plain values."""
         sums = [[*key, vars(each)] for key, each in self.sums.items()]
         return {"sums": sums, "own": vars(self.own)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Replace the sums by saved ones."""
         self.sums = {(name, layer, head): LensSums(**sums) for name, layer, head, sums in state["sums"]}
         self.own = LensSums(**state["own"])
 
@@ -98,7 +104,11 @@ def write_lines(
     parts: Sequence[PartRead],
     text: Callable[[int], str | None],
 ) -> None:
-    """The lines of a batch: sample by sample, of each the parts, of each part the positions."""
+    """Write the lines of a batch to lens.jsonl, ordered by sample, then part, then position.
+
+    kind: residual, layers or heads
+    text: token -> its text, or None without a tokenizer
+    """
     columns = [_PartColumns.of(part) for part in parts]
     numbers, positions, tokens = (each.tolist() for each in (rows.numbers, rows.positions, rows.token_ids))
     answers, wrongs = asked.answer.tolist(), asked.wrong.tolist()
@@ -129,7 +139,7 @@ def write_lines(
 
 @dataclass(frozen=True)
 class _PartColumns:
-    """The tensors of a part as Python's numbers."""
+    """The tensors of a `PartRead` as lists of numbers."""
 
     top: list[list[int]]
     probabilities: list[list[float]]
@@ -145,16 +155,17 @@ class _PartColumns:
 
 
 def _runs(samples: Sequence[int]) -> list[tuple[int, int]]:
-    """First and end of each run of equal numbers."""
+    """(start, end) of each run of equal numbers."""
     starts = [n for n in range(len(samples)) if n == 0 or samples[n] != samples[n - 1]]
     return list(zip(starts, [*starts[1:], len(samples)], strict=True))
 
 
 def answers_of(target: Tensor, wrong: Tensor | None, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The right and the wrong token at each position, IGNORED where there is none.
+    """The right and the wrong token at each position, both [N]; IGNORED where there is none.
 
-    target: [batch, length], of sequences; of anything else nothing is known
-    wrong:  [batch]
+    target: [batch, length], the next tokens of sequences; a target of another shape has no right tokens
+    wrong:  [batch], the wrong token of each sample; None: not known
+    rows:   (sequence, column), each [N], of the positions
     """
     sequences, columns = rows
     answer = target[sequences, columns] if target.dim() == 2 else sequences.new_full(sequences.shape, IGNORED)

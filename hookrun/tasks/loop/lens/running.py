@@ -30,9 +30,14 @@ WHERE = "task"
 
 @dataclass(frozen=True)
 class LensSetup:
-    """What the pass reads.
+    """What the lens reads.
 
-    texts: of the texts in the clause `tokens`
+    places: the module paths
+    parts:  residual, layers or heads
+    frozen: the final norm keeps its scale
+    top:    how many tokens are recorded for each part
+    tokens: the positions to read
+    texts:  text in `tokens` -> its token ids
     """
 
     places: Places
@@ -44,7 +49,7 @@ class LensSetup:
 
 
 def checked_texts(prepared: Prepared, tokens: Tokens) -> Mapping[str, tuple[int, ...]]:
-    """The tokens of the texts in the clause. Raises CompileError for texts and spans that there are not."""
+    """Text in the clause `tokens` -> its token ids. Raises CompileError for texts and spans that the data lacks."""
     found = tokenizer_of(prepared.model, prepared.data.tokenizer)
     texts, problems = texts_of(tokens, WHERE, found)
     problems += unknown_spans(tokens, WHERE, prepared.data)
@@ -54,7 +59,10 @@ def checked_texts(prepared: Prepared, tokens: Tokens) -> Mapping[str, tuple[int,
 
 
 def read_split(running: Running, setup: LensSetup, split: Any, label: str) -> PartMeans:
-    """Read every batch of the split, write its lines, and return the means. Raises HookrunError."""
+    """Read every batch of the split, write its lines to lens.jsonl, and return the means.
+
+    Raises HookrunError for an empty split, or if the model does not run as the lens expects.
+    """
     batches = Batches(running.prepared, split)
     if not len(batches):
         raise HookrunError(f"the data has no samples in its {split} split")
@@ -109,7 +117,7 @@ def _pair(indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 class _Where:
-    """At which positions of a batch the lens reads."""
+    """Finds the positions of a batch that the lens reads."""
 
     def __init__(self, running: Running, setup: LensSetup) -> None:
         self._model = running.model
@@ -119,19 +127,19 @@ class _Where:
         self._spans = any(True for each in setup.tokens.filters for _ in each.spans)
 
     def chosen(self, batch: Batch) -> tuple[Chosen, tuple[int, int]]:
-        """The positions, and [batch, length]. Raises HookrunError for samples that are not of tokens."""
-        told = self._reader.read(*as_call(batch.inputs, self._model))
-        if told is None:
+        """The positions, and (batch, length). Raises HookrunError for samples that are not sequences of tokens."""
+        call = self._reader.read(*as_call(batch.inputs, self._model))
+        if call is None:
             raise HookrunError(
                 "task=lens reads sequences of tokens, and the samples of the data have no input_ids"
             )
         if self._spans:
             self._sequences.spans = batch.spans
-        self._sequences.set_by_hand(told)
+        self._sequences.set_by_hand(call)
         of = self._sequences.current
         assert of is not None
         try:
-            return self._rule.choose(of, (told.columns,), batch.ids), (told.rows, told.columns)
+            return self._rule.choose(of, (call.columns,), batch.ids), (call.rows, call.columns)
         except ValueError as error:
             raise HookrunError(f"task.{error}") from error
 
@@ -151,5 +159,5 @@ def lines_of(means: PartMeans, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def with_lines(prepared: Prepared, lines: Sequence[str]) -> Prepared:
-    """With what the plan shows beside the hooks."""
+    """The same with further lines for the printed plan."""
     return replace(prepared, lines=(*prepared.lines, *lines))

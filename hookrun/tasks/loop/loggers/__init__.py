@@ -1,4 +1,4 @@
-"""The loggers of `task.loggers`: each module here that defines one adds it. Imports no torch."""
+"""The loggers of `task.loggers`. Each module here that defines a RunLogger subclass registers it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.tasks.loop.loggers.base import RunLogger
 
 @cache
 def loggers() -> Mapping[str, type[RunLogger]]:
-    """Every logger by name."""
+    """Every logger class by its name."""
     return discovered(sys.modules[__name__], RunLogger, "logger_name")  # type: ignore[type-abstract]
 
 
@@ -31,5 +31,5 @@ def not_installed(names: Iterable[str]) -> list[Problem]:
 def _is_there(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ValueError:  # a module without a spec, which somebody put there
+    except ValueError:  # a module in sys.modules that has no __spec__
         return False

@@ -1,4 +1,4 @@
-"""What a logger is: a library's own client that a run's metrics go to as well. Imports no torch."""
+"""The base class of loggers, which pass a run's metrics to another library. Imports no torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a logger starts from.
+    """The run that a logger logs.
 
-    path:   the run directory, below which everything that it writes itself lies
+    path:   the run directory; a logger writes its files only here
     config: the experiment, as plain values
     """
 
@@ -28,18 +28,17 @@ class LoggedRun:
 
     @property
     def name(self) -> str:
-        """The name of the directory, with that of its sweep where it is a job of one."""
+        """The name of the directory; for a job of a sweep, also the name of the sweep's directory."""
         name = self.path.name
         return f"{self.path.parent.name}-{name}" if name.isdecimal() else name
 
 
 class RunLogger(ABC):
-    """Base of the loggers. One subclass with a `logger_name` is one logger; it is made when the run begins.
+    """Base of the loggers. Each subclass with a `logger_name` is a logger, created when a run begins.
 
-    logger_name: the word in `task.loggers`
-    package:     what has to be installed, which is also the name of hookrun's extra
-
-    reached: the step of training at which an evaluation began; the steps of its batches count from there
+    logger_name: its name in `task.loggers`
+    package:     the package that it needs, which is also the name of hookrun's extra
+    reached:     the training step at which the current evaluation began; steps of its batches are counted from it
     """
 
     logger_name: ClassVar[str]
@@ -49,26 +48,26 @@ class RunLogger(ABC):
 
     @abstractmethod
     def __init__(self, run: LoggedRun) -> None:
-        """Open it; the experiment goes to it at once."""
+        """Open the logger and log the experiment's config."""
 
     @abstractmethod
     def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
-        """A line of metrics.jsonl, each value under ``split/name``; see `tag`."""
+        """Log a line of metrics.jsonl, each value under ``split/name``; see `tag`."""
 
     def record(self, record: dict[str, Any]) -> None:  # noqa: B027 a logger need not show it
-        """A line of stats.jsonl."""
+        """Log a line of stats.jsonl."""
 
     def value(self, site: PlacedHook, value: Any) -> None:  # noqa: B027 a logger need not show it
-        """A captured value."""
+        """Log a captured value."""
 
     @abstractmethod
     def close(self, *, failed: bool) -> None:
-        """Write what is buffered; the run is over."""
+        """Write what is buffered, at the end of the run."""
 
 
 @contextmanager
 def unless_set(**variables: str) -> Iterator[None]:
-    """Within it these environment variables are set, unless the user has set them."""
+    """Set these environment variables within the block, except those that the user has set."""
     mine = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(mine)
     try:
@@ -79,12 +78,12 @@ def unless_set(**variables: str) -> Iterator[None]:
 
 
 def tag(split: str, name: str, of: Of | None) -> str:
-    """``split/name``; the mean of a training epoch has a name of its own, ``train/loss/epoch``: it is not a batch."""
+    """``split/name``; the mean of a training epoch is ``train/name/epoch``, to keep it apart from single batches."""
     return f"{split}/{name}/epoch" if split == "train" and of == "epoch" else f"{split}/{name}"
 
 
 def flat(config: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """``model.name`` and so on, and the value of each."""
+    """The key path (such as ``model.name``) and value of each entry of a nested mapping."""
     for key, value in config.items():
         path = f"{within}.{key}" if within else str(key)
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,4 @@
-"""MLflow: the metrics of a run in a database in its directory, or where the user says."""
+"""The MLflow logger: into a database in the run directory, or to the server that the user has set."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 EXPERIMENT = "hookrun"
 FOLDER = "mlflow"
 MOST_PARAMS = 100
-"""In one call of the client."""
+"""The largest number of parameters in one call of the client."""
 MOST_VALUE = 500
-"""Characters of a parameter's value."""
+"""The largest number of characters in a parameter's value."""
 
 
 class MLflow(RunLogger):
     """Logs through MLflow's client: into ``mlflow/mlflow.db`` in the run directory unless MLFLOW_TRACKING_URI is set.
 
-    ``mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`` shows it. The experiment is MLFLOW_EXPERIMENT_NAME,
-    else `hookrun`.
+    ``mlflow ui --backend-store-uri sqlite:///RUN/mlflow/mlflow.db`` shows it. The experiment's name is
+    MLFLOW_EXPERIMENT_NAME, or `hookrun` by default.
     """
 
     logger_name: ClassVar[str] = "mlflow"
     package: ClassVar[str] = "mlflow"
 
     def __init__(self, run: LoggedRun) -> None:
-        with unless_set(MLFLOW_DISABLE_TELEMETRY="true"):  # which is decided when it is imported
+        with unless_set(MLFLOW_DISABLE_TELEMETRY="true"):  # mlflow reads the variable at import
             from mlflow import MlflowClient
 
         folder = run.path / FOLDER
@@ -71,5 +71,5 @@ class MLflow(RunLogger):
 
 
 def _allowed(name: str) -> str:
-    """The name with `_` for what MLflow allows in no name."""
+    """The name with `_` in place of characters that MLflow does not allow, at most 250 characters."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]

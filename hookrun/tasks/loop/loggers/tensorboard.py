@@ -1,4 +1,4 @@
-"""TensorBoard, live: metrics and statistics as scalars, captured tensors as histograms and pictures."""
+"""The TensorBoard logger: metrics and statistics as scalars, captured tensors as histograms and pictures."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 FOLDER = "tensorboard"
 MOST_CHANNELS = 64
 MOST_ELEMENTS = 100_000
-"""Of a histogram: more are drawn from evenly."""
+"""The largest number of elements in a histogram; of larger tensors, evenly spaced elements are used."""
 
 
 class TensorBoard(RunLogger):
-    """Event files in the run directory, under the names that the report uses: ``hook/module/statistic/mode``."""
+    """Writes event files into the run directory; tags are named as in the report, ``hook/module/statistic/mode``."""
 
     logger_name: ClassVar[str] = "tensorboard"
     package: ClassVar[str] = "tensorboard"
@@ -30,7 +30,9 @@ class TensorBoard(RunLogger):
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(run.path / FOLDER), flush_secs=5)
-        lines = [f"    {key}: {value}" for key, value in flat(run.config)]  # Markdown: as it is
+        lines = [
+            f"    {key}: {value}" for key, value in flat(run.config)
+        ]  # indented: Markdown shows it verbatim
         self._writer.add_text("config", "\n".join(lines))
 
     def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
@@ -39,9 +41,9 @@ class TensorBoard(RunLogger):
             self._scalar(tag(split, name, of), value, step)
 
     def record(self, record: dict[str, Any]) -> None:
-        """The numbers in a line of stats.jsonl."""
+        """Log the numbers in a line of stats.jsonl."""
         if "spent" in record:
-            return  # the end of a hook's captures, not a value
+            return  # the line says that a hook's captures ended, and has no value
         place = _tag(record["hook"], record["module"], record["path"])
         for name, value in record.items():
             if name not in ABOUT and isinstance(value, int | float) and not isinstance(value, bool):
@@ -49,7 +51,7 @@ class TensorBoard(RunLogger):
                 self._scalar(f"{place}/{name}/{record['mode']}", value, at)
 
     def value(self, site: PlacedHook, value: Any) -> None:
-        """A captured value: a histogram of each tensor, and its maps where it is of pictures [B, C, H, W]."""
+        """Log a histogram of each tensor in a captured value, and the first sample's maps of tensors [B, C, H, W]."""
         from hookrun.containers import leaves
 
         clock = site.clock
@@ -87,7 +89,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _maps(channels: Tensor) -> Tensor:
-    """[C, H, W] -> [3, h, w] from 0 to 1: the first channels beside each other, all on one scale."""
+    """[C, H, W] -> [3, h, w] from 0 to 1: the first channels in a grid, all on one scale."""
     import torch
     from torchvision.utils import make_grid
 

@@ -1,4 +1,4 @@
-"""All loggers of a run as one. What fails in one of them costs the run nothing but that logger."""
+"""All loggers of a run as one object. If a logger fails, it is closed and the run continues without it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class Loggers:
-    """The loggers that still work; each call goes to all of them."""
+    """Passes each call to all loggers that have not failed."""
 
     def __init__(self) -> None:
         self._working = list[RunLogger]()
 
     @contextmanager
     def open(self, names: Sequence[str], run: LoggedRun) -> Iterator[None]:
-        """Open these, and close them after the block however that ends."""
+        """Open these loggers, and close them after the block, even if it raises."""
         failed = True
         try:
             for name in dict.fromkeys(names):
@@ -44,37 +44,37 @@ class Loggers:
         return bool(self._working)
 
     def reach(self, step: int) -> None:
-        """An evaluation begins at this step of the training."""
+        """Tell the loggers that an evaluation begins at this training step."""
         for logger in self._working:
             logger.reached = step
 
     def metrics(self, split: str, values: Mapping[str, float], step: int, of: Of | None = None) -> None:
-        """A line of metrics.jsonl."""
+        """Log a line of metrics.jsonl."""
         self._each(lambda logger: logger.metrics(split, values, step, of))
 
     def record(self, record: dict[str, Any]) -> None:
-        """A line of stats.jsonl."""
+        """Log a line of stats.jsonl."""
         self._each(lambda logger: logger.record(record))
 
     def value(self, site: PlacedHook, value: Any) -> None:
-        """A captured value."""
+        """Log a captured value."""
         self._each(lambda logger: logger.value(site, value))
 
     def _each(self, call: Callable[[RunLogger], None]) -> None:
         for logger in tuple(self._working):
             if not self._tried(logger.logger_name, partial(call, logger)):
                 self._working.remove(logger)
-                self._tried(logger.logger_name, partial(logger.close, failed=True), told=False)
+                self._tried(logger.logger_name, partial(logger.close, failed=True), warn=False)
 
-    def _tried(self, name: str, call: Callable[[], None], *, told: bool = True) -> bool:
-        """Whether it worked. A failure is told once: the logger gets nothing more."""
+    def _tried(self, name: str, call: Callable[[], None], *, warn: bool = True) -> bool:
+        """Call `call` and return whether it succeeded; a failure is printed as a warning."""
         try:
             call()
-        except Exception as error:  # whatever a library raises; the run's own files are what counts
-            if told:
-                what = f"the logger {name} failed and gets nothing more: {reason(error)}"
+        except Exception as error:  # any error of the library: the run itself must not fail
+            if warn:
+                what = f"the logger {name} failed and is not used further: {reason(error)}"
                 print(
-                    f"WARNING: {what}\n  the run goes on: metrics.jsonl has every line",
+                    f"WARNING: {what}\n  the run continues: metrics.jsonl has every line",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -1,4 +1,4 @@
-"""Weights & Biases: the metrics of a run, in its directory, and on a server where the user says so."""
+"""The Weights & Biases logger: into the run directory, and to a server if the user has set it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PROJECT = "hookrun"
 
 
 class WeightsAndBiases(RunLogger):
-    """Logs through `wandb`, offline unless WANDB_MODE says otherwise: no experiment file sends anything by itself.
+    """Logs through `wandb`, offline unless WANDB_MODE is set: an experiment file alone never sends data.
 
-    ``wandb sync RUN/wandb/offline-run-…`` sends it later. The project is WANDB_PROJECT, else `hookrun`.
+    ``wandb sync RUN/wandb/offline-run-…`` uploads it later. The project is WANDB_PROJECT, or `hookrun` by default.
     """
 
     logger_name: ClassVar[str] = "wandb"
@@ -29,7 +29,7 @@ class WeightsAndBiases(RunLogger):
             import wandb
 
         settings = wandb.Settings(
-            console="off",  # it would take stdout over
+            console="off",  # otherwise wandb captures stdout
             silent=True,
             symlink=False,
             save_code=False,
@@ -46,7 +46,7 @@ class WeightsAndBiases(RunLogger):
             name=run.name,
             config=dict(run.config),
             mode=mode,
-            reinit="create_new",  # beside a run of the user's own, and of other jobs
+            reinit="create_new",  # runs of the user and of other jobs stay open
             settings=settings,
         )
         self._run.define_metric("*", step_metric="step")
@@ -58,4 +58,4 @@ class WeightsAndBiases(RunLogger):
         folder = Path(self._run.dir).parent
         self._run.finish(exit_code=1 if failed else 0)
         for path in [each for each in folder.rglob("*") if each.is_symlink()]:
-            path.unlink()  # to the log of wandb's own process: no link of a run directory is followed
+            path.unlink()  # links to wandb's own log: a run directory holds no links
