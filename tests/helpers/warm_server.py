@@ -30,6 +30,8 @@ SMALL = ("compute.device=cpu", "compute.threads=1", "train.limit_batches=1", *HO
 def warm_up() -> None:
     """Import the modules of small runs and fill Hydra's caches; without gradients: threads do not survive a fork."""
     import torch
+    import torch._dynamo
+    import torch.distributed.fsdp  # every rank needs these two, which take two seconds to import
     from quick_hydra import quick_hydra
     from warm_children import first_child
 

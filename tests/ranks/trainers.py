@@ -1,10 +1,15 @@
-"""Lightning's or transformers' Trainer as one of two gloo ranks, or alone: prints the weights that it comes to."""
+"""Lightning's or transformers' Trainer alone and as each of two gloo ranks: writes the weights that each comes to.
+
+The library takes seconds to import: one process does that and forks a child for each of the three trainings.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -20,9 +25,8 @@ SPEC = {
 }
 GENERATOR = torch.Generator().manual_seed(0)
 INPUTS, TARGETS = torch.randn(16, 4, generator=GENERATOR), torch.randint(0, 3, (16,), generator=GENERATOR)
-SIZE = int(os.environ.get("WORLD_SIZE", "1"))
-ROWS = 4 // SIZE
-"""Of a batch on each rank."""
+BATCH = 4
+"""Rows over all ranks."""
 
 
 def network() -> nn.Sequential:
@@ -30,7 +34,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def lightning() -> nn.Module:
+def lightning(rank: int, size: int) -> nn.Module:
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
@@ -46,24 +50,23 @@ def lightning() -> nn.Module:
 
     module = Module()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    strategy = "ddp" if SIZE > 1 else "auto"
+    strategy = "ddp" if size > 1 else "auto"
     trainer = pl.Trainer(
         max_epochs=2,
         accelerator="cpu",
-        devices=SIZE,
+        devices=size,
         strategy=strategy,
         callbacks=[hookrun.integrations.lightning.Callback(SPEC)],
         enable_model_summary=False,
         use_distributed_sampler=False,
         **quiet,
     )
-    rank = int(os.environ.get("RANK", "0"))
-    own = TensorDataset(INPUTS[rank::SIZE], TARGETS[rank::SIZE])
-    trainer.fit(module, DataLoader(own, batch_size=ROWS))
+    own = TensorDataset(INPUTS[rank::size], TARGETS[rank::size])
+    trainer.fit(module, DataLoader(own, batch_size=BATCH // size))
     return module.net
 
 
-def transformers() -> nn.Module:
+def transformers(rank: int, size: int) -> nn.Module:
     from transformers import Trainer, TrainingArguments
 
     class Model(nn.Module):
@@ -87,14 +90,14 @@ def transformers() -> nn.Module:
     arguments = TrainingArguments(
         output_dir="out",
         num_train_epochs=2,
-        per_device_train_batch_size=ROWS,
+        per_device_train_batch_size=BATCH // size,
         use_cpu=True,
         report_to=[],
         save_strategy="no",
         lr_scheduler_type="constant",
         max_grad_norm=0,
         disable_tqdm=True,
-        ddp_backend="gloo" if SIZE > 1 else None,
+        ddp_backend="gloo" if size > 1 else None,
     )
     data = [{"x": x, "labels": label} for x, label in zip(INPUTS, TARGETS, strict=True)]
     callback = hookrun.integrations.transformers.Callback(SPEC)
@@ -102,9 +105,30 @@ def transformers() -> nn.Module:
     return model.net
 
 
+def child(library: str, file: str, environment: dict[str, str]) -> int:
+    """The id of the process that trains."""
+    process = os.fork()
+    if process:
+        return process
+    try:
+        os.environ.update(environment)
+        rank, size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
+        net = {"lightning": lightning, "transformers": transformers}[library](rank, size)
+        with open(file, "w") as written:
+            json.dump([each.detach().flatten().tolist() for each in net.parameters()], written)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    net = {"lightning": lightning, "transformers": transformers}[sys.argv[1]]()
-    with open(sys.argv[2], "w") as file:
-        json.dump([each.detach().flatten().tolist() for each in net.parameters()], file)
+    library = sys.argv[1]
+    importlib.import_module(
+        {"lightning": "lightning.pytorch", "transformers": "transformers.trainer"}[library]
+    )
+    importlib.import_module(f"hookrun.integrations.{library}")
+    started = [child(library, file, environment) for file, environment in json.loads(sys.argv[2]).items()]
+    sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(each, 0)[1]) != 0 for each in started))
