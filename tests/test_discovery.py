@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hookrun.discovery import discovered, names_in
+from hookrun.discovery import discovered, names_in, own_subclasses
 
 BASE = "class Base:\n    pass\n"
 ONE = "from found_package.base import Base\nclass Two(Base):\n    name = 'two'\nclass Inherits(Two):\n    pass\n"
@@ -32,6 +32,8 @@ def test_each_class_with_a_name_of_its_own_is_found_once(package: Any) -> None:
     assert names_in("found_package", "name") == ["own", "two"]
     assert "found_package.one" not in sys.modules, "the names are read off the text"
     base = importlib.import_module("found_package.base").Base
+    own = [kind.__name__ for kind in own_subclasses(package, base)]
+    assert own == ["Base", "Two", "Inherits", "Own"], "where they are defined, not where they are imported"
     found = discovered(package, base, "name")
     assert {name: kind.__name__ for name, kind in found.items()} == {"own": "Own", "two": "Two"}
     assert list(found) == ["own", "two"]
