@@ -68,6 +68,7 @@ def good_run(path: Path) -> Path:
         "model=mlp",
         "train.epochs=1",
         "train.limit_batches=2",
+        "data.batch_size=16",
     )
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         code = hookrun_main([*small, f"hydra.run.dir={path}", *(f"+hooks.{k}={v}" for k, v in hooks.items())])

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -75,8 +76,14 @@ class Import:
     typing_only: bool
 
 
+@cache
 def parse(file: str) -> ast.Module:
     return ast.parse((PACKAGE / file).read_text(encoding="utf-8"), filename=file)
+
+
+@cache
+def nodes(tree: ast.Module) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree))
 
 
 def is_type_checking(test: ast.expr) -> bool:
@@ -123,9 +130,15 @@ def room_imported(module: str) -> str | None:
     return room if room in RANK else "__init__"
 
 
+@cache
+def imports_of(tree: ast.Module, file: str) -> tuple[Import, ...]:
+    """Of a whole file, collected once for all rules."""
+    return tuple(imports(tree, package_of(file)))
+
+
 def wrong_directions(tree: ast.Module, file: str) -> list[str]:
     room, found = room_of(file), []
-    for each in imports(tree, package_of(file)):
+    for each in imports_of(tree, file):
         target = room_imported(each.module)
         if target is None or target == room or (room in SURFACE and target in SURFACE):
             continue
@@ -147,7 +160,7 @@ def early_torch(tree: ast.Module, file: str) -> list[str]:
     may_inside_function = room_of(file) != "spec"
     return [
         f"{file}, line {each.line}: imports {each.module}"
-        for each in imports(tree, package_of(file))
+        for each in imports_of(tree, file)
         if each.module.split(".")[0] in HEAVY
         and not each.typing_only
         and not (each.inside_function and may_inside_function)
@@ -165,10 +178,10 @@ def foreign_code(tree: ast.Module, file: str) -> list[str]:
     """An experiment, a data file or a checkpoint is data; nothing that reads one may run it."""
     found = [
         f"{file}, line {each.line}: imports {each.module}"
-        for each in imports(tree, package_of(file))
+        for each in imports_of(tree, file)
         if each.module.split(".")[0] in PICKLES or each.module.startswith("hydra.utils.instantiate")
     ]
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+    for call in (node for node in nodes(tree) if isinstance(node, ast.Call)):
         name, where = ast.unparse(call.func), f"{file}, line {call.lineno}"
         if name in {"eval", "exec", "__import__"} or name.endswith(
             ("hydra.utils.instantiate", "hydra.utils.call")
@@ -231,7 +244,7 @@ def imported_files(known: Mapping[str, str], sources: Mapping[str, ast.Module]) 
     graph = dict[str, set[str]]()
     for file, tree in sources.items():
         found = set[str]()
-        for each in imports(tree, package_of(file)):
+        for each in imports_of(tree, file):
             module = each.module
             while module not in known and "." in module:
                 module = module.rpartition(".")[0]
@@ -271,7 +284,7 @@ def test_no_class_name_stands_in_two_files() -> None:
     names = Counter(
         node.name
         for file in FILES
-        for node in ast.walk(parse(file))
+        for node in nodes(parse(file))
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
     # Each integration is for another library, whose word for it this is.
@@ -320,7 +333,7 @@ def test_no_file_asks_for_a_hook_type_by_its_name() -> None:
         f"{file}, line {node.lineno}: {node.value!r}"
         for file in FILES
         if file != "hook_types.py"
-        for node in ast.walk(parse(file))
+        for node in nodes(parse(file))
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and HOOK_TYPE_NAMES.fullmatch(node.value)

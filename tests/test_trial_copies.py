@@ -82,21 +82,27 @@ HOOKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("model", "example"), [(CNN(1, (8, 8), 10), IMAGES), (resnet18(), PICTURES)])
-def test_the_plan_and_the_mistakes_are_those_of_fake_tensors(
-    model: nn.Module, example: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def outcome(hook: dict[str, Any]) -> tuple[Any, ...]:
+def test_the_plan_and_the_mistakes_are_those_of_fake_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outcome(model: nn.Module, example: Any, hooks: list[dict[str, Any]]) -> tuple[Any, ...]:
+        spec = {f"h{number}": {"select": "fc", **hook} for number, hook in enumerate(hooks)}
         try:
-            plan = hookrun.compile({"hooks": {"h": {"select": "fc", **hook}}}, model, example=example)
+            plan = hookrun.compile({"hooks": spec}, model, example=example)
         except CompileError as error:
             return (str(error),)
         return plan.hooks, plan.unchecked
 
-    quick = [outcome(hook) for hook in HOOKS]
+    small, large = CNN(1, (8, 8), 10), resnet18()
+
+    def outcomes() -> list[tuple[Any, ...]]:
+        """Of the small model each hook alone, of the large one those that fit and those that do not."""
+        each = [outcome(small, IMAGES, [hook]) for hook in HOOKS]
+        return [*each, outcome(large, PICTURES, HOOKS[:-2]), outcome(large, PICTURES, HOOKS[-2:])]
+
+    quick = outcomes()
     monkeypatch.setattr(proving, "quick_copy", lambda *args, **options: None)
-    assert quick == [outcome(hook) for hook in HOOKS]
-    assert [len(each) for each in quick] == [2, 2, 2, 2, 2, 2, 2, 2, 1, 1]
+    assert quick == outcomes()
+    assert [len(each) for each in quick] == [2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 2, 1]
+    assert all(f"hooks.h{number}" in quick[-1][0] for number in (0, 1)), "both mistakes"
 
 
 def test_a_function_of_the_users_own_meets_fake_tensors_only() -> None:

@@ -1,4 +1,4 @@
-"""Reading YAML files: errors name the file, and aliases that multiply are refused."""
+"""Reading YAML files: errors name the file."""
 
 from __future__ import annotations
 
@@ -8,44 +8,9 @@ import pytest
 
 from hookrun.errors import SpecError
 from hookrun.yaml_files import load, reading
-from hookrun.yaml_limits import MAX_VALUES, OutOfBounds, check_text
 
 
-def layers(depth: int, width: int) -> str:
-    lines = [f"l0: &l0 [{', '.join('1' * width)}]"]
-    lines += [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * width)}]" for n in range(1, depth)]
-    return "\n".join(lines) + "\n"
-
-
-@pytest.mark.parametrize(
-    ("text", "what"),
-    [
-        (layers(7, 9), f"more than {MAX_VALUES:,} values"),
-        ("a: &a [1, *a]\n", "contains itself"),
-        ("a: &a {b: *a}\n", "contains itself"),
-    ],
-)
-def test_aliases_that_multiply_are_refused(text: str, what: str) -> None:
-    with pytest.raises(OutOfBounds, match=what):
-        check_text(text)
-
-
-@pytest.mark.cases(
-    "text",
-    [
-        "",
-        "a: &a {b: 1}\nc: {<<: *a, d: 2}\n",
-        layers(3, 9),
-        "select: 'R&D*'\n",
-        "# & and * in a comment\n",
-        "big: [" + "1, " * 9_000 + "1]\n",
-    ],
-)
-def test_what_people_write_is_read(text: str) -> None:
-    check_text(text)
-
-
-@pytest.mark.parametrize("text", [b"a: \xe9\n", b"a: \x01\n", b"a: *b\n", layers(7, 9).encode()])
+@pytest.mark.parametrize("text", [b"a: \xe9\n", b"a: \x01\n", b"a: *b\n", b"a: " + b"[" * 99])
 def test_whatever_is_wrong_names_the_file(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(text)

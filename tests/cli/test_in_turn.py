@@ -25,27 +25,25 @@ SWEEP = [
 OF_TIME = {"started", "ended", "manifest"}
 
 
-def test_the_files_are_those_of_hydras_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_are_those_of_hydras_launcher_and_of_each_job_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ours, folder = _swept(tmp_path), tmp_path / "sweep"
+    for number in ("0", "3"):
+        lines = yaml.safe_load((folder / number / ".hydra/overrides.yaml").read_text())
+        overrides = [text for text in lines if "hydra:" not in text]
+        assert main([*overrides, f"hydra.run.dir={tmp_path / number}"]) == 0
+        alone = _files(tmp_path / number)
+        there = {path.removeprefix(f"{number}/") for path in ours if path.startswith(f"{number}/")}
+        of_both = {path for path in there & alone.keys() if path[0] != "." and path not in OF_SWEEPS}
+        assert {"plan.json", "metrics.jsonl", "checkpoints/best.safetensors", "samples.jsonl"} < of_both
+        assert [path for path in of_both if ours[f"{number}/{path}"] != alone[path]] == []
     folder.rename(tmp_path / "ours")
     monkeypatch.setattr(launching, "in_turn", lambda launcher: launcher)
     theirs = _swept(tmp_path)
     assert [path for path in ours.keys() | theirs.keys() if ours.get(path) != theirs.get(path)] == []
     assert len(ours) > 60
     assert {"0/.hydra/config.yaml", "3/.hydra/hydra.yaml", "3/job.json", "2/metrics.jsonl"} <= ours.keys()
-
-
-def test_each_job_is_what_it_is_alone(tmp_path: Path) -> None:
-    swept = _swept(tmp_path)
-    for number in ("0", "3"):
-        lines = yaml.safe_load((tmp_path / "sweep" / number / ".hydra/overrides.yaml").read_text())
-        overrides = [text for text in lines if "hydra:" not in text]
-        assert main([*overrides, f"hydra.run.dir={tmp_path / number}"]) == 0
-        alone = _files(tmp_path / number)
-        there = {path.removeprefix(f"{number}/") for path in swept if path.startswith(f"{number}/")}
-        of_both = {path for path in there & alone.keys() if path[0] != "." and path not in OF_SWEEPS}
-        assert {"plan.json", "metrics.jsonl", "checkpoints/best.safetensors", "samples.jsonl"} < of_both
-        assert [path for path in of_both if swept[f"{number}/{path}"] != alone[path]] == []
 
 
 def test_a_job_that_only_chooses_groups_is_the_one_that_was_checked(

@@ -11,38 +11,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from hookrun.cli import main
-from hookrun.cli.exit_codes import exit_code, most_serious, report
 from hookrun.cli.jobs import SweepJob
-from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
 from hookrun.interruptions import Interrupted
 
 
 def only_run(folder: Path) -> Path:
     (run,) = (entry for entry in (folder / "outputs").iterdir() if not entry.is_symlink())
     return run
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (SpecError([Problem("a", "b")]), 2),
-        (CompileError([Problem("a", "b")]), 2),
-        (CheckFailed("inf"), 3),
-        (HookError("failed"), 1),
-        (MemoryError(), 1),
-        (KeyboardInterrupt(), 130),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_every_exception_has_its_exit_code(error: BaseException, code: int) -> None:
-    assert exit_code(error) == code
-
-
-@pytest.mark.parametrize(
-    ("codes", "worst"), [([], 0), ([0, 0], 0), ([0, 3], 3), ([3, 1, 0], 1), ([1, 3, 2, 0], 2)], ids=str
-)
-def test_refused_is_worse_than_failed_is_worse_than_a_check(codes: list[int], worst: int) -> None:
-    assert most_serious(codes) == worst
 
 
 class TestFailedRun:
@@ -85,12 +60,6 @@ class TestFailedRun:
         assert main(["-m", "seed=5,6"]) == 1
         assert capsys.readouterr().out.count("exit code 1") == 2
 
-    def test_a_traceback_that_cannot_be_kept_is_shown(self, tmp_path: Path, capsys) -> None:
-        report(RuntimeError("out of luck"), tmp_path / "nowhere")
-        printed = capsys.readouterr().err
-        assert "traceback: not saved" in printed
-        assert printed.startswith("RuntimeError: out of luck")
-
 
 def test_an_error_before_there_is_a_directory_shows_its_traceback(notes, monkeypatch, capsys) -> None:
     def prepare(experiment: object, *, trust: frozenset[str]) -> object:
@@ -101,12 +70,6 @@ def test_an_error_before_there_is_a_directory_shows_its_traceback(notes, monkeyp
     printed = capsys.readouterr().err
     assert "Traceback (most recent call last):" in printed
     assert printed.endswith("ZeroDivisionError: in the model\n")
-
-
-def test_long_messages_never_fold(capsys) -> None:
-    path = "/a/path/" + "/".join(["folder"] * 60)
-    report(SpecError([Problem("data.root", f"there is no {path}")]))
-    assert path in capsys.readouterr().err
 
 
 def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from warm_processes import WarmProcesses
 
 from hookrun.cli import main
 
@@ -113,20 +114,6 @@ def hookrun(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=env, text=True, **{"capture_output": True, **options})
 
 
-def test_help_configuration_completion_and_refusals_import_no_torch() -> None:
-    program = (
-        "import os, sys\n"
-        "from hookrun.cli import main\n"
-        "os.environ['COMP_LINE'] = 'hookrun experiment='\n"
-        "codes = [main(argv) for argv in (['--help'], ['--cfg', 'all', 'experiment=clip_fc'], ['-sc', 'query=bash'],\n"
-        "         ['--info', 'defaults'], ['train.epochs=-1'], ['-m', 'experiment=clip_fc', 'train.epochs=1,-1'])]\n"
-        "print(codes, sorted({'torch', 'torchvision', 'sklearn', 'rich'} & set(sys.modules)), file=sys.stderr)"
-    )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", program], env=env, text=True, capture_output=True)
-    assert done.stderr.splitlines()[-1] == "[0, 0, 0, 0, 2, 2] []"
-
-
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     """As `hookrun --cfg all | head -1` does."""
     read, write = os.pipe()
@@ -136,16 +123,16 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_process_without_stdin_runs_and_refuses(cwd: Path) -> None:
+def test_a_process_without_stdin_runs_and_refuses(cwd: Path, warm: WarmProcesses) -> None:
     program = (
-        "import sys\n"
+        "import os, sys\n"
+        "os.close(0)\n"  # and Python, started without it, sets:
+        "sys.stdin = sys.__stdin__ = None\n"
         "from hookrun.cli import main\n"
         f"codes = main({[*SMALL, 'hydra.run.dir=run']}), main(['experiment=clip_fx'])\n"
         "print(sys.stdin, codes)"
     )
-    command = [sys.executable, "-W", "error", "-c", program]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, text=True, capture_output=True, preexec_fn=lambda: os.close(0))
-    assert done.stdout.splitlines()[-1] == "None (0, 2)"
+    done = warm.run(program, cwd=cwd)
+    assert done.stdout.splitlines()[-1] == "None (0, 2)", done.stderr
     assert done.stderr.startswith("1 configuration error\n")
     assert status(cwd / "run") == ("done", 0)

@@ -57,15 +57,32 @@ def nodes(node: Any) -> Any:
     return type(node), types, [bool(node._get_flag(name)) for name in ("struct", "readonly")], inner
 
 
-@pytest.mark.parametrize("argv", LINES, ids=" ".join)
+OWN = {
+    "experiment/mine": """# @package _global_
+defaults: [clip_fc, /own: mlp, /own@too: "${own}", override /train: quick]
+train: {epochs: 2, optimizer: {lr: 3}}
+hydra: {mode: MULTIRUN, sweeper: {params: {seed: "1,2"}}}
+""",
+    "own/mlp": "of: mlp\n",
+    "own/cnn": "of: cnn\n",
+}
+BESIDE_A_FOLDER = [
+    ["--cfg", "all", "experiment=mine", "own=cnn", "model=mlp", "train.epochs=4", "hydra/launcher=basic"],
+    ["--cfg", "all", "experiment=mine", "model=mlp", "hooks=none", "~hooks.clip_fc"],
+    ["experiment=mine", "model=mlp", "train.epochs=-1"],
+]
+
+
 def test_the_first_and_the_second_time_it_composes_the_same(
-    argv: list[str], monkeypatch: pytest.MonkeyPatch
+    conf: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with plain_hydra():
-        wanted = composed(argv, monkeypatch)
-    assert wanted
-    for _ in range(2):
-        assert composed(argv, monkeypatch) == wanted
+    beside = ["--config-dir", conf(**OWN)]
+    for argv in [*LINES, *([*beside, *each] for each in BESIDE_A_FOLDER)]:
+        with plain_hydra():
+            wanted = composed(argv, monkeypatch)
+        assert wanted, argv
+        for _ in range(2):
+            assert composed(argv, monkeypatch) == wanted, argv
 
 
 def test_a_file_of_ones_own_is_read_each_time(conf: Callable[..., str], capsys: Any) -> None:

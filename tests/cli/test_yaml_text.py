@@ -44,7 +44,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4) | st.lists(VALUES, max_size=4))
 def test_as_omegaconf_writes_it(content: Any) -> None:
     config = OmegaConf.create(content)
@@ -56,7 +56,7 @@ ASCII = st.text(st.sampled_from("\n  " + "".join(map(chr, range(32, 127)))), max
 NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(st.dictionaries(ASCII, st.lists(ASCII | NUMBERS) | ASCII | NUMBERS, max_size=5))
 def test_what_comes_back_is_what_reading_gives(content: dict[str, Any]) -> None:
     assert comes_back(content)

@@ -1,0 +1,25 @@
+"""Every wrong override of a command line, with the nearest names that there are."""
+
+from __future__ import annotations
+
+from hookrun.cli.check import Composition, wrong_overrides
+from hookrun.cli.hydra import conf_dir, opened
+
+
+def test_each_mistake_is_told_and_what_is_right_is_left() -> None:
+    with opened(conf_dir()) as app:
+        typed = ["sed=1", "train.epochs=3", "train.epoch=3", "experiment=clip_fc"]
+        found = wrong_overrides(Composition(app, "config", typed))
+        said = {problem.where: problem.hint for problem in found.problems}
+        assert set(said) == {"sed", "train.epoch"}
+        assert "seed" in said["sed"] and "train.epochs" in said["train.epoch"]
+        assert found.right == ["train.epochs=3", "experiment=clip_fc"]
+
+
+def test_a_choice_and_a_text_that_cannot_be_read_are_told() -> None:
+    with opened(conf_dir()) as app:
+        (choice,) = wrong_overrides(Composition(app, "config", ["model=cn"])).problems
+        assert "cnn" in f"{choice.what} {choice.hint}"
+        (unread,) = wrong_overrides(Composition(app, "config", ["seed={", "train.epochs=3"])).problems
+        assert "seed" in unread.where
+        assert wrong_overrides(Composition(app, "config", ["seed=3", "model=mlp"])).problems == []

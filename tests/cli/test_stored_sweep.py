@@ -1,0 +1,45 @@
+"""The sweep that `resume` names, and the command line that Hydra stored there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hookrun.cli.stored_sweep import in_folder, is_sweep, stored_sweep, sweep_folder
+from hookrun.errors import SpecError
+
+
+def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
+    folder.mkdir(parents=True)
+    (folder / "multirun.yaml").write_text(text)
+    return folder
+
+
+def test_a_sweep_is_named_by_its_folder_or_is_the_newest(cwd: Path) -> None:
+    old, new = sweep(cwd / "multirun/b"), sweep(cwd / "multirun/a")
+    for folder, when in ((old, 1), (new, 2)):
+        os.utime(folder / "multirun.yaml", (when, when))
+    (cwd / "multirun/link").symlink_to(new)
+    assert sweep_folder("latest") == new and sweep_folder("multirun/b") == old
+    assert is_sweep("multirun/b") and not is_sweep("multirun") and not is_sweep("latest")
+    for wrong in ("multirun", "nowhere"):
+        with pytest.raises(SpecError):
+            sweep_folder(wrong)
+
+
+def test_what_hydra_has_not_written_is_refused(cwd: Path) -> None:
+    for number, text in enumerate(
+        ("hydra: [1]\n", "hydra: {overrides: 3}\n", "[", "a: 1\n", "x: !!python/name:os\n")
+    ):
+        folder = sweep(cwd / str(number), text)
+        with pytest.raises(SpecError, match=r"multirun\.yaml"):
+            stored_sweep(folder)
+
+
+def test_the_directory_is_typed_by_resume_alone(cwd: Path) -> None:
+    folder = cwd / "it's ${a}"
+    assert in_folder(folder, ["seed=1"]) == f"hydra.sweep.dir='{cwd}/it\\'s \\${{a}}'"
+    with pytest.raises(SpecError, match="leave it out"):
+        in_folder(folder, ["+hydra.sweep.dir=b"])

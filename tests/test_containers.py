@@ -1,0 +1,86 @@
+"""Values as hooks see them: read and rebuilt by path, and never changed in place."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from hookrun.containers import (
+    TargetError,
+    arguments,
+    call_with,
+    describe,
+    get,
+    leaves,
+    put,
+    rebuild,
+    reshaped,
+    unwrapped,
+)
+
+Pair = namedtuple("Pair", "left right")
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Any
+    y: Any = None
+
+
+def value() -> Any:
+    one, two = torch.ones(2), torch.zeros(3)
+    return OrderedDict(a=Pair(one, [two, None]), b=Frozen(one), c=torch.ones(2, 2).max(0))
+
+
+def test_every_tensor_has_a_path_by_which_it_is_read_and_replaced() -> None:
+    whole, new = value(), torch.full((1,), 7.0)
+    before = copy.copy(whole)
+    paths = [path for path, leaf in leaves(whole) if isinstance(leaf, Tensor)]
+    assert paths == ["a.left", "a.right[0]", "b.x", "c.values", "c.indices"]
+    for path in paths:
+        keys = [
+            int(key) if key.isdigit() else key for key in path.replace("[", ".").replace("]", "").split(".")
+        ]
+        changed = put(whole, keys, new)
+        assert get(changed, keys) is new and get(whole, keys) is not new, path
+        assert type(changed) is OrderedDict and type(changed["a"]) is Pair and type(changed["b"]) is Frozen
+        others = [found for other, found in leaves(changed) if other != path]
+        kept = [found for other, found in leaves(whole) if other != path]
+        assert all(one is other for one, other in zip(others, kept, strict=True)), path
+    assert put(whole, ["a", -1, 0], new)["a"].right[0] is new
+    assert put(whole, [], new) is new and whole == before
+    for wrong, said in ((["a", "lft"], "left"), (["a", "right", 2], "right"), (["b", "x", 0], "no members")):
+        with pytest.raises(TargetError, match=said):
+            get(whole, wrong)
+
+
+def test_what_nothing_changes_stays_the_same_object() -> None:
+    whole = value()
+    assert rebuild(whole, lambda leaf: leaf) is whole
+    doubled = rebuild(whole, lambda leaf: leaf * 2 if isinstance(leaf, Tensor) else leaf)
+    assert doubled["a"].right[1] is None and doubled["b"].x.tolist() == [2, 2] and doubled is not whole
+
+
+def test_a_call_is_one_value_and_back() -> None:
+    for args, kwargs in (((1, 2), {}), ((1,), {"x": 3}), ((), {"x": 3})):
+        assert call_with(arguments(args, kwargs)) == (args, kwargs)
+    assert (
+        unwrapped((1,)) == 1
+        and unwrapped((1, 2)) == (1, 2)
+        and unwrapped({"a": (1,), "b": 2}) == {"a": 1, "b": 2}
+    )
+
+
+def test_a_replacement_of_another_form_is_told() -> None:
+    x = torch.ones(2, 3)
+    assert reshaped(x, x * 2) is None
+    assert reshaped(x, x[:1]) == "the action changes the shape from [2, 3] to [1, 3]"
+    assert "dtype from torch.float32 to torch.float64" in str(reshaped(x, x.double()))
+    assert "device from cpu to meta" in str(reshaped(x, x.to("meta")))
+    assert describe((x, {"h": x[0]}, None)) == "([2, 3], {h: [3]}, None)"

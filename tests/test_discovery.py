@@ -1,0 +1,41 @@
+"""A registry's classes are found by importing its modules, and their names without."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hookrun.discovery import discovered, names_in, own_subclasses
+
+BASE = "class Base:\n    pass\n"
+ONE = "from found_package.base import Base\nclass Two(Base):\n    name = 'two'\nclass Inherits(Two):\n    pass\n"
+OTHER = 'from found_package.one import Two\nclass Own(Two):\n    name = "own"\nclass Other:\n    name = 3\n'
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    folder = tmp_path / "found_package"
+    folder.mkdir()
+    for name, text in (("__init__", ""), ("base", BASE), ("one", ONE.replace("'", '"')), ("other", OTHER)):
+        (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("found_package")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "found_package"]:
+        del sys.modules[name]
+
+
+def test_each_class_with_a_name_of_its_own_is_found_once(package: Any) -> None:
+    assert names_in("found_package", "name") == ["own", "two"]
+    assert "found_package.one" not in sys.modules, "the names are read off the text"
+    base = importlib.import_module("found_package.base").Base
+    own = [kind.__name__ for kind in own_subclasses(package, base)]
+    assert own == ["Base", "Two", "Inherits", "Own"], "where they are defined, not where they are imported"
+    found = discovered(package, base, "name")
+    assert {name: kind.__name__ for name, kind in found.items()} == {"own": "Own", "two": "Two"}
+    assert list(found) == ["own", "two"]
+    with pytest.raises(TypeError):
+        found["mine"] = base  # type: ignore[index]

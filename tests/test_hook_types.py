@@ -1,0 +1,24 @@
+"""Each hook type is one record, and says by itself what others ask."""
+
+from __future__ import annotations
+
+import pytest
+
+from hookrun.hook_types import HOOK_TYPES, ON_VALUES, OWN_KEYS, hook_type_named
+
+
+def test_every_hook_type_is_found_by_its_name_and_fits_together() -> None:
+    assert len(HOOK_TYPES) >= 10
+    for name, each in HOOK_TYPES.items():
+        assert hook_type_named(name) is each and each.name == name
+        assert each.fires and each.sees and not each.fires.endswith("."), name
+        assert (each in ON_VALUES) is (each.phase != "installation"), name
+        assert each.phase == "installation" or "when" in each.takes, name
+    assert any(OWN_KEYS & each.takes for each in HOOK_TYPES.values())
+    with pytest.raises(KeyError):
+        hook_type_named("froward")
+
+
+def test_the_package_is_closed() -> None:
+    with pytest.raises(TypeError):
+        HOOK_TYPES["mine"] = HOOK_TYPES["forward"]  # type: ignore[index]

@@ -1,0 +1,69 @@
+"""Copies of tensors change nothing for the original, and share memory only where nobody can notice."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from hookrun.tensor_copies import (
+    alone_in_memory,
+    clone,
+    differentiable,
+    held_bytes,
+    owned,
+    readable,
+    snapshot_of_tensor,
+)
+
+
+def test_memory_that_something_outside_torch_sees_is_copied_at_once() -> None:
+    array = np.zeros(4, dtype=np.float32)
+    seen = torch.zeros(4)
+    view = seen.numpy()
+    exported = torch.zeros(4)
+    capsule = torch.utils.dlpack.to_dlpack(exported)  # type: ignore[attr-defined]
+    assert owned(torch.zeros(4)) and not owned(torch.nn.Parameter(torch.zeros(4)).to_sparse())
+    for tensor in (
+        torch.from_numpy(array),
+        seen,
+        exported,
+        torch.frombuffer(bytearray(16), dtype=torch.float32),
+    ):
+        place = tensor.data_ptr()
+        for copy in (clone, snapshot_of_tensor):
+            copied = copy(tensor)
+            tensor += 1
+            assert tensor.data_ptr() == place, "the memory that others see is still its own"
+            assert (copied == tensor - 1).all()
+    assert array[0] == view[0] == 2 and capsule is not None
+
+
+def test_a_copy_of_torchs_own_memory_keeps_its_values_and_costs_no_memory_until_written() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    copied, part = snapshot_of_tensor(x), snapshot_of_tensor(x[:1])
+    assert torch._C._is_cow_tensor(copied) and not torch._C._is_cow_tensor(part), "a part holds no whole"  # type: ignore[attr-defined]
+    x.mul_(2)
+    assert copied.tolist() == [[0, 1, 2], [3, 4, 5]] and part.tolist() == [[0, 1, 2]]
+    assert alone_in_memory(torch.empty(3)) and not alone_in_memory(x[:1])
+
+
+def test_bytes_are_those_of_the_memory_that_is_held() -> None:
+    assert held_bytes(torch.ones(1).expand(1_000)) == 4
+    assert held_bytes(torch.ones(3, dtype=torch.float64)) == 24
+    assert held_bytes(torch.eye(3).to_sparse()) == 3 * 4 + 2 * 3 * 8
+
+
+def test_under_vmap_the_whole_batch_is_read_and_gradients_go_only_through_floats() -> None:
+    seen = list[torch.Tensor | None]()
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        seen.append(readable(x))
+        return x
+
+    batch = torch.arange(6.0).reshape(2, 3)
+    torch.vmap(noted, in_dims=1)(batch)
+    (found,) = seen
+    assert found is not None and found.tolist() == batch.T.tolist()
+    assert readable(torch.ones(1, device="meta")) is None
+    assert differentiable(torch.ones(1)).requires_grad and differentiable(torch.ones(1), leaf=True).is_leaf
+    assert not differentiable(torch.ones(1, dtype=torch.int64)).requires_grad and differentiable("x") == "x"
