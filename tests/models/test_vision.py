@@ -74,7 +74,8 @@ def test_an_unknown_argument_is_refused_even_where_the_class_would_swallow_it() 
 
 
 def test_an_argument_that_only_the_builder_knows_a_default_for_is_taken() -> None:
-    model = small("vit_b_16", image_size=16)
+    with torch.device("meta"):
+        model = small("vit_b_16", image_size=16)
     assert model.image_size == 16
     [problem] = problems(Model(name="resnet18", args={"layers": [1, 1, 1, 1]}))
     assert "multiple values" in problem.what
