@@ -1,17 +1,9 @@
 """Sentences with two names, in three forms."""
 
 from __future__ import annotations
-import json
-from pathlib import Path
-from typing import Any
-import pytest
+
 import torch
-from hookrun.data import DataInfo, Split, describe, load
-from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.text_files import MOST_LINE
-from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
-from token_samples import made, prompts, real, refusal
+from token_samples import made, real
 
 
 def test_names_have_their_answer_their_spans_and_the_same_length_in_every_form() -> None:

@@ -61,7 +61,7 @@ def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
     ],
 )
 def test_what_is_not_a_data_set_is_refused(made: Callable[..., Any], said: str) -> None:
-    with pytest.raises(SpecError, match="data.(factory|args)") as refusal:
+    with pytest.raises(SpecError, match=r"data\.(factory|args)") as refusal:
         own(made).inspect(None, OwnArgs(), "val")
     assert said in str(refusal.value)
 

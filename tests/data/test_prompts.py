@@ -1,17 +1,13 @@
 """Prompts with answers and spans, and lines that are refused."""
 
 from __future__ import annotations
-import json
+
 from pathlib import Path
-from typing import Any
-import pytest
+
 import torch
-from hookrun.data import DataInfo, Split, describe, load
-from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.text_files import MOST_LINE
-from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
 from token_samples import made, prompts, real, refusal
+
+from hookrun.data.samples import IGNORED
 
 
 def test_prompts_have_answers_wrong_ones_and_spans_at_their_tokens(tmp_path: Path) -> None:

@@ -1,17 +1,12 @@
 """A user's own text, packed or document by document."""
 
 from __future__ import annotations
-import json
+
 from pathlib import Path
-from typing import Any
-import pytest
-import torch
-from hookrun.data import DataInfo, Split, describe, load
-from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.text_files import MOST_LINE
-from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
-from token_samples import made, prompts, real, refusal
+
+from token_samples import made, real, refusal
+
+from hookrun.data.samples import IGNORED
 
 
 def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """A stranger's file of text or JSON lines is refused with its place."""
 
 from __future__ import annotations
-import json
+
 from pathlib import Path
-from typing import Any
+
 import pytest
+from token_samples import prompts, refusal
+
 from hookrun.data import text_files
-import torch
-from hookrun.data import DataInfo, Split, describe, load
-from hookrun.data.samples import IGNORED, Samples
 from hookrun.data.text_files import MOST_LINE
 from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
-from token_samples import made, prompts, real, refusal
 
 
 def test_a_strangers_file_is_refused_with_its_place(tmp_path: Path) -> None:

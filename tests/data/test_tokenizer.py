@@ -1,18 +1,14 @@
 """From text to token ids and back."""
 
 from __future__ import annotations
-import json
+
 from pathlib import Path
-from typing import Any
+
 import pytest
-from hookrun.data.tokenizer import Bytes, Words, tokenizer_named
 import torch
-from hookrun.data import DataInfo, Split, describe, load
-from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.text_files import MOST_LINE
-from hookrun.errors import SpecError
-from hookrun.spec.experiment import Data
-from token_samples import made, prompts, real, refusal
+from token_samples import made, prompts, real
+
+from hookrun.data.tokenizer import Bytes, Words, tokenizer_named
 
 
 @pytest.fixture

@@ -1,17 +1,15 @@
 """Decoders to test, and what is said where one cannot be made."""
 
 from __future__ import annotations
-import copy
-import json
-from pathlib import Path
+
 from typing import Any
+
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
-import hookrun
+from torch import nn
+
 from hookrun.errors import SpecError
-from hookrun.models import build, origin
+from hookrun.models import build
 from hookrun.spec.experiment import Model
 
 

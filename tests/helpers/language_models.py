@@ -1,18 +1,16 @@
 """Small models of transformers with random weights, and what is said where one cannot be made."""
 
 from __future__ import annotations
-import copy
-import inspect
-from pathlib import Path
+
 from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
-import hookrun
-from hookrun.errors import HookrunWarning, SpecError
-from hookrun.models import attention_points, build, origin
-from hookrun.spec.experiment import Model
 
+from hookrun.errors import SpecError
+from hookrun.models import build
+from hookrun.spec.experiment import Model
 
 SIZES = {
     "hidden_size": 32,

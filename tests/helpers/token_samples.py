@@ -1,14 +1,15 @@
 """Samples of tokens to look at, and what is said where there are none."""
 
 from __future__ import annotations
+
 import json
 from pathlib import Path
 from typing import Any
+
 import pytest
-import torch
+
 from hookrun.data import DataInfo, Split, describe, load
 from hookrun.data.samples import IGNORED, Samples
-from hookrun.data.text_files import MOST_LINE
 from hookrun.errors import SpecError
 from hookrun.spec.experiment import Data
 

@@ -1,10 +1,11 @@
 """The models of the hook tutorials, and hooks on them written by hand."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
+
 from hookrun.models import build
 from hookrun.spec.experiment import Model
 

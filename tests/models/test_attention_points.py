@@ -1,18 +1,17 @@
 """`attention: points`: each value of a transformers model's attention is the output of a module."""
 
 from __future__ import annotations
+
 import copy
 import inspect
-from pathlib import Path
-from typing import Any
+
 import pytest
 import torch
-from torch import Tensor, nn
+from language_models import ARCHITECTURES, GPT2, GROUPED, SIZES, T5, batch, problem, random_model
+from torch import nn
+
 import hookrun
-from hookrun.errors import HookrunWarning, SpecError
-from hookrun.models import attention_points, build, origin
-from hookrun.spec.experiment import Model
-from language_models import ARCHITECTURES, GPT2, GROUPED, SIZES, T5, batch, made, problem, random_model
+from hookrun.models import attention_points
 
 pytest.importorskip("transformers")
 

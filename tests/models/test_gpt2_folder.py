@@ -1,19 +1,18 @@
 """model=decoder with `path`: the weights of a GPT-2 that transformers saved."""
 
 from __future__ import annotations
-import copy
+
 import json
 from pathlib import Path
-from typing import Any
+
 import pytest
 import torch
+from decoders import made, problem, scrambled
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-import hookrun
-from hookrun.errors import SpecError
-from hookrun.models import build, origin
+
+from hookrun.models import origin
 from hookrun.spec.experiment import Model
-from decoders import made, problem, scrambled
 
 
 @pytest.fixture

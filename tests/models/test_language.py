@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from language_models import GPT2, batch, made, problem, random_model
 
 import hookrun
-from hookrun.errors import HookrunWarning, SpecError
-from hookrun.models import attention_points, build, origin
+from hookrun.errors import HookrunWarning
+from hookrun.models import origin
 from hookrun.spec.experiment import Model
-from language_models import ARCHITECTURES, GPT2, GROUPED, KINDS, SIZES, T5, batch, made, problem, random_model
 
 pytest.importorskip("transformers")
 

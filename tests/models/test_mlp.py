@@ -1,21 +1,9 @@
 """The multi-layer perceptron: linear layers and ReLU in turns."""
 
 from __future__ import annotations
-import subprocess
-import sys
-from collections.abc import Iterator
-from inspect import signature
-from pathlib import Path
-import pytest
+
 import torch
-import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-from torch import nn
-from hookrun.models import build, names, own_names
-from hookrun.models.decoder import Decoder
-from hookrun.models.language import TransformersArgs
-from hookrun.spec.experiment import Model
+
 from hookrun.models.mlp import MLP
 
 

@@ -1,13 +1,10 @@
 """The numbers of the tutorials, by hand-written hooks: hooks on every leaf, row 13."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
-from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from torch import nn
+from tutorial_models import model_of
 
 
 def names_of_leaves(model: nn.Module) -> list[str]:

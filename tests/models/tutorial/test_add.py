@@ -1,13 +1,10 @@
 """The numbers of the tutorials, by hand-written hooks: the sum of two numbers, rows 14 to 16."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from tutorial_models import model_of
 
 
 def test_add_shows_both_inputs_and_then_the_output() -> None:

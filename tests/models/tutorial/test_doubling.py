@@ -1,13 +1,10 @@
 """The numbers of the tutorials, by hand-written hooks: b = 2a, rows 1 and 2."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from tutorial_models import model_of, on_output_grad
 
 
 def test_doubling_has_gradients_of_two_tenths_and_four_tenths() -> None:

@@ -1,13 +1,11 @@
 """The numbers of the tutorials, by hand-written hooks: four modules in turn, rows 19 and 20."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from tutorial_models import model_of
 
 
 def test_functions_can_be_chosen_by_their_class_names_alone() -> None:

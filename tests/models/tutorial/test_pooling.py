@@ -1,13 +1,9 @@
 """The numbers of the tutorials, by hand-written hooks: adaptive pooling, row 10."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
-from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from tutorial_models import model_of
 
 
 def test_pooling_gives_eight_pictures_of_4x4() -> None:

@@ -1,13 +1,10 @@
 """The numbers of the tutorials, by hand-written hooks: x1 · x2 · W, rows 17 and 18."""
 
 from __future__ import annotations
-import pytest
+
 import torch
-from torch import Tensor, nn
 from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from tutorial_models import model_of
 
 
 def test_product_has_the_gradients_of_both_inputs_the_output_and_w() -> None:

@@ -1,14 +1,9 @@
 """The numbers of the tutorials, by hand-written hooks: y = x·w + b, rows 3 to 5."""
 
 from __future__ import annotations
-import pytest
-import torch
-from torch import Tensor, nn
-from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
 
+import torch
+from tutorial_models import model_of, near, on_output_grad
 
 ROW_3_B = torch.tensor([-1.8891, 0.5235, 0.4592])
 

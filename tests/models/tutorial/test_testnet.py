@@ -1,13 +1,12 @@
 """The numbers of the tutorials, by hand-written hooks: a net on one image, rows 7 to 9."""
 
 from __future__ import annotations
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from hookrun.models import build
-from hookrun.spec.experiment import Model
-from tutorial_models import model_of, near, on_output_grad
+from tutorial_models import model_of, on_output_grad
 
 
 def test_testnet_draws_its_input_before_its_layers() -> None:
