@@ -55,7 +55,7 @@ def test_a_byte_order_mark_is_not_text_and_the_number_of_lines_is_bounded(
     path.write_bytes(b"\xef\xbb\xbfa\nb\n\nc")
     assert list(text_files.lines(path, "key")) == [(1, "a\n"), (2, "b\n"), (3, "\n"), (4, "c")]
     monkeypatch.setattr(text_files, "MOST_LINES", 3)
-    with pytest.raises(SpecError, match="key: .* has more than 3 lines"):
+    with pytest.raises(SpecError, match=r"key: .* has more than 3 lines"):
         list(text_files.lines(path, "key"))
 
 

@@ -70,7 +70,8 @@ def made(attention: str = "eager", vocab_size: int | None = 40, **args: Any) -> 
 def random_model(name: str, attention: str, **args: Any) -> nn.Module:
     torch.manual_seed(0)
     config = {**ARCHITECTURES[name], "model_type": name}
-    model = made(attention, config=config, **{"class": KINDS.get(name, "causal_lm")}, **args)
+    asked: dict[str, Any] = {"class": KINDS.get(name, "causal_lm"), **args}
+    model = made(attention, config=config, **asked)
     generator = torch.Generator().manual_seed(1)
     for parameter in model.parameters():  # large enough that a mistake shows
         noise = torch.randn(parameter.shape, generator=generator) * 0.1

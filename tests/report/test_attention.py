@@ -2,58 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
-import torch
-from torch.nn import functional
+from report_pages import cells, part_of
 
-import hookrun
-from hookrun.cli import main
 from hookrun.report import write_report
-from hookrun.report.facts import Facts
 from hookrun.store.reader import Run
-
-SIZE = ("data.args.half=[2,5]", "data.args.vocab_size=12", "data.args.val_size=6", "data.batch_size=4")
-PATTERN = "{{select: blocks.1.attn.pattern, hook: forward, action: capture{}}}"
-HOOKS = {
-    "off": "{select: blocks.0.attn.pattern, hook: forward, action: scale, factor: 0, heads: [1]}",
-    "patterns": PATTERN.format(""),
-    "one": PATTERN.format(", heads: [3]"),
-    "last": PATTERN.format(", tokens: {query: -1}"),
-    "switched": "{select: blocks.0.attn.pattern, hook: forward, action: capture}",
-    "scores": "{select: blocks.1.attn.scores, hook: forward, action: capture}",
-    "norms": "{select: blocks.1.resid_post, hook: forward, action: capture, tokens: all}",
-    "neuron": "{select: blocks.1.resid_post, hook: forward, action: capture, tokens: all, index: '..., 3'}",
-}
-
-
-@pytest.fixture(scope="module")
-def predicted(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A random decoder on sequences of different lengths, padded on the left."""
-    path = tmp_path_factory.mktemp("tokens") / "run"
-    hooks = [f"+hooks.{name}={entry}" for name, entry in HOOKS.items()]
-    argv = ["model=decoder", "data=repeated_tokens", "data.args.padding=left", "task=predict", *SIZE, *hooks]
-    assert main([*argv, "compute.device=cpu", "compute.threads=1", f"hydra.run.dir={path}"]) == 0
-    return hookrun.open_run(path)
-
-
-def part_of(run: Run, hook: str) -> str:
-    """What the page shows of one hook."""
-    page = (run.path / "report.html").read_text()
-    found = re.search(rf'<section>\n<h3 id="hook-[-\d]+">{hook}<small>.*?</section>', page, re.S)
-    assert found, hook
-    return found[0]
-
-
-def cells(part: str) -> list[list[str]]:
-    """The cells of all its tables."""
-    rows = re.findall(r"<tr>(<td class=\"token\">.*?)</tr>", part, re.S)
-    return [[html.unescape(cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)] for row in rows]
 
 
 def test_the_tokens_of_a_sample_are_kept_without_its_padding(predicted: Run) -> None:
@@ -99,44 +57,6 @@ def test_a_pattern_is_known_by_what_it_is(predicted: Run) -> None:
     assert last.count('<svg class="chart attention') == 3, "all heads of one query are one picture"
     length = len(json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])["tokens"])
     assert f"” at {length - 1}</span>" in last
-
-
-def test_strips_have_a_value_for_each_token(predicted: Run) -> None:
-    for hook, what in (("norms", "norm"), ("neuron", "value")):
-        rows = predicted.captures[hook]["blocks.1.resid_post"]
-        there = rows.where(sample=0)
-        found = [row for row in cells(part_of(predicted, hook)) if row[0] == "val sample 0"]
-        values = rows[there].reshape(len(there), -1)
-        expected = values[:, 0] if what == "value" else values.norm(dim=1)
-        assert [float(row[3]) for row in found] == pytest.approx(expected.tolist(), rel=1e-3)
-        texts = rows.text
-        assert [row[2] for row in found] == [texts[int(place)] for place in there]
-
-
-def test_the_loss_at_each_token_is_that_of_its_target(predicted: Run) -> None:
-    scores = predicted.predictions[0]
-    line = json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])
-    part = part_of(predicted, "predictions")
-    found = [row for row in cells(part) if row[0] == "val sample 0"]
-    losses, chances = found[: len(line["tokens"])], found[len(line["tokens"]) :]
-    for row, chance, target, score in zip(
-        losses, chances, line["targets"], scores[line["padding"][0] :], strict=True
-    ):
-        if target is None:
-            assert (row[4], chance[4], row[3]) == ("–", "–", "–")
-            continue
-        loss = functional.cross_entropy(score, torch.tensor(target)).item()
-        assert float(row[4]) == pytest.approx(loss, rel=1e-3)
-        assert float(chance[4]) == pytest.approx(2.718281828**-loss, rel=1e-3)
-        assert row[3] == str(target)
-
-
-def test_a_decoder_behind_an_encoder_has_other_tokens() -> None:
-    modules = [{"path": path, "class": "Stack"} for path in ("encoder", "decoder", "decoder.attn")]
-    facts = Facts(Path(), {}, model={"modules": modules})
-    assert facts.reads_inputs("encoder.attn") and not facts.reads_inputs("decoder.attn")
-    assert not facts.reads_inputs("lm_head")
-    assert Facts(Path(), {}, model={"modules": modules[1:]}).reads_inputs("decoder.attn")
 
 
 def test_the_page_of_a_strangers_directory_is_bounded(
