@@ -10,7 +10,7 @@ from torch import nn
 
 import hookrun
 from hookrun.errors import CompileError
-from hookrun.plan.model_tree import ModelNames
+from hookrun.plan.model_tree import ModelNames, unhookable
 
 
 class Net(nn.Module):
@@ -122,3 +122,40 @@ def test_parameters_that_a_planned_hook_adds_are_found_after_it() -> None:
     assert "h.0.extra" not in names.parameter_tree().nodes
     names.plan_effects(planned.spec, planned.matches)
     assert "h.0.extra" in names.parameter_tree().nodes
+
+
+def test_trees_know_every_name_class_and_size() -> None:
+    names = ModelNames(Net())
+    assert dict(names.tree.first) == {"again": "ps"} and list(names.tree.numbered["h"]) == ["0", "1", "2"]
+    node = names.tree.nodes["h.0"]
+    assert (node.leaf, node.parameters) == (True, 6) and {
+        "Linear",
+        "Module",
+        "torch.nn.modules.linear.Linear",
+    } <= node.types
+    assert names.parameter_tree().first["again.3"] == "ps.3"
+    match = names.match("ps.3", on_parameters=True)
+    assert (match.names, match.type, match.parameters, match.shape) == (
+        ("ps.3", "again.3"),
+        "ParameterList",
+        4,
+        "[4]",
+    )
+
+
+def test_what_a_planned_hook_freezes_does_not_train() -> None:
+    model = Net()
+    names = ModelNames(model)
+    (planned,) = hookrun.compile({"f": {"select": "h", "hook": "apply", "action": "freeze"}}, model).hooks
+    assert names.trains("h.0.weight") and names.trains("not.yet.there")
+    names.plan_effects(planned.spec, planned.matches)
+    assert not names.trains("h.0.weight") and names.trains("ps.0")
+
+
+def test_why_hooks_inside_a_module_never_fire_is_told_for_the_outermost() -> None:
+    parallel = nn.DataParallel(nn.Linear(1, 1))
+    model = nn.Sequential(nn.Linear(1, 1), parallel)
+    names = ModelNames(model)
+    found = names.unhookable[id(parallel.module)]
+    assert found.what == "1: DataParallel's threads race on hooks" and id(model[0]) not in names.unhookable
+    assert unhookable(nn.Linear(1, 1)) is None
