@@ -20,7 +20,7 @@ def tensors(split: Split, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack(inputs), torch.stack(targets)
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.cases("split", ["train", "val"])
 def test_what_is_described_is_what_is_loaded(split: Split) -> None:
     info = describe(DIGITS, split)
     inputs, targets = tensors(split)

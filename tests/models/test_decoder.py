@@ -30,8 +30,8 @@ def test_every_place_is_a_module_in_the_order_in_which_it_runs() -> None:
     assert attention_only == set(names) - gone - {"blocks.0.ln2"}
 
 
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-@pytest.mark.parametrize("mlp", [True, False])
+@pytest.mark.cases("positions", ["learned", "rotary"])
+@pytest.mark.cases("mlp", [True, False])
 def test_a_prompt_in_a_padded_batch_gives_what_it_gives_alone(positions: str, mlp: bool) -> None:
     model = scrambled(made(positions=positions, mlp=mlp))
     ids = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))

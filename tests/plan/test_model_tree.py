@@ -56,7 +56,7 @@ def test_an_index_does_not_take_parameters_on_module_hooks() -> None:
     assert problems("ps[-1]")[0].startswith("hooks.h.select: 'ps[-1]' matches no module of Net")
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "select", ["type:{Linear,Conv2d}", {"type": "{Lin*,Conv{1,2}d}"}, "type:{torch.nn.modules.conv.*,Linear}"]
 )
 def test_braces_list_classes(select: Any) -> None:
@@ -105,7 +105,7 @@ def test_of_very_many_dead_members_some_are_reported() -> None:
     assert len(problems(["h.0", *(f"x{n}" for n in range(500))])) == 20
 
 
-@pytest.mark.parametrize("expect", [">=0", "0..3", "<=2"])
+@pytest.mark.cases("expect", [">=0", "0..3", "<=2"])
 def test_members_may_match_nothing_where_expect_admits_zero(expect: str) -> None:
     assert paths(["h.0", "nosuch"], expect=expect) == ["h.0"]
 

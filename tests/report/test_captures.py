@@ -76,13 +76,12 @@ def test_gradients_of_a_parameter_are_firings(tmp_path: Path) -> None:
     assert norms == pytest.approx(random(6, 4, 5).flatten(1).norm(dim=1).tolist())
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("batch", "problem"),
     [
         (torch.full((4, 3), math.nan), "none of its values is finite"),
         (torch.empty(4, 0), "it has no elements"),
     ],
-    ids=["NaN", "nothing"],
 )
 def test_what_cannot_be_drawn_is_said(tmp_path: Path, batch: torch.Tensor, problem: str) -> None:
     found = drawn(tmp_path, batch)

@@ -59,7 +59,7 @@ def test_numbers_of_torch_and_numpy_and_paths_are_taken() -> None:
     assert encode(found) == '{"loss": 0.5, "bad": "NaN", "n": 3, "at": "a/b"}'
 
 
-@pytest.mark.parametrize("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
+@pytest.mark.cases("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
 def test_what_has_no_place_in_json_is_refused_by_type(value: object) -> None:
     with pytest.raises(TypeError, match="in JSON"):
         encode(value)
