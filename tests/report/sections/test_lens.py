@@ -19,7 +19,7 @@ def test_places_and_sizes_in_the_files_are_bounded(tmp_path: Path) -> None:
     cell = {"split": "val", "kind": "heads", "layer": 0, "token": 1, "text": "a", "top": [[1, "a", 0.5]]}
     cells = [
         {**cell, "sample": sample, "part": f"p{part}", "position": position}
-        for sample in range(3)
+        for sample in range(2)
         for part in range(200)
         for position in range(40)
     ]

@@ -152,7 +152,7 @@ def test_mutated_selectors_give_a_selector_or_a_value_error() -> None:
     chance = random.Random(0)
     characters = "".join(GOOD) + "\n\x00é\U0001f600()[]{}*?\\,:|"
     parsed = 0
-    for _ in range(10_000):
+    for _ in range(4_000):
         text = list(chance.choice(GOOD))
         for _ in range(chance.randint(1, 4)):
             at = chance.randrange(len(text) + 1)
@@ -169,4 +169,4 @@ def test_mutated_selectors_give_a_selector_or_a_value_error() -> None:
         if selector is not None:
             selector.select(TREE)
             parsed += 1
-    assert 1000 < parsed < 9900, "the mutations hit too little"
+    assert 400 < parsed < 3960, "the mutations hit too little"
