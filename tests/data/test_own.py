@@ -27,8 +27,10 @@ class Pairs(list[Any]):
 def build(split: str, size: int = 2, seed: int = 0) -> Pairs | None:
     if split == "train":
         return None
-    torch.rand(1)  # the global generator is set for the factory and given back
-    return Pairs(({"x": np.ones((2, 3), dtype=np.float32) * n, "n": seed}, n) for n in range(size))
+    drawn = torch.rand(1)  # the global generator is set for the factory and given back
+    return Pairs(
+        ({"x": np.ones((2, 3), dtype=np.float32) * n, "n": seed, "drawn": drawn}, n) for n in range(size)
+    )
 
 
 def test_one_sample_describes_the_data() -> None:
@@ -45,6 +47,8 @@ def test_samples_are_tensors_and_the_seed_is_the_experiment_s() -> None:
     inputs, target = samples[1]
     assert isinstance(inputs, dict)
     assert inputs["x"].tolist() == [[1.0] * 3] * 2 and int(inputs["n"]) == 5 and int(target) == 1
+    drawn = [own(build).open(None, OwnArgs(), "val", seed=seed)[0][0]["drawn"] for seed in (5, 6)]  # type: ignore[index]
+    assert torch.equal(drawn[0], inputs["drawn"]) and not torch.equal(drawn[1], inputs["drawn"])
     with pytest.raises(IndexError):
         samples[2]
 

@@ -53,7 +53,7 @@ def test_no_submodule_takes_the_place_of_a_method_of_the_module(name: str) -> No
 
 
 @each_own
-def test_the_same_seed_gives_the_same_weights(name: str) -> None:
+def test_one_seed_gives_equal_weights(name: str) -> None:
     states = []
     for _ in range(2):
         torch.manual_seed(7)

@@ -78,7 +78,7 @@ def test_another_model_is_refused_at_installation() -> None:
     assert not other[0]._forward_hooks
 
 
-def test_the_same_structure_is_accepted() -> None:
+def test_a_model_of_equal_structure_is_accepted() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with torch.no_grad(), plan().install(model):
         hooked = model(torch.ones(1, 2))

@@ -27,6 +27,7 @@ def captured(folder: Path, by_sample: bool = True) -> Stream:
             call=0,
             split="val",
         )
+        writer.flush()  # a shard for each step
     writer.close()
     (stream,) = streams(folder)
     return stream
