@@ -6,7 +6,9 @@ import gc
 import itertools
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,10 +92,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def run(test: pytest.Function, case: dict[str, Any]) -> None:
-    """One case, with what earlier cases patched and printed taken away."""
+    """One case, with what earlier cases patched, printed and wrote into `tmp_path` taken away."""
     fixtures = {name: test.funcargs[name] for name in test._fixtureinfo.argnames}
     for name in fixtures.keys() & {"capsys", "capfd"}:
         fixtures[name].readouterr()
+    if "tmp_path" in fixtures:  # a folder of its own
+        fixtures["tmp_path"] = Path(tempfile.mkdtemp(dir=fixtures["tmp_path"]))
     if "monkeypatch" not in fixtures:
         test.obj(**fixtures | case)
         return

@@ -125,7 +125,7 @@ def test_splits_under_other_names_do_not_pass_for_classes(tmp_path: Path, write_
     assert problem(section(tmp_path)).what.endswith("beside it there is testing, training")
 
 
-@pytest.mark.parametrize("folder", ["", "train"])
+@pytest.mark.cases("folder", ["", "train"])
 def test_no_class_folders(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir(exist_ok=True)
     assert (

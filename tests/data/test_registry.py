@@ -96,7 +96,7 @@ def test_a_misfit_shared_by_both_splits_is_told_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("split", get_args(Split))
+@pytest.mark.cases("split", get_args(Split))
 def test_transforms_shape_what_is_described_and_what_is_loaded(split: Split) -> None:
     config = Data(name="digits", transforms={"resize": {"size": [6, 4]}, "rgb": None, "flatten": {}})
     info = describe(config, split)

@@ -22,7 +22,7 @@ def test_no_folder_given() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["missing", "file"])
+@pytest.mark.cases("name", ["missing", "file"])
 def test_a_path_that_is_no_folder_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecError) as caught:

@@ -99,12 +99,12 @@ def test_what_works_on_images_takes_nothing_else(name: str) -> None:
     assert misfit(name, (3, 8, 8), **EXAMPLES[name][0]) is None
 
 
-@pytest.mark.parametrize("name", ["flatten", "to_dtype"])
+@pytest.mark.cases("name", ["flatten", "to_dtype"])
 def test_some_take_any_sample(name: str) -> None:
     assert misfit(name, (64,), **EXAMPLES[name][0]) is None
 
 
-@pytest.mark.parametrize("name", ["rgb", "grayscale", "color_jitter"])
+@pytest.mark.cases("name", ["rgb", "grayscale", "color_jitter"])
 def test_colours_are_one_channel_or_three(name: str) -> None:
     assert misfit(name, (2, 8, 8)) == "it takes images of 1 or 3 channels"
     assert misfit(name, (1, 8, 8)) is None
@@ -192,7 +192,7 @@ def test_values_that_torchvision_refuses_only_on_a_sample_are_found_without_one(
         pipeline.fit(TensorInfo((3, 16, 16), torch.float32))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("name", "argument"),
     [("normalize", "inplace"), ("random_rotation", "expand")],
 )

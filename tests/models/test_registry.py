@@ -26,7 +26,7 @@ def test_our_own_torchvisions_and_python_share_one_namespace() -> None:
     assert set(own_names()) < set(names())
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("typo", "meant"), [("ccn", "cnn"), ("resnet-18", "resnet18"), ("tutorial/ad", "tutorial/add")]
 )
 def test_an_unknown_model_is_refused_with_the_nearest_names(typo: str, meant: str) -> None:

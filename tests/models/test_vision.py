@@ -74,13 +74,14 @@ def test_an_unknown_argument_is_refused_even_where_the_class_would_swallow_it() 
 
 
 def test_an_argument_that_only_the_builder_knows_a_default_for_is_taken() -> None:
-    model = small("vit_b_16", image_size=16)
+    with torch.device("meta"):
+        model = small("vit_b_16", image_size=16)
     assert model.image_size == 16
     [problem] = problems(Model(name="resnet18", args={"layers": [1, 1, 1, 1]}))
     assert "multiple values" in problem.what
 
 
-@pytest.mark.parametrize("name", ["weights", "progress"])
+@pytest.mark.cases("name", ["weights", "progress"])
 def test_weights_are_no_argument(name: str) -> None:
     assert [p.where for p in problems(Model(name="resnet18", args={name: None}))] == [f"model.args.{name}"]
 
@@ -103,7 +104,7 @@ def test_weights_of_another_model_are_refused() -> None:
     assert "'ResNet18_Weights.IMAGENET1K_V1'" in problem.what
 
 
-@pytest.mark.parametrize("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
+@pytest.mark.cases("weights", ["DEFAULT", "IMAGENET1K_V1", "ResNet18_Weights.IMAGENET1K_V1"])
 def test_published_weights_bring_their_own_number_of_classes(weights: str) -> None:
     call = vision.prepare(Model(name="resnet18", weights=weights), DIGITS)
     assert (call.problems, dict(call.args)) == ((), {})

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
+import os
 import subprocess
 import sys
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import save_file
 from torch import nn
 
 import hookrun
-from hookrun.plan.table import show
 
 SCALE = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
 
@@ -45,10 +43,17 @@ def test_the_hash_does_not_depend_on_the_example() -> None:
 
 
 def test_the_hash_is_the_same_in_another_process() -> None:
-    model = "nn.Sequential(nn.Linear(2, 2))"
-    code = f"from torch import nn; import hookrun; print(hookrun.compile({{'h': {SCALE!r}}}, {model}).hash)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == plan().hash
+    """Where Python hashes texts otherwise, so that sets of them have another order."""
+    hooks = {"b": SCALE, "a": {"select": {"type": ["Linear", "ReLU"]}, "hook": "forward", "action": "print"}}
+    model = "nn.Sequential(nn.Linear(2, 2), nn.ReLU())"
+    code = f"from torch import nn; import hookrun; print(hookrun.compile({hooks!r}, {model}).hash)"
+    hashes = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
+    environment = {**os.environ, **hashes}
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
+    here = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    assert found.stdout.strip() == hookrun.compile(hooks, here).hash
 
 
 def test_the_hash_follows_the_content_of_files(tmp_path) -> None:
@@ -64,29 +69,6 @@ def test_plan_json_is_plain_data() -> None:
     assert (hook["name"], hook["params"], hook["targets"][0]["path"]) == ("h", {"factor": 2.0}, "0")
 
 
-def test_it_prints_as_a_table() -> None:
-    text = str(plan(when={"mode": "eval"}))
-    for word in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
-        assert word in text.splitlines()[0]
-    assert all(
-        word in text
-        for word in (
-            "h ",
-            "Linear",
-            "forward",
-            "scale",
-            "factor=2",
-            "eval",
-            plan(when={"mode": "eval"}).hash[:12],
-        )
-    )
-
-
-def test_many_modules_are_shown_as_some_and_a_number() -> None:
-    model = nn.Sequential(*(nn.Identity() for _ in range(10)))
-    assert "and 7 more" in str(hookrun.compile({"h": SCALE | {"select": "*"}}, model))
-
-
 def test_another_model_is_refused_at_installation() -> None:
     other = nn.Sequential(nn.ReLU())
     with pytest.raises(
@@ -96,18 +78,8 @@ def test_another_model_is_refused_at_installation() -> None:
     assert not other[0]._forward_hooks
 
 
-def test_the_same_structure_is_accepted() -> None:
+def test_a_model_of_equal_structure_is_accepted() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     with torch.no_grad(), plan().install(model):
         hooked = model(torch.ones(1, 2))
     assert torch.equal(hooked, model(torch.ones(1, 2)) * 2)
-
-
-def test_the_whole_plan_names_every_module() -> None:
-    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
-    plan = hookrun.compile({"h": {"select": "*", "hook": "forward", "action": "print"}}, model)
-    whole, some = io.StringIO(), io.StringIO()
-    show(plan, Console(file=whole, no_color=True, width=200))
-    show(plan, Console(file=some, no_color=True, width=200), limit=4)
-    assert whole.getvalue().count("Linear") == 12 and "more" not in whole.getvalue()
-    assert some.getvalue().count("Linear") == 3 and "and 9 more" in some.getvalue()

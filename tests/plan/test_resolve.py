@@ -147,7 +147,7 @@ def test_hooks_find_the_parameters_that_other_hooks_will_add() -> None:
     assert hookrun.compile(spec, Net()).hooks[0].matches[0].path == "fc.extra"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("wrap", "advice"),
     [
         (lambda: torch.compile(nn.Linear(1, 1)), "install the hooks first"),
@@ -167,7 +167,7 @@ def test_the_model_is_not_changed() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("hook", "action"),
     [
         ("grad", {"action": "capture"}),

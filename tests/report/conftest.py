@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -12,7 +13,9 @@ from typing import Any
 
 import pytest
 
+import hookrun
 from hookrun.cli import main
+from hookrun.store.reader import Run
 
 SMALL = ("compute.device=cpu", "compute.threads=1", "model=mlp")
 _VOID = {"meta", "br", "img", "input", "link", "circle", "hr"}
@@ -121,3 +124,38 @@ def sweep(folder: Path) -> Path:
     argv = ["-m", *SMALL, "train.epochs=1", "train.limit_batches=4", "hydra.sweep.dir=sweep"]
     assert main([*argv, "train.optimizer.lr=0.001,0.01,0.1", "seed=0,1"]) == 0
     return folder / "sweep"
+
+
+SIZE = ("data.args.half=[2,5]", "data.args.vocab_size=12", "data.args.val_size=6", "data.batch_size=4")
+
+
+PATTERN = "{{select: blocks.1.attn.pattern, hook: forward, action: capture{}}}"
+
+
+HOOKS = {
+    "off": "{select: blocks.0.attn.pattern, hook: forward, action: scale, factor: 0, heads: [1]}",
+    "patterns": PATTERN.format(""),
+    "one": PATTERN.format(", heads: [3]"),
+    "last": PATTERN.format(", tokens: {query: -1}"),
+    "switched": "{select: blocks.0.attn.pattern, hook: forward, action: capture}",
+    "scores": "{select: blocks.1.attn.scores, hook: forward, action: capture}",
+    "norms": "{select: blocks.1.resid_post, hook: forward, action: capture, tokens: all}",
+    "neuron": "{select: blocks.1.resid_post, hook: forward, action: capture, tokens: all, index: '..., 3'}",
+}
+
+
+@pytest.fixture(scope="session")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A random decoder on sequences of different lengths, padded on the left."""
+    path = tmp_path_factory.mktemp("tokens") / "run"
+    hooks = [f"+hooks.{name}={entry}" for name, entry in HOOKS.items()]
+    argv = ["model=decoder", "data=repeated_tokens", "data.args.padding=left", "task=predict", *SIZE, *hooks]
+    assert main([*argv, "compute.device=cpu", "compute.threads=1", f"hydra.run.dir={path}"]) == 0
+    return hookrun.open_run(path)
+
+
+@pytest.fixture
+def copied(sweep: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "moved"
+    shutil.copytree(sweep, path)
+    return path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +28,56 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture
-def show(browser: Any) -> Iterator[Callable[..., Any]]:
-    """Opens the page in a directory; afterwards nothing was logged, and nothing asked for but the page."""
-    said, asked, contexts = list[str](), list[str](), list[Any]()
+@dataclass
+class Screens:
+    """The pages that are open, what they logged, and what they asked for.
 
-    def show(path: Path, width: int = 1200, colours: str = "light", at: str = "") -> Any:
-        contexts.append(browser.new_context(viewport={"width": width, "height": 800}, color_scheme=colours))
-        page = contexts[-1].new_page()
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
+    loaded: directory -> its page at the usual size, for tests that only look at it
+    """
+
+    browser: Any
+    said: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
+    loaded: dict[Path, Any] = field(default_factory=dict)
+
+    def open(self, path: Path, colours: str, at: str) -> Any:
+        view = {"width": 1200, "height": 800}
+        self.contexts.append(self.browser.new_context(viewport=view, color_scheme=colours))
+        page = self.contexts[-1].new_page()
+        page.on("console", lambda message: self.said.append(message.text))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("request", lambda request: self.asked.append(request.url))
         page.goto((path / "report.html").as_uri() + at)
         return page
 
-    yield show
-    for context in contexts:
+
+@pytest.fixture(scope="module")
+def screens(browser: Any) -> Iterator[Screens]:
+    screens = Screens(browser)
+    yield screens
+    for context in screens.contexts:
         context.close()
-    assert said == []
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.fixture
+def show(screens: Screens) -> Iterator[Callable[..., Any]]:
+    """Opens the page in a directory; afterwards nothing was logged, and nothing asked for but the page."""
+    yield lambda path, colours="light", at="": screens.open(path, colours, at)
+    assert screens.said == []
+    assert [url for url in screens.asked if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.fixture
+def look(screens: Screens, show: Callable[..., Any]) -> Callable[[Path], Any]:
+    """The page in a directory, for a test that changes nothing in it: opened once for all of them."""
+
+    def look(path: Path) -> Any:
+        if path not in screens.loaded:
+            screens.loaded[path] = show(path)
+        return screens.loaded[path]
+
+    return look
 
 
 def cells(page: Any, column: str) -> list[str]:
@@ -59,16 +91,17 @@ def cells(page: Any, column: str) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("width", [390, 1200], ids=["phone", "desktop"])
-@pytest.mark.parametrize("what", ["observed", "sweep"])
-def test_the_page_is_as_wide_as_the_screen(what: str, width: int, show, request) -> None:
-    page = show(request.getfixturevalue(what), width)
-    assert page.evaluate("document.documentElement.scrollWidth") == width
-    assert page.locator("svg.chart").first.bounding_box()["width"] > 250
+def test_a_page_is_as_wide_as_the_screen(observed: Path, sweep: Path, look) -> None:
+    for path in (observed, sweep):
+        page = look(path)
+        for width in (390, 1200):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") == width, path
+            assert page.locator("svg.chart").first.bounding_box()["width"] > 250, path
 
 
-def test_every_picture_is_drawn(observed: Path, show) -> None:
-    page = show(observed)
+def test_every_picture_is_drawn(observed: Path, look) -> None:
+    page = look(observed)
     assert page.locator("svg.chart").count() > 15
     sizes = page.evaluate(
         "[...document.querySelectorAll('img')].map(each => each.complete && each.naturalWidth)"
@@ -78,12 +111,12 @@ def test_every_picture_is_drawn(observed: Path, show) -> None:
     assert min(boxes) > 20
 
 
-def test_the_dark_page_is_dark(observed: Path, show) -> None:
+def test_the_dark_page_is_dark(observed: Path, show, look) -> None:
     def ground(page: Any) -> int:
         colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return max(int(part) for part in colour[4:-1].split(","))
 
-    assert ground(show(observed, colours="dark")) < 50 < 200 < ground(show(observed))
+    assert ground(show(observed, colours="dark")) < 50 < 200 < ground(look(observed))
 
 
 def test_a_click_on_a_head_sorts_and_another_turns_it_round(sweep: Path, show) -> None:
@@ -110,8 +143,8 @@ def test_what_is_no_number_stands_last_in_either_direction(sweep: Path, tmp_path
         assert cells(page, "val/accuracy")[-1] == "NaN"
 
 
-def test_the_names_of_a_map_stand_beside_their_rows(observed: Path, show) -> None:
-    page = show(observed)
+def test_the_names_of_a_map_stand_beside_their_rows(observed: Path, look) -> None:
+    page = look(observed)
     found = page.evaluate(
         """() => [...document.querySelectorAll(".heat")].map(heat => {
             const plot = heat.querySelector(".heat-plot").getBoundingClientRect();
@@ -145,8 +178,8 @@ def test_the_address_keeps_the_order_and_the_filter(sweep: Path, show) -> None:
     assert cells(show(sweep, at=address), "job") == ["1", "0"]
 
 
-def test_the_value_under_the_pointer_is_shown(observed: Path, show) -> None:
-    page = show(observed)
+def test_the_value_under_the_pointer_is_shown(observed: Path, look) -> None:
+    page = look(observed)
     page.locator("svg.chart").first.hover()
     assert page.locator(".tip").inner_text().startswith("step ")
     page.mouse.move(0, 0)

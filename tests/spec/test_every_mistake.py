@@ -9,8 +9,6 @@ from torch import nn
 
 import hookrun
 from hookrun import tasks
-from hookrun.errors import Problem
-from hookrun.spec.remains import beyond, in_file_order
 
 MODEL = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
 CLAMP = {"select": "0", "hook": "grad", "action": "clamp", "max": 1}
@@ -116,30 +114,6 @@ def test_mistakes_of_both_kinds_are_a_spec_error_and_misfits_alone_are_not() -> 
     assert places(refusal.value) == ["train.optimizer.name", "hooks.c.select"]
     with pytest.raises(hookrun.CompileError):
         tasks.prepare(tasks.parse_experiment(config(hooks={"c": FC | {"select": "fd"}})))
-
-
-def test_what_follows_from_a_mistake_is_left_out() -> None:
-    known = [Problem("model.args", "is wrong"), Problem("hooks.a", "is wrong")]
-    found = [
-        Problem("model.args.width", "is missing"),
-        Problem("hooks.a.select", "x"),
-        Problem("hooks.a", "y"),
-    ]
-    assert [each.where for each in beyond(found, known)] == ["hooks.a.select"]
-
-
-def test_the_order_is_that_of_the_file_and_each_comes_once() -> None:
-    written = {"b": {"y": 1, "x": 2}, "a": 3}
-    problems = [Problem(where, "") for where in ("", "a", "b.z", "b.x", "b.y.q", "b", "c", "a")]
-    assert [each.where for each in in_file_order(problems, written)] == [
-        "",
-        "b",
-        "b.y.q",
-        "b.x",
-        "b.z",
-        "a",
-        "c",
-    ]
 
 
 def test_keys_that_yaml_has_made_booleans_are_told_to_be_quoted() -> None:

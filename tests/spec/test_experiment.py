@@ -20,12 +20,6 @@ def problems(**changes: Any) -> dict[str, str]:
     return {problem.where: f"{problem.what} {problem.hint}" for problem in caught.value.errors}
 
 
-def hook_problems(**changes: Any) -> dict[str, str]:
-    return problems(
-        hooks={"h": {key: value for key, value in (CLAMP | changes).items() if value is not None}}
-    )
-
-
 def test_a_good_one_has_settings_and_hooks() -> None:
     experiment = parse_experiment(ROOT | {"seed": 3})
     assert experiment.settings.model.name == "cnn"
@@ -55,39 +49,6 @@ def test_an_experiment_that_forgot_its_package_says_so() -> None:
 
 def test_trust_never_comes_from_a_file() -> None:
     assert "HOOKRUN_TRUST" in problems(trust=["mypkg"])["trust"]
-
-
-@pytest.mark.cases(
-    ("changes", "where", "what"),
-    [
-        ({"action": "clmap"}, "hooks.h.action", "did you mean 'clamp'"),
-        ({"action": None}, "hooks.h.action", "is missing it is one of: add_bias"),
-        ({"select": None}, "hooks.h.select", "is missing"),
-        ({"selct": "fc"}, "hooks.h.selct", "did you mean 'select'?"),
-        ({"select": 1.5}, "hooks.h.select", "quote it"),
-        ({"min": 1}, "hooks.h", "min 1.0 is greater than max 0.1"),
-        ({"max": "high"}, "hooks.h.max", "found 'high'"),
-        ({"when": {"stp": 3}}, "hooks.h.when.stp", "unknown key"),
-        ({"index": "a"}, "hooks.h.index", "expected a whole number"),
-        ({"target": "["}, "hooks.h.target", "stops making sense"),
-        ({"expect": "many"}, "hooks.h.expect", "expected a count"),
-        ({True: 1}, "hooks.h.True", "YAML reads on, off"),
-        ({"parameters": True}, "hooks.h.parameters", "unknown key"),
-    ],
-)
-def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> None:
-    found = (
-        hook_problems(**changes)
-        if all(isinstance(key, str) for key in changes)
-        else problems(hooks={"h": CLAMP | changes})
-    )
-    assert set(found) == {where}
-    assert what in found[where]
-
-
-@pytest.mark.cases("hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}])
-def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
-    assert "expected" in next(iter(problems(hooks=hooks).values()))
 
 
 def test_hooks_may_be_given_bare_or_under_their_key() -> None:

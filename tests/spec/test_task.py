@@ -68,7 +68,7 @@ def test_a_key_of_no_task_is_an_error_with_the_nearest_names() -> None:
     assert "YAML reads on, off" in problems({True: 1})["task.True"]
 
 
-@pytest.mark.parametrize("name", ["bak", None, 3, ["bake"]], ids=str)
+@pytest.mark.cases("name", ["bak", None, 3, ["bake"]])
 def test_a_name_of_no_task(name: Any) -> None:
     found = problems({"name": name, "heat": "hot"})
     assert set(found) == {"task.name", "task.heat"}
@@ -78,7 +78,7 @@ def test_a_name_of_no_task(name: Any) -> None:
     ]
 
 
-@pytest.mark.parametrize("raw", [None, "bake", ["bake"]], ids=str)
+@pytest.mark.cases("raw", [None, "bake", ["bake"]])
 def test_the_section_is_a_mapping(raw: Any) -> None:
     assert problems(raw) == {"task": f"found {raw!r}, expected a mapping its keys: name, heat, minutes"}
 

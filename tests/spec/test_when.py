@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from hookrun.spec.when import Range, When, parse_expect
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "inside", "outside"),
     [
         ({"start": 2, "end": 8, "every": 3}, (2, 5), (0, 1, 3, 8)),
@@ -20,7 +20,6 @@ from hookrun.spec.when import Range, When, parse_expect
         ([0, 5], (0, 5), (1, 4)),
         (3, (3,), (0, 2, 4)),
     ],
-    ids=str,
 )
 def test_counts_include_the_start_and_exclude_the_end(raw: Any, inside: Any, outside: Any) -> None:
     step = When(step=raw).step
@@ -60,7 +59,7 @@ def test_a_schedule_reads_well() -> None:
     assert str(When(step={"every": 10}, probability=0.5)) == "step every 10, p=0.5"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("raw", "inside", "outside"),
     [
         (3, (3,), (2, 4)),

@@ -24,7 +24,7 @@ def test_the_name_is_taken_only_when_the_file_is_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["plan.json"]
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.cases("error", [ValueError, KeyboardInterrupt])
 def test_what_was_there_before_survives_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"old")
@@ -106,7 +106,7 @@ def test_an_interrupted_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.M
     assert read_lines(lines.path) == ([{"step": 0}, {"step": 2}], "")
 
 
-@pytest.mark.parametrize("cut", [1, 5, 11])
+@pytest.mark.cases("cut", [1, 5, 11])
 def test_a_last_line_that_is_cut_off_is_left_out_and_told(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])

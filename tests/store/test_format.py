@@ -1,4 +1,4 @@
-"""JSON that any reader takes and that still shows a diverged loss; the lines of a shard index."""
+"""JSON that any reader takes and that still shows a diverged loss."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hookrun.store.format import VERSION, decode, encode, encode_plain
-from hookrun.store.shard import Entry, Shard
+from hookrun.store.format import decode, encode, encode_plain
 
 numbers = st.floats() | st.integers()
 words = st.sampled_from(["NaN", "Infinity", "-Infinity", "\\NaN", "\\\\-Infinity", "nan"])
@@ -23,9 +22,6 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=4),
     max_leaves=12,
 )
-
-ENTRY = Entry("0", "features", "layer4\n\0", "[0].logits", "bfloat16", (4, 8), 32, "sample")
-SHARD = Shard("000000.safetensors", "ab" * 32, 4096, ("sample", "epoch", "step", "call"), (ENTRY,))
 
 
 def refuse(word: str) -> float:
@@ -63,37 +59,7 @@ def test_numbers_of_torch_and_numpy_and_paths_are_taken() -> None:
     assert encode(found) == '{"loss": 0.5, "bad": "NaN", "n": 3, "at": "a/b"}'
 
 
-@pytest.mark.parametrize("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
+@pytest.mark.cases("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
 def test_what_has_no_place_in_json_is_refused_by_type(value: object) -> None:
     with pytest.raises(TypeError, match=r"in JSON|as JSON"):
         encode(value)
-
-
-def test_a_shard_reads_back_from_its_line() -> None:
-    assert Shard.of(decode(encode(SHARD.record()).encode())) == SHARD
-
-
-def test_keys_that_a_later_version_adds_are_left_out() -> None:
-    record = json.loads(encode(SHARD.record()))
-    record["rank"] = 3
-    record["entries"][0]["labels"] = "0.labels"
-    assert Shard.of(record) == SHARD
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"version": VERSION + 1}, "this hookrun reads up to"),
-        ({"shard": "../../other.safetensors"}, "outside of its folder"),
-        ({"entries": [{"key": "0"}]}, "does not describe a shard"),
-        ({"columns": None}, "does not describe a shard"),
-    ],
-)
-def test_a_line_that_cannot_be_trusted_is_refused(change: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Shard.of(SHARD.record() | change)
-
-
-def test_any_other_json_is_no_shard() -> None:
-    with pytest.raises(ValueError, match="does not describe a shard"):
-        Shard.of([1, 2])

@@ -46,7 +46,7 @@ def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     "blocks",
     [
         [block(STEP), block(LARGE), block(7), block(LARGE), block(LARGE + STEP + 5)],

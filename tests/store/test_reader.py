@@ -146,7 +146,7 @@ def test_latest_opens_the_run_it_points_to_now(tmp_path: Path) -> None:
     assert run.path == tmp_path / "first"
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("rows", "task", "split"),
     [
         (["val"], {"name": "train"}, "val"),
@@ -156,7 +156,6 @@ def test_latest_opens_the_run_it_points_to_now(tmp_path: Path) -> None:
         ([], {"name": "evaluate", "split": "val"}, "val"),
         ([], {"name": "train"}, "train"),
     ],
-    ids=str,
 )
 def test_labels_are_of_the_split_that_the_rows_are_of(
     rows: list[Split | None], task: dict[str, str], split: Split, tmp_path: Path

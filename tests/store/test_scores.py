@@ -35,7 +35,7 @@ def test_the_best_epoch_counts_or_the_last_and_no_batch() -> None:
     assert result(EPOCHS[:1], LOSS).value is None
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.cases("bad", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_never_the_best(bad: float) -> None:
     diverged = [*EPOCHS, line("train", 3, loss=bad)]
     assert result(diverged, LOSS).value == 1.0

@@ -86,7 +86,7 @@ def test_every_tensor_lies_aligned_to_its_items() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("tensor", "said"),
     [
         (torch.eye(2).to_sparse(), "sparse or nested"),

@@ -57,14 +57,14 @@ UNPLAIN = {
 }
 
 
-@pytest.mark.parametrize("value", UNPLAIN.values(), ids=UNPLAIN)
+@pytest.mark.cases("value", UNPLAIN.values())
 def test_what_is_not_plain_is_named_with_its_place(value: Any) -> None:
     with pytest.raises(NotPlain, match=r"^optimizer\.3\.x"):
         flatten({"optimizer": {3: {"x": value}}})
 
 
-@pytest.mark.parametrize(
-    "value", [{"a": 1, "b": 2}, {"code": "x"}, {"items": [[[1], 2]]}, {"keys": 3}, {"items": 3}, {}], ids=repr
+@pytest.mark.cases(
+    "value", [{"a": 1, "b": 2}, {"code": "x"}, {"items": [[[1], 2]]}, {"keys": 3}, {"items": 3}, {}]
 )
 def test_what_flatten_did_not_write_is_a_value_error(value: Any) -> None:
     with pytest.raises(ValueError):

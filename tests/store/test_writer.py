@@ -61,7 +61,7 @@ def test_a_batch_becomes_one_row_per_sample_with_its_moment(tmp_path: Path) -> N
     assert stored["0.rows"].tolist() == [[id_, 1, 20, 2, 3, 1, -1, -1, -1] for id_ in (7, 5, 6)]
 
 
-@pytest.mark.parametrize("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
+@pytest.mark.cases("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
 def test_what_does_not_match_the_batch_becomes_one_row_per_firing(
     tmp_path: Path, sample_ids: list[int] | None
 ) -> None:
@@ -121,7 +121,7 @@ class Pair(NamedTuple):
     hidden: Any
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("value", "paths"),
     [
         ((ONE, [TWO, ONE]), ["[0]", "[1][0]", "[1][1]"]),
@@ -142,7 +142,7 @@ def test_the_path_of_a_leaf_is_the_target_that_names_it(tmp_path: Path, value: A
         assert torch.equal(stored[entry["key"]][0], get(value, parse_target(entry["path"]).keys))
 
 
-@pytest.mark.parametrize(
+@pytest.mark.cases(
     ("path", "value", "place"),
     [
         ("", ONE, ""),
@@ -344,7 +344,7 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
     assert writer.shards == 4
 
 
-@pytest.mark.parametrize("refused", [False, True])
+@pytest.mark.cases("refused", [False, True])
 def test_a_shard_is_written_while_the_one_before_it_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:

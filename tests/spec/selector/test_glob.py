@@ -74,15 +74,15 @@ def test_any_parse_of_a_path_may_satisfy_the_indexes() -> None:
     assert parse_selector("**.layers[0].**").select(tree) == list(paths[1:])
 
 
-def test_five_thousand_random_globs_match_what_an_independent_matcher_finds() -> None:
+def test_two_thousand_random_globs_match_what_an_independent_matcher_finds() -> None:
     chance = random.Random(0)
     matched = 0
-    for _ in range(5000):
+    for _ in range(2000):
         tree, segments = random_tree(chance), random_glob(chance)
         expected = [path for path in tree.nodes if fits(segments, path.split(".") if path else [], "", tree)]
         assert parse_selector(written(segments)).select(tree) == expected, written(segments)
         matched += bool(expected)
-    assert matched > 1000, "the globs are too strange to test anything"
+    assert matched > 400, "the globs are too strange to test anything"
 
 
 def test_alternatives_are_matched_as_each_of_them_would_be() -> None:
@@ -94,10 +94,10 @@ def test_alternatives_are_matched_as_each_of_them_would_be() -> None:
         assert set(parse_selector("{" + ",".join(globs) + "}").select(tree)) == set().union(*each)
 
 
-NAMES = [f"blocks.{n}.{child}" for n in range(1250) for child in ("attn", "mlp", "norm", "proj")]
-LARGE = Tree({name: Node(name) for name in NAMES}, {"blocks": [str(n) for n in range(1250)]})
-LONG = Tree({name: Node(name) for name in (f"{'ab' * 150}{n}.x" for n in range(5000))})
-DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n in range(5000))})
+NAMES = [f"blocks.{n}.{child}" for n in range(400) for child in ("attn", "mlp", "norm", "proj")]
+LARGE = Tree({name: Node(name) for name in NAMES}, {"blocks": [str(n) for n in range(400)]})
+LONG = Tree({name: Node(name) for name in (f"{'ab' * 150}{n}.x" for n in range(1500))})
+DEEP = Tree({name: Node(name) for name in (".".join(["a"] * 60 + [f"{n}"]) for n in range(1500))})
 
 
 @pytest.mark.cases(

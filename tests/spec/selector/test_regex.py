@@ -28,9 +28,7 @@ def test_the_end_of_a_text_is_refused_as_a_match_is_always_full() -> None:
         parse_selector(r"re:fc\Z")
 
 
-@pytest.mark.parametrize(
-    "pattern", ["a)(b", "a{1001}", r"(\pL{1,30}\pN?.?){20}", "(?x) a", "((a{99}){99}){99}"]
-)
+@pytest.mark.cases("pattern", ["a)(b", "a{1001}", r"(\pL{1,30}\pN?.?){20}", "(?x) a", "((a{99}){99}){99}"])
 def test_what_re2_does_not_compile_is_refused_and_nothing_is_printed(pattern: str, capfd) -> None:
     with pytest.raises(ValueError, match="not a regular expression of RE2"):
         parse_selector(f"re:{pattern}")

@@ -1,0 +1,64 @@
+"""Prompts with answers and spans, and lines that are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from token_samples import made, prompts, real, refusal
+
+from hookrun.data.samples import IGNORED
+
+
+def test_prompts_have_answers_wrong_ones_and_spans_at_their_tokens(tmp_path: Path) -> None:
+    file = prompts(
+        tmp_path,
+        {
+            "prompt": "Zürich is in",
+            "answer": "CH",
+            "wrong": "IT",
+            "spans": {"subject": "Zürich", "is": [8, 10]},
+        },
+        "",
+        {"prompt": "Rome lies in", "answer": "IT", "wrong": "CH", "spans": {"subject": "Rome"}},
+    )
+    info, samples = made("prompts", file=file)
+    assert info.spans == ("subject", "is") and info.sizes == {"train": 0, "val": 2}
+    spans = samples.spans(torch.tensor([1, 0]))
+    assert spans["subject"].tolist() == [[0, 4], [0, 7]]  # ü is two bytes
+    assert spans["is"].tolist() == [[-1, -1], [8, 10]]
+    assert bytes(real(samples[0])[0][0:7]).decode() == "Zürich"
+    assert real(samples[0])[1] == [IGNORED] * 12 + [ord("C")]
+    assert samples.wrong(torch.tensor([1, 0])).tolist() == [ord("C"), ord("I")]  # type: ignore[union-attr]
+    assert samples.file(1) == "prompts.jsonl:3"
+    for_all = made("prompts", file=file, spans={"place": "in"}, answer=None, wrong=None)[1]
+    assert for_all.spans(torch.tensor([1]))["place"].tolist() == [[10, 12]]
+    ids, targets = real(for_all[0])
+    assert targets == [*ids[1:], IGNORED] and for_all.wrong(torch.tensor([0])) is None
+    inputs, _ = made("prompts", file=file, labels=True)[1][0]
+    assert bytes(inputs["labels"].tolist()) == b"CH"
+
+
+def test_prompts_that_are_not_clear_are_refused_with_their_line(tmp_path: Path) -> None:
+    good = {"prompt": "a b a", "answer": "x", "wrong": "y", "spans": {"s": "b"}}
+    for change, said in [
+        ({"prompt": 3}, "'prompt' is a number, expected a text"),
+        ({"prompt": ""}, "the prompt has no tokens"),
+        ({"prompt": "\ud800"}, "half of a character"),
+        ({"answer": None}, "'answer' is a null"),
+        ({"answer": ""}, "'answer' has no tokens"),
+        ({"wrong": "x2"}, "begin with the same token, 'x'"),
+        ({"spans": {"s": "c"}}, "'c' is not in the prompt"),
+        ({"spans": {"s": "a"}}, "more than once"),
+        ({"spans": {"s": [1, 6]}}, "first < end <= 5"),
+        ({"spans": {"s": [True, 2]}}, "expected a part of the text"),
+        ({"spans": ["b"]}, "not a mapping"),
+    ]:
+        message = refusal("prompts", file=prompts(tmp_path, good, {**good, **change}))
+        assert "line 2" in message and said in message, message
+    missing = {key: value for key, value in good.items() if key != "answer"}
+    assert "line 2 has no field 'answer'" in refusal("prompts", file=prompts(tmp_path, good, missing))
+    assert "lines before it do not have" in refusal("prompts", file=prompts(tmp_path, missing, good))
+    assert "has no field 'question'" in refusal("prompts", file=prompts(tmp_path, good), prompt="question")
+    assert "more tokens than 4" in refusal("prompts", file=prompts(tmp_path, good), length=4)
+    assert "none of the 1 prompts" in refusal("prompts", "train", file=prompts(tmp_path, good))

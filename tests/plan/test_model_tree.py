@@ -1,0 +1,161 @@
+"""Selectors against real models: numbered parameters, classes in braces, and members of lists that match nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hookrun
+from hookrun.errors import CompileError
+from hookrun.plan.model_tree import ModelNames, unhookable
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = nn.ModuleList([nn.Linear(2, 2), nn.Conv2d(1, 1, 1), nn.ReLU()])
+        self.ps = nn.ParameterList(torch.zeros(n + 1) for n in range(11))
+        self.named = nn.ParameterDict({"0": torch.zeros(1), "one": torch.zeros(1), "1": torch.zeros(1)})
+        self.again = self.ps
+
+
+def paths(select: Any, hook: str = "forward", **more: Any) -> list[str]:
+    spec = {"h": {"select": select, "hook": hook, "action": "print"} | more}
+    return [match.path for match in hookrun.compile(spec, Net()).hooks[0].matches]
+
+
+def problems(select: Any, hook: str = "forward", **more: Any) -> list[str]:
+    with pytest.raises(CompileError) as caught:
+        paths(select, hook, **more)
+    return [str(problem) for problem in caught.value.errors]
+
+
+@pytest.mark.cases(
+    ("select", "found"),
+    [
+        ("ps[-1]", ["ps.10"]),
+        ("ps[9:]", ["ps.9", "ps.10"]),
+        ("again[0]", ["ps.0"]),
+        ("named[-1]", ["named.1"]),
+        ("**.ps[0]", ["ps.0"]),
+        ("{ps,named}[1]", ["ps.1", "named.1"]),
+        ("h[0].bias", ["h.0.bias"]),
+        ("h[1]", ["h.1.weight", "h.1.bias"]),
+        ("h.1.[0]", []),
+        ({"path": "ps.*", "exclude": "ps[1:]"}, ["ps.0"]),
+    ],
+)
+def test_an_index_takes_numbered_parameters_on_parameter_hooks(select: Any, found: list[str]) -> None:
+    assert paths(select, "grad", expect=">=0") == found
+
+
+def test_an_index_does_not_take_parameters_on_module_hooks() -> None:
+    assert problems("ps[-1]")[0].startswith("hooks.h.select: 'ps[-1]' matches no module of Net")
+
+
+@pytest.mark.cases(
+    "select", ["type:{Linear,Conv2d}", {"type": "{Lin*,Conv{1,2}d}"}, "type:{torch.nn.modules.conv.*,Linear}"]
+)
+def test_braces_list_classes(select: Any) -> None:
+    assert paths(select) == ["h.0", "h.1"]
+
+
+@pytest.mark.cases(
+    ("select", "said"),
+    [
+        (
+            ["h.0", "h.7"],
+            "hooks.h.select: 'h.7' (member 2 of the list) matches no module\n    did you mean 'h.2'",
+        ),
+        ([["h.0", "nosuch"]], "'nosuch' (member 2 of member 1 of the list) matches no module"),
+        ({"path": ["nosuch", "h.*"]}, "'nosuch' (member 1 of `path`) matches no module"),
+        (
+            {"type": ["Linear", "Conv2"]},
+            "'Conv2' (member 2 of `type`) matches no module\n    did you mean 'Conv2d'",
+        ),
+        (["h.0", {"type": ["Linear", "LSTM"]}], "'LSTM' (member 2 of `type` of member 2 of the list)"),
+        (["h.0", {"path": "h.0", "type": "Conv2d"}], "'{path: h.0, type: Conv2d}' (member 2 of the list)"),
+        (["h.0", "type:LSTM"], "'type:LSTM' (member 2 of the list)"),
+        (["h.0", "re:h.9"], "'re:h.9' (member 2 of the list)"),
+    ],
+)
+def test_a_member_of_a_list_that_matches_nothing_is_an_error(select: Any, said: str) -> None:
+    (problem,) = problems(select)
+    assert said in problem
+    assert '`expect: ">=0"` lets members match nothing' in problem
+
+
+def test_on_parameter_hooks_members_match_parameters() -> None:
+    assert paths(["h.0", "ps.0"], "grad") == ["h.0.weight", "h.0.bias", "ps.0"]
+    (problem,) = problems(["h.0.bias", "h.2"], "grad")
+    assert "'h.2' (member 2 of the list) matches no parameter" in problem
+
+
+def test_every_dead_member_is_reported_and_the_count_too() -> None:
+    said = problems(["h.0", "x", "h.1", "y"], expect=1)
+    assert ["'x' (member 2" in said[0], "'y' (member 4" in said[1]] == [True, True]
+    assert "expected 1 modules" in said[2]
+    assert len(problems(["x", "y"])) == 2
+
+
+def test_of_very_many_dead_members_some_are_reported() -> None:
+    assert len(problems(["h.0", *(f"x{n}" for n in range(500))])) == 20
+
+
+@pytest.mark.cases("expect", [">=0", "0..3", "<=2"])
+def test_members_may_match_nothing_where_expect_admits_zero(expect: str) -> None:
+    assert paths(["h.0", "nosuch"], expect=expect) == ["h.0"]
+
+
+def test_what_is_excluded_need_not_exist() -> None:
+    assert paths({"path": "h.*", "exclude": ["h.0", "nosuch"]}) == ["h.1", "h.2"]
+
+
+def test_parameters_that_a_planned_hook_adds_are_found_after_it() -> None:
+    model = Net()
+    add = {"select": "h.0", "hook": "apply", "action": "add_parameter", "name": "extra", "shape": [2]}
+    (planned,) = hookrun.compile({"add": add}, model).hooks
+    names = ModelNames(model)
+    assert "h.0.extra" not in names.parameter_tree().nodes
+    names.plan_effects(planned.spec, planned.matches)
+    assert "h.0.extra" in names.parameter_tree().nodes
+
+
+def test_trees_know_every_name_class_and_size() -> None:
+    names = ModelNames(Net())
+    assert dict(names.tree.first) == {"again": "ps"} and list(names.tree.numbered["h"]) == ["0", "1", "2"]
+    node = names.tree.nodes["h.0"]
+    assert (node.leaf, node.parameters) == (True, 6) and {
+        "Linear",
+        "Module",
+        "torch.nn.modules.linear.Linear",
+    } <= node.types
+    assert names.parameter_tree().first["again.3"] == "ps.3"
+    match = names.match("ps.3", on_parameters=True)
+    assert (match.names, match.type, match.parameters, match.shape) == (
+        ("ps.3", "again.3"),
+        "ParameterList",
+        4,
+        "[4]",
+    )
+
+
+def test_what_a_planned_hook_freezes_does_not_train() -> None:
+    model = Net()
+    names = ModelNames(model)
+    (planned,) = hookrun.compile({"f": {"select": "h", "hook": "apply", "action": "freeze"}}, model).hooks
+    assert names.trains("h.0.weight") and names.trains("not.yet.there")
+    names.plan_effects(planned.spec, planned.matches)
+    assert not names.trains("h.0.weight") and names.trains("ps.0")
+
+
+def test_why_hooks_inside_a_module_never_fire_is_told_for_the_outermost() -> None:
+    parallel = nn.DataParallel(nn.Linear(1, 1))
+    model = nn.Sequential(nn.Linear(1, 1), parallel)
+    names = ModelNames(model)
+    found = names.unhookable[id(parallel.module)]
+    assert found.what == "1: DataParallel's threads race on hooks" and id(model[0]) not in names.unhookable
+    assert unhookable(nn.Linear(1, 1)) is None

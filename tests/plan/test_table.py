@@ -1,0 +1,88 @@
+"""The plan as a table."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+import hookrun
+from hookrun.plan.table import notes, show, shown_name, size
+
+SCALE = {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}
+
+
+def plan(**changes: Any) -> hookrun.Plan:
+    return hookrun.compile({"h": SCALE | changes}, nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_it_prints_as_a_table() -> None:
+    text = str(plan(when={"mode": "eval"}))
+    for word in ("#", "hook", "modules", "class", "hook type", "action", "parameters", "when", "shape"):
+        assert word in text.splitlines()[0]
+    assert all(
+        word in text
+        for word in (
+            "h ",
+            "Linear",
+            "forward",
+            "scale",
+            "factor=2",
+            "eval",
+            plan(when={"mode": "eval"}).hash[:12],
+        )
+    )
+
+
+def test_many_modules_are_shown_as_some_and_a_number() -> None:
+    model = nn.Sequential(*(nn.Identity() for _ in range(10)))
+    assert "and 7 more" in str(hookrun.compile({"h": SCALE | {"select": "*"}}, model))
+
+
+def test_the_whole_plan_names_every_module() -> None:
+    model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
+    plan = hookrun.compile({"h": {"select": "*", "hook": "forward", "action": "print"}}, model)
+    whole, some = io.StringIO(), io.StringIO()
+    show(plan, Console(file=whole, no_color=True, width=200))
+    show(plan, Console(file=some, no_color=True, width=200), limit=4)
+    assert whole.getvalue().count("Linear") == 12 and "more" not in whole.getvalue()
+    assert some.getvalue().count("Linear") == 3 and "and 9 more" in some.getvalue()
+
+
+def test_in_a_narrow_terminal_each_hook_has_a_few_lines() -> None:
+    narrow = io.StringIO()
+    show(plan(), Console(file=narrow, force_terminal=True, color_system=None, highlight=False, width=30))
+    assert narrow.getvalue().splitlines()[:2] == ["0  h: forward scale factor=2 always", "   0  Linear  -"]
+
+
+def test_below_the_table_stand_sizes_unreached_modules_and_the_hash() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.later = nn.Linear(2, 3), nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x)  # type: ignore[no-any-return]
+
+    capture, model = {"select": "*", "hook": "forward", "action": "capture"}, Net()
+    found = hookrun.compile({"h": capture}, model, example=((torch.ones(4, 2),), {}))
+    said = notes(found)
+    assert said[0].startswith("h: captures ") and said[0].endswith(" per sample")
+    assert said[1:] == ["h: the example did not reach later", f"plan {found.hash[:12]}"]
+    assert notes(hookrun.compile({}, model))[:1] == ["no hooks"]
+
+
+def test_a_match_is_shown_with_its_other_names_and_the_root_by_a_word() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model.add_module("again", model[0])
+    found = hookrun.compile({"h": SCALE | {"select": ["", "0"]}}, model).hooks[0].matches
+    assert [shown_name(match) for match in found] == ["(root)", "0 (also again)"]
+
+
+def test_bytes_are_readable() -> None:
+    assert [size(count) for count in (0, 999, 1500, 123_456, 2.5e9, 7e13)] == [
+        "0 B", "999 B", "1.5 kB", "123 kB", "2.5 GB", "70 TB",
+    ]  # fmt: skip

@@ -1,0 +1,84 @@
+"""Attention patterns and token strips on the page of a run: the right tokens, the right numbers, within bounds."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from report_pages import cells, part_of
+
+from hookrun.report import write_report
+from hookrun.store.reader import Run
+
+
+def test_the_tokens_of_a_sample_are_kept_without_its_padding(predicted: Run) -> None:
+    lines = [json.loads(line) for line in (predicted.path / "samples.jsonl").read_text().splitlines()]
+    assert [line["sample"] for line in lines] == list(range(6))
+    assert len({len(line["tokens"]) for line in lines}) > 1
+    for line in lines:
+        half = (len(line["tokens"]) - 1) // 2
+        assert line["tokens"][1 : half + 1] == line["tokens"][half + 1 :]
+        assert line["padding"] == [11 - len(line["tokens"]), 0]
+        assert line["targets"] == [None] * (half + 1) + line["tokens"][half + 2 :] + [None]
+
+
+def test_the_axes_of_a_pattern_are_the_tokens_and_padding_is_cut_off(predicted: Run) -> None:
+    part = part_of(predicted, "patterns")
+    tokens = json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])["tokens"]
+    names = ["start" if token == 0 else str(token) for token in tokens]
+    pictures = re.findall(r'<svg class="chart attention".*?</svg>', part, re.S)
+    assert len(pictures) == 3 * 4, "three samples, four heads"
+    assert re.findall(r"<text[^>]*>(.*?)</text>", pictures[0]) == [*names, *names]
+    assert f"4 heads, {len(names)} tokens" in part
+    start = 11 - len(tokens)
+    pattern = predicted.captures["patterns"]["blocks.1.attn.pattern"][0][:, start:, start:]
+    rows = cells(part)[:4]
+    for head, row in enumerate(rows):
+        place = int(pattern[head, 1:].argmax())
+        query, key = 1 + place // len(tokens), place % len(tokens)
+        value = float(pattern[head, query, key])
+        assert row[5] == f"“{names[query]}” at {query} to “{names[key]}” at {key}: {round(value, 3):.4g}"
+        before = [float(pattern[head, at, at - 1]) for at in range(1, len(tokens))]
+        assert float(row[2]) == pytest.approx(sum(before) / len(before), abs=6e-4)
+        half = (len(tokens) - 1) // 2
+        copied = [float(pattern[head, at, at - half + 1]) for at in range(half + 1, len(tokens))]
+        assert float(row[4]) == pytest.approx(sum(copied) / len(copied), abs=6e-4)
+
+
+def test_a_pattern_is_known_by_what_it_is(predicted: Run) -> None:
+    assert "attention, val sample 0" in part_of(predicted, "switched"), "a head that is off stays one"
+    assert '<svg class="chart attention' not in part_of(predicted, "scores")
+    heads = [row[0] for row in cells(part_of(predicted, "one"))]
+    assert [head for head in heads if head.isdigit()] == ["3"] * 3, "the others are of the figures' numbers"
+    last = part_of(predicted, "last")
+    assert last.count('<svg class="chart attention') == 3, "all heads of one query are one picture"
+    length = len(json.loads((predicted.path / "samples.jsonl").read_text().splitlines()[0])["tokens"])
+    assert f"” at {length - 1}</span>" in last
+
+
+def test_the_page_of_a_strangers_directory_is_bounded(
+    predicted: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hookrun.report.facts.MOST_TOKENS", 400)
+    path = tmp_path / "run"
+    shutil.copytree(predicted.path, path)
+    evil = "</svg><script>alert(1)</script>\u202e\x00\n" + "x" * 2000
+    lines = [json.loads(line) for line in (path / "samples.jsonl").read_text().splitlines()]
+    tokens = [{"token": number, "text": evil} for number in range(12)]
+    many = [*map(json.dumps, tokens), *(f'{{"token": {n}, "text": "t"}}' for n in range(12, 500))]
+    (path / "tokens.jsonl").write_text("\n".join(many) + "\n")
+    lines[1] |= {"padding": [2**52, 2**52]}
+    lines[2] |= {"targets": [2**50] * len(lines[2]["tokens"])}
+    lines[3] |= {"tokens": [2**53] * 5000}
+    lines[4] |= {"tokens": "many"}
+    lines[5] |= {"padding": [1]}
+    (path / "samples.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_report(path)
+    page = (path / "report.html").read_text()
+    assert len(page) < 2e6
+    assert "<script>alert" not in page and "\u202e" not in page
+    assert "attention, val sample 0" in page and "only its first 400 lines are read" in page
+    assert "&lt;/svg&gt;&lt;script&gt;" in page

@@ -1,0 +1,131 @@
+"""What is drawn of captured tensors, and that the drawings say what the numbers say."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookrun.report.captures import BINS, view_capture
+from hookrun.report.facts import Facts
+from hookrun.report.sampling import streams
+from hookrun.store.writer import CaptureWriter
+
+VECTORS = ["distribution", "mean of 10 rows", "rows"]
+
+
+def captured(folder: Path, *batches: torch.Tensor, by_sample: bool = True) -> Any:
+    """The stream that batches, or firings, leave."""
+    writer, first = CaptureWriter(folder), 0
+    for step, batch in enumerate(batches):
+        ids = range(first, first + len(batch)) if by_sample else None
+        writer.add("h", "layer", batch, sample_ids=ids, epoch=0, step=step, call=0)
+        first += len(batch)
+    writer.close()
+    [stream] = streams(folder)
+    return stream
+
+
+def drawn(folder: Path, *batches: torch.Tensor, by_sample: bool = True, hook: str = "forward") -> Any:
+    facts = Facts(
+        folder,
+        status={},
+        plan={"hooks": [{"name": "h", "hook": hook}]},
+        model={"modules": [{"path": "layer", "class": "Tanh"}]},
+    )
+    return view_capture(folder, captured(folder, *batches, by_sample=by_sample), facts)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("batch", "titles"),
+    [
+        pytest.param(random(10, 3, 6, 6), ["distribution", "activation maps"], id="pictures"),
+        pytest.param(random(10, 2, 3, 6, 6), ["distribution", "slices"], id="volumes"),
+        pytest.param(random(10, 6, 6), ["distribution", "maps"], id="attention"),
+        pytest.param(random(10, 7), VECTORS, id="vectors"),
+        pytest.param(random(10, 300), VECTORS, id="long vectors"),
+        pytest.param(random(10), ["distribution", "value"], id="numbers"),
+        pytest.param(random(10, 7).bfloat16(), VECTORS, id="bfloat16"),
+        pytest.param(random(10, 7).to(torch.float8_e4m3fn), VECTORS, id="float8"),
+        pytest.param(random(10, 7) > 0, VECTORS, id="booleans"),
+        pytest.param(torch.arange(70).reshape(10, 7), VECTORS, id="integers"),
+        pytest.param(torch.view_as_complex(random(10, 7, 2)), VECTORS, id="complex"),
+        pytest.param(torch.zeros(10, 7), VECTORS, id="zeros"),
+    ],
+)
+def test_a_picture_that_fits_the_shape(tmp_path: Path, batch: torch.Tensor, titles: list[str]) -> None:
+    found = drawn(tmp_path, batch)
+    assert [figure.title for figure in found.figures] == titles
+    assert found.problem == ""
+
+
+def test_gradients_of_a_parameter_are_firings(tmp_path: Path) -> None:
+    found = drawn(tmp_path, *random(6, 4, 5), by_sample=False, hook="grad")
+    assert [figure.title for figure in found.figures] == ["distribution", "maps", "distribution over steps"]
+    steps, norms = found.norms
+    assert steps == [0, 1, 2, 3, 4, 5]
+    assert norms == pytest.approx(random(6, 4, 5).flatten(1).norm(dim=1).tolist())
+
+
+@pytest.mark.cases(
+    ("batch", "problem"),
+    [
+        (torch.full((4, 3), math.nan), "none of its values is finite"),
+        (torch.empty(4, 0), "it has no elements"),
+    ],
+)
+def test_what_cannot_be_drawn_is_said(tmp_path: Path, batch: torch.Tensor, problem: str) -> None:
+    found = drawn(tmp_path, batch)
+    assert (found.problem, found.figures) == (problem, [])
+
+
+def test_a_histogram_counts_finite_values_and_tells_the_rest(tmp_path: Path) -> None:
+    batch = random(40, 50)
+    batch[0, :7], batch[1, :3], batch[2:20] = math.nan, math.inf, 0.0
+    [figure, *_] = drawn(tmp_path, batch).figures
+    drawn_values = batch[batch.isfinite() & (batch != 0)]
+    said = [int(count.replace(",", "")) for count in re.findall(r"to [^\"]*?\\n([\d,]+)", figure.picture)]
+    assert said == np.histogram(drawn_values.double().numpy(), bins=BINS)[0].tolist()
+    assert (
+        "10 of 2,000 values are not finite" in figure.note
+        and "45% are exactly 0 and not drawn" in figure.note
+    )
+
+
+# ---- units
+
+
+def test_attention_is_recognised(tmp_path: Path) -> None:
+    heads = drawn(tmp_path / "heads", random(10, 4, 6, 6).softmax(-1)).figures[1]
+    assert heads.title == "attention maps" and "heads 0–3" in heads.picture
+    assert drawn(tmp_path / "one", random(10, 6, 6).softmax(-1)).figures[1].title == "attention maps"
+    assert drawn(tmp_path / "none", random(10, 4, 6, 6)).figures[1].title == "activation maps"
+
+
+def test_the_mean_beside_a_histogram_counts_the_zeros_that_it_does_not_draw(tmp_path: Path) -> None:
+    batch = random(50, 20).relu()
+    [figure, *_] = drawn(tmp_path, batch).figures
+    assert f"mean {float(batch.mean()):.4g}" in figure.note
+
+
+def test_the_figures_of_a_histogram_are_of_all_rows(tmp_path: Path) -> None:
+    values = random(3000, 4)
+    values[1234, 2], values[77, 1] = 1e6, math.nan
+    writer = CaptureWriter(tmp_path, shard_bytes=20_000)
+    writer.add("h", "m", values, sample_ids=range(3000), epoch=0, step=0, call=0)
+    writer.close()
+    [stream] = streams(tmp_path)
+    figure = view_capture(tmp_path, stream, Facts(tmp_path, {})).figures[0]
+    finite = values[values.isfinite()].double().numpy()
+    assert f"mean {finite.mean():.4g}, std {finite.std():.4g}, min " in figure.note
+    assert "max 1,000,000" in figure.note or "max 1e+06" in figure.note
+    assert "12,000 values" in figure.note and "1 of 12,000 values are not finite" in figure.note

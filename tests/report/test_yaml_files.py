@@ -1,0 +1,19 @@
+"""Files that Hydra wrote: what cannot be read is nothing, and costs no page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hookrun.report.yaml_files import read_yaml
+
+
+def test_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "multirun.yaml"
+    assert read_yaml(path, tmp_path) is None
+    path.write_text("a: ${b}")
+    assert read_yaml(path, tmp_path) == {"a": "${b}"}
+    path.write_text("a: [")
+    assert read_yaml(path, tmp_path) is None
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    assert read_yaml(path, tmp_path) is None

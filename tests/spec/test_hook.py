@@ -1,0 +1,104 @@
+"""One hook: its keys, its identity, what of it is right although the rest is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookrun.errors import SpecError
+from hookrun.spec import parse_spec
+from hookrun.spec.hook import HookSpec, hook_keys, parse_hooks, wrong_hooks
+
+CLAMP = {"select": "fc", "hook": "grad", "action": "clamp", "max": 0.1}
+
+
+def problems(hooks: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        parse_spec({"hooks": hooks})
+    return {problem.where: f"{problem.what} {problem.hint}" for problem in caught.value.errors}
+
+
+def hook(**changes: Any) -> HookSpec:
+    (found,), wrong = parse_hooks({"h": CLAMP | changes})
+    assert not wrong
+    return found
+
+
+@pytest.mark.cases(
+    ("changes", "where", "what"),
+    [
+        ({"action": "clmap"}, "hooks.h.action", "did you mean 'clamp'"),
+        ({"action": None}, "hooks.h.action", "is missing it is one of: add_bias"),
+        ({"select": None}, "hooks.h.select", "is missing"),
+        ({"selct": "fc"}, "hooks.h.selct", "did you mean 'select'?"),
+        ({"select": 1.5}, "hooks.h.select", "quote it"),
+        ({"min": 1}, "hooks.h", "min 1.0 is greater than max 0.1"),
+        ({"max": "high"}, "hooks.h.max", "found 'high'"),
+        ({"when": {"stp": 3}}, "hooks.h.when.stp", "unknown key"),
+        ({"index": "a"}, "hooks.h.index", "expected a whole number"),
+        ({"target": "["}, "hooks.h.target", "stops making sense"),
+        ({"expect": "many"}, "hooks.h.expect", "expected a count"),
+        ({True: 1}, "hooks.h.True", "YAML reads on, off"),
+        ({"parameters": True}, "hooks.h.parameters", "unknown key"),
+    ],
+)
+def test_mistakes_in_a_hook(changes: dict[Any, Any], where: str, what: str) -> None:
+    body = {key: value for key, value in (CLAMP | changes).items() if value is not None}
+    found = problems({"h": body})
+    assert set(found) == {where}
+    assert what in found[where]
+
+
+@pytest.mark.cases("hooks", [["a"], "fc", {"h": "clamp"}, {"h": ["clamp"]}, {3: CLAMP}, {"a b": CLAMP}])
+def test_hooks_are_a_mapping_from_names_to_mappings(hooks: Any) -> None:
+    assert "expected" in next(iter(problems(hooks).values()))
+
+
+def test_checkpoints_know_a_hook_by_name_modules_action_and_parameters() -> None:
+    same = (hook(), hook(priority=3), hook(when={"step": 3}), hook(index="0"))
+    assert len({each.identity for each in same}) == 1
+    other = (hook(), hook(max=0.2), hook(select="fd"), hook(min=0))
+    assert len({each.identity for each in other}) == 4
+
+
+def test_a_part_of_each_tensor_is_an_index_tokens_or_heads() -> None:
+    assert not hook().takes_part
+    for part in ({"index": "0"}, {"tokens": -1}, {"heads": [0]}):
+        assert hook(hook="forward", **part).takes_part
+
+
+def test_draws_in_the_forward_pass_are_those_of_chance_and_of_actions_that_draw() -> None:
+    assert not hook(hook="forward").draws_in_forward
+    assert hook(hook="forward", when={"probability": 0.5}).draws_in_forward
+    assert not hook(hook="grad", when={"probability": 0.5}).draws_in_forward
+
+
+def test_runs_are_found_also_under_minus() -> None:
+    run = {"run": "base", "capture": "c", "minus": {"run": "other", "capture": "c"}}
+    (found,), wrong = parse_hooks(
+        {"h": {"select": "fc", "hook": "forward", "action": "scale", "factor": run}}
+    )
+    assert not wrong
+    assert [(where, value.run) for where, value in found.run_values()] == [
+        ("hooks.h.factor", "base"),
+        ("hooks.h.factor.minus", "other"),
+    ]
+
+
+def test_of_a_hook_with_mistakes_the_selection_is_left() -> None:
+    raw = {
+        "good": CLAMP,
+        "wrong": CLAMP | {"mx": 1},
+        "typeless": {"select": "fc", "hook": "gard", "action": "clmap"},
+        "off": CLAMP | {"mx": 1, "enabled": False},
+    }
+    hooks, _ = parse_hooks(raw)
+    left = wrong_hooks(raw, hooks)
+    assert [(each.name, str(each.keys.select)) for each in left.selections] == [("wrong", "fc")]
+    assert left.may_add, "an unknown action of an unknown hook type may add parameters"
+    assert not wrong_hooks({"wrong": CLAMP | {"mx": 1}}, []).may_add
+
+
+def test_keys_of_other_hook_types_may_be_parameters_of_the_action() -> None:
+    assert "parameters" in hook_keys("saved_tensors") and "parameters" not in hook_keys("forward")

@@ -1,0 +1,48 @@
+"""The size of a spec is limited before anything else looks at it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookrun.spec import limits
+from hookrun.spec.limits import MAX_DEPTH, MAX_INTEGER, MAX_NAME, MAX_TEXT, beyond_limits
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_what_just_stays_within_the_limits_is_let_through() -> None:
+    for value in (nested(MAX_DEPTH), "x" * MAX_TEXT, MAX_INTEGER - 1, 1 - MAX_INTEGER, {"n" * MAX_NAME: 1}):
+        assert beyond_limits(value) is None
+
+
+@pytest.mark.cases(
+    ("value", "where", "what"),
+    [
+        (nested(MAX_DEPTH + 1), ".".join("a" * 65), "nested more than 64 deep"),
+        ({"a": ["x", "x" * (MAX_TEXT + 1)]}, "a.1", "a text of 65,537 characters"),
+        ({"a": MAX_INTEGER}, "a", "more than 64 bits"),
+        ({"a": {-MAX_INTEGER: 1}}, "a", "more than 64 bits"),
+        ({"a": {"n" * (MAX_NAME + 1): 1}}, "a", "a name of 257 characters"),
+        ({"a": (2**80, 2**90), "b": 2**99}, "a.0", "more than 64 bits"),
+    ],
+)
+def test_the_first_place_beyond_a_limit_is_told(value: Any, where: str, what: str) -> None:
+    problem = beyond_limits(value)
+    assert problem is not None
+    assert problem.where == where and what in problem.what
+
+
+def test_the_values_are_counted_and_a_value_inside_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_VALUES", 100)
+    assert beyond_limits([1] * 99) is None
+    assert "more than 100 values" in str(beyond_limits([1] * 100))
+    endless: list[Any] = []
+    endless.append(endless)
+    assert "nested more than 64 deep" in str(beyond_limits(endless))

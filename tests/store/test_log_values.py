@@ -1,0 +1,52 @@
+"""What a loop of the user's own logs is one number, a count or a short name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hookrun.errors import HookrunError
+from hookrun.store.log_values import counted, number, split_name
+
+
+def test_one_number_of_any_library_is_a_number_of_python() -> None:
+    for value in (0.5, torch.tensor(0.5), np.float64(0.5), torch.tensor(0.5, requires_grad=True)):
+        found = number("loss", value)
+        assert found == 0.5 and type(found).__mro__[-2] is float
+    assert number("n", torch.tensor(3)) == 3
+    assert math.isnan(number("loss", math.nan))
+
+
+@pytest.mark.cases(
+    ("value", "said"),
+    [
+        (torch.ones(1), "a Tensor of shape [1], expected a number"),
+        (torch.ones((), device="meta"), "its value cannot be read"),
+        ("0.5", "found a str, expected a number"),
+        (1j, "found a complex"),
+        (2**53 + 1, "beyond 2**53 is not kept exactly"),
+    ],
+)
+def test_what_is_not_one_number_is_refused_with_its_name(value: Any, said: str) -> None:
+    with pytest.raises(HookrunError) as refusal:
+        number("my_loss", value)
+    assert said in str(refusal.value) and "my_loss" in str(refusal.value)
+
+
+def test_a_name_that_is_too_long_is_refused() -> None:
+    with pytest.raises(HookrunError, match="a name of 1,001 characters"):
+        number("a" * 1001, 1)
+
+
+def test_steps_are_whole_numbers_from_0_and_splits_are_short_texts() -> None:
+    assert counted("step", torch.tensor(3)) == 3 and split_name("val") == "val"
+    for value in (-1, 1.0, True):
+        with pytest.raises(HookrunError, match="expected a whole number from 0"):
+            counted("step", value)
+    for split in (None, "v" * 1001):
+        with pytest.raises(HookrunError, match="expected a short text"):
+            split_name(split)

@@ -1,0 +1,30 @@
+"""Records are read as they were written; what their model does not say is an error that names the place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hookrun.store.files import StoreError
+from hookrun.store.read_records import read_record, read_records
+from hookrun.store.records import TRIAL_LINE, Status
+
+
+def test_a_record_is_the_mapping_that_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    path.write_text('{"status": "done", "later": [1]}')
+    assert read_record(path, Status) == {"status": "done", "later": [1]}
+    path.write_text('{"status": 3}')
+    with pytest.raises(StoreError, match=r"found a int: .* \(status\): that is .*status\.json"):
+        read_record(path, Status)
+
+
+def test_a_wrong_line_is_named_and_a_cut_one_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "study.jsonl"
+    good = '{"number": 0, "job": "0", "params": {}}\n'
+    path.write_text(good + good[:20])
+    assert read_records(path, TRIAL_LINE) == [{"number": 0, "job": "0", "params": {}}]
+    path.write_text(good + good.replace('"0"', "0") + good)
+    with pytest.raises(StoreError, match=r"study\.jsonl, line 2: .* \(job\)"):
+        read_records(path, TRIAL_LINE)

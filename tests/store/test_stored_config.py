@@ -1,0 +1,91 @@
+"""The YAML files of a run directory, read with no more trust than an experiment gets."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from hookrun.errors import SpecError
+from hookrun.store.files import StoreError
+from hookrun.store.stored_config import MOST_YAML, comes_back, data_used, read_yaml
+
+
+def test_interpolations_stay_and_each_reader_has_its_own_copy(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    assert read_yaml(path, tmp_path) is None
+    path.write_text("a: ${seed}\nb: [1]\n")
+    first = read_yaml(path, tmp_path)
+    assert first == {"a": "${seed}", "b": [1]}
+    first["b"].append(2)
+    assert read_yaml(path, tmp_path) == {"a": "${seed}", "b": [1]}
+    path.write_text("")
+    assert read_yaml(path, tmp_path) == {}
+
+
+def test_what_is_not_a_configuration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    bomb = "a: &a [1,1,1,1,1,1,1,1]\n" + "".join(
+        f"{after}: &{after} [{','.join(['*' + before] * 8)}]\n"
+        for before, after in zip("abcdefgh", "bcdefghi", strict=True)
+    )
+    for text in (
+        "a: [",
+        "!!python/object/apply:os.getcwd []",
+        "[" * 5000 + "]" * 5000,
+        bomb,
+        "#" * (MOST_YAML + 1),
+    ):
+        path.write_text(text)
+        with pytest.raises(StoreError, match=r"config\.yaml"):
+            read_yaml(path, tmp_path)
+    path.unlink()
+    path.symlink_to("/etc/hostname")
+    with pytest.raises(StoreError, match="a link"):
+        read_yaml(path, tmp_path)
+
+
+def test_what_surely_comes_back_does(tmp_path: Path) -> None:
+    for content in ({"a": [1, 0.5, None, True, "off", "1e3", "x: y\n z", {}]}, {"1": "null"}, []):
+        assert comes_back(content)
+        path = tmp_path / "config.yaml"
+        path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+        assert read_yaml(path, tmp_path) == content
+    for odd in ({"a": math.nan}, {1: "a"}, {"a": "é"}, {"a": "\t"}, {"a": object()}):
+        assert not comes_back(odd)
+
+
+CONFIG: dict[str, Any] = {
+    "task": {"split": "val"},
+    "seed": 3,
+    "data": {"name": "digits", "batch_size": "${n}"},
+    "n": 8,
+}
+
+
+def test_the_data_of_a_stored_configuration_is_checked_and_resolved() -> None:
+    used = data_used(CONFIG, Path("run"))
+    assert (used.data.name, used.data.batch_size, used.split, used.seed) == ("digits", 8, "val", 3)
+    for task in ({}, {"split": "all"}):
+        assert data_used(CONFIG | {"task": task}, Path("run")).split == "train"
+
+
+@pytest.mark.cases(
+    ("change", "error", "said"),
+    [
+        ({"seed": True}, StoreError, "does not say which data was used"),
+        ({"task": None}, StoreError, "does not say which data was used"),
+        ({"task": {"split": "test"}}, StoreError, "does not say which data was used"),
+        ({"data": {"name": "digits", "batch_size": "${nowhere}"}}, StoreError, "data cannot be resolved"),
+        ({"data": {"name": "digits", "batch": 3}}, SpecError, "data.batch"),
+        ({"data": None}, SpecError, "data"),
+    ],
+)
+def test_data_that_no_experiment_could_name_is_refused(
+    change: Any, error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        data_used(CONFIG | change, Path("run"))
