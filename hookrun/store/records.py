@@ -391,4 +391,4 @@ def _short(part: int | str) -> str:
 
 
 def _article(name: str) -> str:
-    return "nothing" if name == "NoneType" else f"a {name}"
+    return "nothing" if name == "NoneType" else f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -34,7 +34,7 @@ def test_missing_and_unknown_keys_are_an_earlier_and_a_later_version_s() -> None
     [
         ([], Status, "found a list, expected a mapping"),
         ({}, Status, "it has no status (status)"),
-        ({"status": 1}, Status, "found a int: input should be a valid string (status)"),
+        ({"status": 1}, Status, "found an int: input should be a valid string (status)"),
         (
             {"status": "done", "manifest": "AB" * 32},
             Status,
