@@ -22,7 +22,8 @@ def loggers_restored() -> Iterator[None]:
         yield
     finally:
         for log, level, handlers, propagate, disabled in before:
-            log.setLevel(level)
+            if log.level != level:  # setting a level empties the caches of all loggers
+                log.setLevel(level)
             for added in [each for each in log.handlers if each not in handlers]:
                 added.close()
             log.handlers[:] = handlers

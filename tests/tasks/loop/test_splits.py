@@ -31,8 +31,8 @@ def test_a_training_run_captures_samples_of_both(run, hook) -> None:
 
 
 def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, hook) -> None:
-    entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval, epoch: {start: 7}}")
-    trained = run("train.epochs=8", entry)
+    entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval, epoch: {start: 2}}")
+    trained = run("train.epochs=3", entry)
     assert set(trained.captures["h"]["fc"].splits.tolist()) == {1}
     [line] = run("task=probe", f"task.run={trained.path}").metrics
     assert line["samples"] == 359 and line["accuracy"] > 0.8

@@ -14,7 +14,7 @@ from hookrun.store.reader import Run
 from hookrun.store.verify import verify
 from hookrun.tasks.loop.resuming import Resuming
 
-BATCHES = 4
+BATCHES = 3
 SMALL = [
     "compute.device=cpu",
     "compute.threads=1",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from warm_processes import WarmProcesses
 
 import hookrun
 from hookrun import data, models
@@ -115,11 +115,21 @@ def test_what_is_wrong_with_the_task_s_own_values_is_found_by_the_plan(run, caps
     assert main(["--config-dir", "conf", "experiment=mine", "task=plan", entry]) == 2
 
 
-def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path) -> None:
-    command = (
-        f"{sys.executable} -m hookrun hydra.run.dir=run train.epochs=1 train.limit_batches=2 | head -n 1"
+def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path, warm: WarmProcesses) -> None:
+    program = "import sys\nfrom hookrun.cli import main\nsys.exit(main())"
+    argv = (
+        "compute.device=cpu",
+        "compute.threads=1",
+        "hydra.run.dir=run",
+        "train.epochs=1",
+        "train.limit_batches=2",
     )
-    subprocess.run(command, shell=True, check=True, cwd=tmp_path, capture_output=True)
+    reading, writing = os.pipe()
+    process = warm.start(program, *argv, cwd=tmp_path, stdout=writing)
+    os.close(writing)
+    with open(reading) as printed:
+        assert printed.readline()
+    process.wait()
     assert hookrun.open_run(tmp_path / "run").status["status"] == "done"
 
 

@@ -1,0 +1,27 @@
+"""The ranks divide each batch among themselves: every row is loaded once, and a rank without rows has a pattern."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.data import SequentialSampler
+
+from hookrun.tasks.loop.rank_rows import RankRows, share, without_rows
+
+
+def test_the_shares_of_all_ranks_are_the_batch() -> None:
+    for count in range(9):
+        for size in (1, 2, 3, 5):
+            shares = [share(count, rank, size) for rank in range(size)]
+            assert [place for each in shares for place in each] == list(range(count)), (count, size)
+            assert max(map(len, shares)) - min(map(len, shares)) <= 1, (count, size)
+
+
+def test_a_rank_without_rows_loads_a_marked_pattern() -> None:
+    ranks = [RankRows(SequentialSampler(range(7)), 3, rank, 2) for rank in range(2)]
+    assert [list(each) for each in ranks] == [[[0, 1], [3, 4], [6]], [[2], [5], [~6]]]
+    assert [len(each) for each in ranks] == [3, 3]
+
+
+def test_a_batch_of_no_rows_keeps_its_form() -> None:
+    ids, inputs, target = without_rows(torch.tensor([~6]), {"x": torch.ones(1, 4), "k": 2}, torch.ones(1))
+    assert (ids.shape, inputs["x"].shape, inputs["k"], target.shape) == ((0,), (0, 4), 2, (0,))
