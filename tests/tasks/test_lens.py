@@ -154,7 +154,7 @@ def test_contributions_sum_to_the_scores(kind: str, run: Runs, tmp_path: Path) -
         if kind == "gemma2":  # the sums are those before the soft cap
             logits = torch.atanh(logits / 3) * 3
         expected[number, int(inputs["attention_mask"].sum()) - 1] = float(logits[target[place]])
-    for parts in ("layers", "heads") if kind in ("decoder", "gpt2", "gemma2") else ("heads",):
+    for parts in ("layers", "heads"):
         found = run("task=lens", *model, weights, f"task.parts={parts}", "task.tokens=-1", "task.top=1")
         assert sums(found, "answer_logit") == pytest.approx(expected, **within)
         names = {(line["part"], line.get("head")) for line in found.lens}
