@@ -1,7 +1,7 @@
-"""Work done by one thread, in order, while the program goes on: at most one piece waits.
+"""A worker thread that processes pieces in order while the program goes on; at most one piece waits.
 
-Ctrl-C may come between any two steps of the thread that hands over and waits, again and again: whatever is known about
-a piece is said by one side only and may be waited for as often as one likes, so that no step that was left out counts.
+KeyboardInterrupt may be raised between any two statements of the calling thread, repeatedly. So each fact about a piece
+is set by one thread only, and waiting for it can be repeated: a skipped statement does no harm.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ U = TypeVar("U")
 
 
 class Background(Generic[T]):
-    """Calls `work` with each piece in a thread of its own, which starts with the first.
+    """Calls `work` with each piece in a separate thread, which starts with the first piece.
 
     error: what `work` raised; from then on pieces are not worked on
     left:  the piece that failed and those after it
@@ -34,7 +34,7 @@ class Background(Generic[T]):
         self._last: _Progress | None = None
 
     def put(self, piece: T) -> None:
-        """Hand over a piece; waits while another one waits already. StoreError where no thread can be started."""
+        """Queue a piece; blocks while another piece is queued. StoreError if the thread cannot be started."""
         if self._thread is None:
             self._start()
         if self._last is not None:
@@ -49,7 +49,7 @@ class Background(Generic[T]):
             self._last.done.wait()
 
     def stop(self) -> None:
-        """Until every piece is done and the thread has ended; another piece starts another thread."""
+        """Wait until every piece is done and the thread has ended; a later `put` starts a new thread."""
         if self._thread is not None:
             self._pieces.put(None)
             self._thread.join()
@@ -57,11 +57,11 @@ class Background(Generic[T]):
 
     def _start(self) -> None:
         pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
-        # a daemon: a program that ends without `stop` is not kept
+        # a daemon thread does not keep the process alive if `stop` is never called
         thread = Thread(target=self._run, args=(pieces,), name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # the system lends no more
+        except RuntimeError as error:  # the limit on threads is reached
             raise StoreError(f"cannot start the thread {self._name!r}: {error}") from error
         self._pieces, self._thread, self._last = pieces, thread, None
 
@@ -70,7 +70,7 @@ class Background(Generic[T]):
             piece, progress = handed
             progress.begun.come()
             self._attempt(piece)
-            del handed, piece  # what it holds may be used again
+            del handed, piece  # frees the memory that the piece refers to
             progress.done.come()
 
     def _attempt(self, piece: T) -> None:
@@ -78,16 +78,16 @@ class Background(Generic[T]):
             try:
                 self._work(piece)
                 return
-            except BaseException as error:  # it is raised where the next piece is handed over
+            except BaseException as error:  # raised again at the next `put`
                 self.error = error
         self.left.append(piece)
 
 
 class InTwoSteps(Generic[T, U]):
-    """Work in two steps: the first one of a piece is done while the second one of the piece before it is under way.
+    """A pipeline of two steps: step 1 of a piece runs while step 2 of the previous piece runs.
 
-    first:  makes of a piece what the second step is given
-    undone: is called with what the first step made where the second one does not come or has failed
+    first:  step 1; its result is the input of step 2
+    undone: called with a result of step 1 whose step 2 failed or was never run
     """
 
     def __init__(
@@ -100,11 +100,11 @@ class InTwoSteps(Generic[T, U]):
 
     @property
     def error(self) -> BaseException | None:
-        """What a step raised; from then on pieces are not worked on."""
+        """The exception that a step raised, if any; after it no piece is processed."""
         return self._second.error or self._first.error
 
     def put(self, piece: T) -> None:
-        """Hand over a piece; waits while another one waits for its first step."""
+        """Queue a piece; blocks while another piece is queued for step 1."""
         self._first.put(piece)
 
     def wait(self) -> None:
@@ -113,12 +113,12 @@ class InTwoSteps(Generic[T, U]):
         self._second.wait()
 
     def stop(self) -> None:
-        """Until every piece is done and both threads have ended; another piece starts them again."""
+        """Wait until every piece is done and both threads have ended; a later `put` starts them again."""
         self._first.stop()
         self._second.stop()
 
     def left(self) -> tuple[list[T], list[U]]:
-        """The pieces that failed, and those after them, in their first step and in their second one; after `stop`."""
+        """The unfinished pieces: inputs of step 1 and inputs of step 2, the failed one first. Call it after `stop`."""
         for made in self._second.left:
             self._undone(made)
         return self._first.left, self._second.left
@@ -135,7 +135,7 @@ class InTwoSteps(Generic[T, U]):
 
 
 class _Moment:
-    """Comes once; one thread may wait for it, and where that was interrupted, wait again."""
+    """An event that is set once; one thread waits for it, and may wait again after an interrupt."""
 
     def __init__(self) -> None:
         self._has_come = False
@@ -152,7 +152,7 @@ class _Moment:
 
 
 class _Progress:
-    """How far the work on a piece has come."""
+    """The state of the work on one piece."""
 
     def __init__(self) -> None:
         self.begun = _Moment()

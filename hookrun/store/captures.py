@@ -25,14 +25,14 @@ _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
 
-# Of each of COLUMNS: what is meant where the column is missing, and the least that it may hold.
+# Column of COLUMNS -> (value where the column is missing, smallest allowed value).
 _DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The rows of one capture in one shard, as the shard's file and the entry tell."""
+    """The rows of one capture in one shard, with the index entry that describes them."""
 
     shard: Shard
     entry: Entry
@@ -76,7 +76,7 @@ class StoredCapture:
 
     @property
     def sample_ids(self) -> Tensor:
-        """[rows] int64: the sample of each row; -1 where a row is a whole firing."""
+        """[rows] int64: the sample of each row; -1 where a row is a whole call of the hook."""
         return self._column("sample")
 
     @property
@@ -91,24 +91,24 @@ class StoredCapture:
 
     @property
     def calls(self) -> Tensor:
-        """[rows] int64: the call of the module within one forward pass that each row is from."""
+        """[rows] int64: which call of the module within one forward pass each row was captured in."""
         return self._column("call")
 
     @property
     def ranks(self) -> Tensor:
-        """[rows] int64: the process that each row is from, by its rank in a distributed run; else 0."""
+        """[rows] int64: the rank of the process that captured each row; 0 if the run is not distributed."""
         return self._column("rank")
 
     @property
     def splits(self) -> Tensor:
-        """[rows] int64: the part of the data that each row's sample is of, 0 train, 1 val, -1 neither."""
+        """[rows] int64: the split of each row's sample: 0 train, 1 val, -1 neither."""
         return self._column("split")
 
     @property
     def positions(self) -> Tensor:
-        """[rows] int64: counted from the sample's first real token; of the query on attention patterns.
+        """[rows] int64: token position, counted from the sample's first token that is not padding.
 
-        -1 where a row is not of one token.
+        For attention patterns the position of the query. -1 where a row does not belong to a single token.
         """
         return self._column("position")
 
@@ -119,7 +119,7 @@ class StoredCapture:
 
     @property
     def token_ids(self) -> Tensor:
-        """[rows] int64: the token at the position; -1 where it is not known, or a row is not of one token."""
+        """[rows] int64: the token id at the position; -1 if unknown or if a row does not belong to a single token."""
         return self._column("token")
 
     @property
@@ -129,7 +129,7 @@ class StoredCapture:
 
     @property
     def files(self) -> list[str]:
-        """The file of each row's sample, below the data's root; ``""`` where none was kept."""
+        """The file of each row's sample, relative to the data's root; ``""`` where none was kept."""
         return self._said("file")
 
     @property
@@ -139,7 +139,7 @@ class StoredCapture:
 
     @property
     def names(self) -> list[str]:
-        """What to call the sample of each row: its file, else ``val 17``; the step of a whole firing."""
+        """A label for each row: its sample's file, else ``val 17``; the step if the row is a whole call of the hook."""
         split_of = dict(enumerate(SPLITS))
         return [
             file or (f"{split_of.get(part, '')} {sample}".strip() if sample >= 0 else f"step {step}")
@@ -167,7 +167,7 @@ class StoredCapture:
         position: int | None = None,
         token: int | None = None,
     ) -> Tensor:
-        """[n] int64: the positions of the rows where all of this holds, to index with."""
+        """[n] int64: the row numbers that match every given condition, for use as an index."""
         hit = torch.ones(len(self), dtype=torch.bool, device="cpu")
         if split is not None and split not in SPLITS:
             raise HookrunError(f"{self.label}: there is no split {split!r}, there are {', '.join(SPLITS)}")
@@ -179,12 +179,12 @@ class StoredCapture:
         return hit.nonzero().squeeze(1)
 
     def __getitem__(self, index: int | slice | Sequence[int] | Tensor) -> Tensor:
-        _ = self._table  # as many rows as the index says are there, before memory is taken for them
+        _ = self._table  # checks that the rows exist before memory is allocated for them
         positions = self._positions(index)
         return self._read(positions) if positions.dim() else self._read(positions.reshape(1))[0]
 
     def numpy(self, index: int | slice | Sequence[int] | Tensor = slice(None)) -> Any:
-        """The rows as a NumPy array: float32 for bfloat16 and 8-bit floats, which NumPy has not."""
+        """The rows as a NumPy array: float32 for bfloat16 and 8-bit floats, which NumPy lacks."""
         rows = self[index]
         try:
             return rows.numpy()
@@ -192,7 +192,7 @@ class StoredCapture:
             return rows.float().numpy()
 
     def batches(self, size: int) -> Iterator[Tensor]:
-        """The rows in order, [size, ...] at a time; the last ones may be fewer."""
+        """Iterate over the rows in order in [size, ...] tensors; the last one may be shorter."""
         return (self[start : start + size] for start in range(0, len(self), size))
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -205,7 +205,7 @@ class StoredCapture:
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """[rows, columns] in row order, and the place of each row in the order of recording."""
+        """[rows, columns] in row order, and the position of each row in recording order."""
         tables = [self._table_of(part) for part in self._parts]
         table = torch.cat(tables)
         samples, splits = table[:, 0], table[:, COLUMNS.index("split")]
@@ -221,7 +221,7 @@ class StoredCapture:
         return table[order], order
 
     def _table_of(self, part: _Part) -> Tensor:
-        """[rows of the part, columns]: a column that an earlier version did not write holds what was meant."""
+        """[rows of the part, columns]; a column that an earlier version did not write is filled with its default."""
         stored = read_tensor(self._open(part.shard.file), f"{part.entry.key}.rows")
         table = torch.tensor(_DEFAULTS, dtype=torch.int64, device="cpu").repeat(len(stored), 1)
         for place, name in enumerate(COLUMNS):
@@ -291,19 +291,19 @@ class StoredCapture:
 
 
 Leaf = StoredCapture | Lookup[StoredCapture]
-"""What a hook captured at a module: one tensor, or the tensors of a container by their paths."""
+"""A hook's captures at one module: one tensor, or path -> tensor where the value was a container."""
 
 
 def _as_recorded(table: Tensor) -> Tensor:
-    """The places of the rows in the order of recording: of several ranks batch by batch, as one process records."""
+    """Row numbers in recording order; rows of several ranks are interleaved by batch, as a single process records."""
     by_rank = table[:, COLUMNS.index("rank")].argsort(stable=True)
     return by_rank[table[by_rank, COLUMNS.index("turn")].argsort(stable=True)]
 
 
 class _Shards:
-    """Opens the shards of a folder by name and keeps some open; a copy or a pickle of it opens its own.
+    """Opens the shards of a folder by name and caches some open files; a copy or pickle opens its own files.
 
-    shards: name -> what the index says of it
+    shards: name -> its index line
     """
 
     def __init__(self, folder: Path, shards: Mapping[str, Shard]) -> None:
@@ -324,9 +324,9 @@ def _open_named(folder: Path, shards: Mapping[str, Shard], name: str) -> Any:
 def read_captures(
     folder: Path, shards: Sequence[Shard], aliases: Mapping[str, str], called: SampleTable | None = None
 ) -> Lookup[Lookup[Leaf]]:
-    """Hook -> module -> what was captured there. No shard is opened before a row is asked for.
+    """Hook -> module -> captures there. Shards are opened when rows are first read.
 
-    called: what the samples are called
+    called: names of the samples
     """
     found: dict[str, dict[str, dict[str, list[_Part]]]] = {}
     for shard in shards:
@@ -352,7 +352,7 @@ def read_captures(
 
 
 def open_whole_shard(folder: Path, shard: Shard) -> Any:
-    """The shard's file as safetensors' lazy reader. StoreError where it is not what its index says."""
+    """The shard's file as safetensors' lazy reader. StoreError if it does not match its index line."""
     path = folder / shard.file
     try:
         size = size_inside(path, folder.parent)

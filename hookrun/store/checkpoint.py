@@ -19,9 +19,9 @@ _APPLIED = "applied"
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """What a checkpoint at `path` is to hold.
+    """The content of a checkpoint to be written at `path`.
 
-    tensors: by name, each once
+    tensors: name -> tensor; tied weights appear once
     texts:   the metadata of the file
     """
 
@@ -31,16 +31,16 @@ class WeightsFile:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """The total size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copied(self) -> WeightsFile:
-        """With copies of the tensors on the CPU, so that the model may be trained on."""
+        """The same with copies of the tensors on the CPU, so that training may go on."""
         copies = {name: each.detach().to("cpu", copy=True) for name, each in self.tensors.items()}
         return replace(self, tensors=copies)
 
     def write(self) -> None:
-        """What the path held before stays until the new file is whole. StoreError if the disk refuses."""
+        """Write the file atomically: an earlier file stays until the new one is complete. StoreError if that fails."""
         make_inside(self.path.parent)
         with replacing(self.path) as file:
             write_tensors(file, {name: [each] for name, each in self.tensors.items()}, self.texts or None)
@@ -53,9 +53,9 @@ def save(
     applied: Iterable[str] = (),
     state: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Write the model's state dict; what `path` held before stays until the new file is whole.
+    """Write the model's state dict atomically: an earlier file stays until the new one is complete.
 
-    See `checkpoint_of`. StoreError if the disk refuses.
+    See `checkpoint_of`. StoreError if the file cannot be written.
     """
     checkpoint_of(model, path, applied=applied, state=state).write()
 
@@ -67,10 +67,10 @@ def checkpoint_of(
     applied: Iterable[str] = (),
     state: Mapping[str, Tensor] | None = None,
 ) -> WeightsFile:
-    """The model's state dict, as a checkpoint holds it.
+    """Collect the content of a checkpoint from the model's state dict.
 
-    applied: the identities of the hooks that changed the model at installation, which the file is to name
-    state:   the whole state dict of a model that is divided over several ranks; None: the model's own
+    applied: identities of the hooks that changed the model at installation, stored in the file
+    state:   the full state dict of a sharded model; None: the model's own
 
     Names that share one tensor (tied weights) are stored once, the others named in the file's metadata.
     StoreError if an entry is not a tensor that a file can hold.
@@ -96,19 +96,19 @@ def checkpoint_of(
 def read(path: str | Path) -> dict[str, Tensor]:
     """The state dict in a checkpoint, on the CPU; names that shared one tensor share it again.
 
-    Any safetensors file does. StoreError if it is missing or broken.
+    Any safetensors file can be read. StoreError if it is missing or broken.
     """
     path = Path(path).absolute()
     if not path.is_file():
         raise StoreError(f"there is no checkpoint {path}")
     with open_tensors(path.resolve()) as file:
-        state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         stored = (file.metadata() or {}).get(_ALIASES, "{}")
     return state | {name: state[same] for name, same in _aliases(path, stored, state).items()}
 
 
 def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> the name under which its tensor is stored."""
+    """Name -> the name that its tensor is stored under."""
     try:
         aliases = decode(stored.encode())
     except ValueError as error:
@@ -122,5 +122,5 @@ def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _identity(tensor: Tensor) -> object:
-    """Equal for two names of one tensor. Views that overlap otherwise are stored each on its own."""
+    """A key that is equal for two names of one tensor. Other overlapping views are stored separately."""
     return tensor.device, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

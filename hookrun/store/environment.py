@@ -1,4 +1,4 @@
-"""What a run was made with, for env.json."""
+"""The software and machine of a run, for env.json."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hookrun.version import __version__
 
 
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
-    """What a run was made with: versions, machine and command line, and no value of an environment variable.
+    """Versions, machine and command line of a run, without the value of any environment variable.
 
-    argv:   the command line; the process's own unless given
-    device: the device computed on; the machine's accelerator, else cpu, unless given
+    argv:   the command line; default: that of this process
+    device: the device that the run uses; default: the machine's accelerator, else cpu
     """
     import torch
 
@@ -40,7 +40,7 @@ def environment(argv: Sequence[str] | None = None, device: str | None = None) ->
 
 @cache
 def _version(package: str) -> str | None:
-    """The installed version; None where it is not installed, as hookrun itself run from a checkout."""
+    """The installed version; None if it is not installed, as when hookrun runs from a checkout."""
     try:
         return version(package)
     except PackageNotFoundError:

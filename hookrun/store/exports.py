@@ -1,4 +1,4 @@
-"""What a run recorded, in other forms: pandas, Arrow, one safetensors file, a data set for training."""
+"""Export a run's records: as pandas or Arrow tables, one safetensors file, or a data set for training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS_AT_ONCE = 4096
 
 
 def as_table(rows: Sequence[Mapping[str, Any]], form: Literal["pandas", "arrow"] = "pandas") -> Any:
-    """A pandas DataFrame or an Arrow table, a row for each line; a key that a line has not is missing there.
+    """A pandas DataFrame or an Arrow table, one row per line; a key that a line lacks is a missing value.
 
     Raises HookrunError where the library is not installed.
     """
@@ -62,7 +62,7 @@ def merge(captures: Lookup[Lookup[Leaf]], path: Path) -> list[str]:
 
 
 class _Batches(Sequence[Tensor]):
-    """The rows of a capture as chunks that are read when they are asked for: all of them need not fit into memory."""
+    """The rows of a capture in chunks that are read on access, so that they need not fit into memory together."""
 
     def __init__(self, capture: StoredCapture) -> None:
         self._capture = capture
@@ -72,7 +72,7 @@ class _Batches(Sequence[Tensor]):
 
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < len(self):
-            raise IndexError(number)  # which ends an iteration
+            raise IndexError(number)  # ends an iteration
         return self._capture[number * ROWS_AT_ONCE : (number + 1) * ROWS_AT_ONCE]
 
 
@@ -86,7 +86,7 @@ def _named(name: str, leaf: Leaf) -> Iterator[tuple[str, StoredCapture]]:
 class Labelled(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     """The rows of a capture with the labels of their samples, for training a probe.
 
-    An item is (row, label); rows are read from disk as they are asked for.
+    An item is (row, label); rows are read from disk on access.
     """
 
     def __init__(self, capture: StoredCapture, labels: Tensor) -> None:

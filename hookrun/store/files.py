@@ -1,4 +1,4 @@
-"""Files that are whole or not there: replaced atomically or appended to line by line, and read back."""
+"""Atomic file writes, files of JSON lines that are appended to, and reading both back."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from hookrun.store.format import decode, encode
 from hookrun.store.inside import is_there, open_inside, read_inside
 
 MOST_JSON = 32 * 2**20
-"""Bytes of a JSON file."""
+"""Most bytes of a JSON file that is read."""
 
 MOST_LINES = 2**30
-"""Bytes of a file of JSON lines that is read as a whole."""
+"""Most bytes of a file of JSON lines that is read."""
 
 MOST_LINE = 32 * 2**20
 BYTES_AT_ONCE = 2**20
 
 
 class StoreError(HookrunError):
-    """A file of a run could not be written or read; the message names it and says what was kept."""
+    """A file of a run could not be written or read; the message names the file and says what was kept."""
 
 
 @contextmanager
 def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which takes the name `path` only once it is complete and on disk.
+    """Write a file atomically: `path` is replaced only once the new content is complete and on disk.
 
-    It is written aside in the same folder, flushed, renamed, and the folder is flushed. Whatever goes wrong
-    before the renaming leaves `path` as it was; an OSError becomes a StoreError.
+    The content is written to a temporary file in the same folder, flushed and renamed; then the folder is flushed. An
+    error before the rename leaves `path` as it was. Raises StoreError for an OSError.
     """
     aside = Aside(path)
     with aside.writing() as file:
@@ -43,9 +43,9 @@ def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
 
 
 class Aside:
-    """A file beside `path`, which takes that name once it is complete: `replacing`, in steps.
+    """A temporary file beside `path` that replaces it once complete: the steps of `replacing`, one method each.
 
-    Whatever goes wrong leaves `path` as it was and nothing beside it; an OSError becomes a StoreError.
+    An error leaves `path` as it was and removes the temporary file. Raises StoreError for an OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,10 +55,10 @@ class Aside:
 
     @contextmanager
     def writing(self) -> Iterator[BinaryIO]:
-        """The open file. Inside all of its content is written."""
+        """The open file; the block writes all of its content."""
         with self._removed_on_error():
             self._name.unlink(missing_ok=True)
-            # Exclusively: a directory from a stranger may hold a link of that name.
+            # Mode x: an untrusted directory may hold a link of that name.
             self._file = open(self._name, "xb")  # noqa: SIM115 - `complete` closes it
             yield self._file
 
@@ -74,7 +74,7 @@ class Aside:
             sync_folder(self._path.parent)
 
     def remove(self) -> None:
-        """It is not to become `path`: no reader looks at such a file where it cannot be removed."""
+        """Discard the temporary file. If it cannot be removed it stays, and readers ignore it."""
         with suppress(OSError):
             if self._file is not None:
                 self._file.close()
@@ -102,7 +102,7 @@ def write_json(path: Path, value: Mapping[str, Any], *, flushes_folder: bool = T
 
 
 def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write `value` over a small file: not atomic, but on a full disk it finds room where the file already lies."""
+    """Write `value` over a small file: not atomic, but it needs no new space on a full disk."""
     text = f"{encode(value, indent=2)}\n".encode("ascii")
     try:
         with open(path, "r+b", buffering=0) as file:
@@ -114,7 +114,7 @@ def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def is_full(error: StoreError) -> bool:
-    """Whether a disk or a quota had no room left."""
+    """Whether the error is a full disk or an exceeded quota."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -127,7 +127,7 @@ def make_folder(path: Path) -> None:
 
 
 def make_inside(path: Path) -> None:
-    """Make the folder in one that is there: a run directory that was removed is not made again."""
+    """Make the folder in an existing parent, so that a removed run directory is not created again."""
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
@@ -151,16 +151,16 @@ def sync_folder(path: Path) -> None:
 
 
 def drop_from_cache(file: BinaryIO) -> None:
-    """Tell the system that what was written is not read again soon: it goes to disk now, and fills no memory."""
+    """Ask the system to write the file's cached pages to disk now and to drop them from the page cache."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 class Lines:
-    """A file of one JSON object per line that only grows, opened at the first line.
+    """An append-only file with one JSON object per line, opened at the first line.
 
-    Each line reaches the operating system before `append` returns, and with `durable` the disk. A line that
-    cannot be written whole is taken back. A file that was removed or replaced since is a StoreError.
+    Each line reaches the operating system before `append` returns, and with `durable` the disk. A line that was only
+    partly written is removed again. Raises StoreError if the file was removed or replaced in the meantime.
     """
 
     def __init__(self, path: Path, *, durable: bool = False) -> None:
@@ -174,7 +174,7 @@ class Lines:
         self.extend([record])
 
     def extend(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Add a line for each, all of them or none; StoreError if the file system refuses."""
+        """Add a line for each record, all of them or none; StoreError if the file system refuses."""
         if not records:
             return
         lines = memoryview("".join(f"{encode(each)}\n" for each in records).encode("ascii"))
@@ -183,12 +183,12 @@ class Lines:
             file = self._open()
             end = os.fstat(file).st_size
             try:
-                while lines:  # the system may take less than it is given
+                while lines:  # a write may be partial
                     lines = lines[os.write(file, lines) :]
                 if self._durable:
                     os.fsync(file)
             except BaseException:
-                with suppress(OSError):  # a reader leaves out a torn last line
+                with suppress(OSError):  # readers skip an incomplete last line
                     os.ftruncate(file, end)
                 raise
         except OSError as error:
@@ -197,13 +197,13 @@ class Lines:
         self.count += len(records)
 
     def reach(self) -> int:
-        """The bytes of the file, all of them on the disk; 0 without a line. StoreError if the disk refuses."""
+        """Flush the file to disk and return its size in bytes; 0 without a line. StoreError if that fails."""
         size = self.size()
         self.sync()
         return size
 
     def size(self) -> int:
-        """The bytes of the file by now, which may not be on the disk yet; 0 without a line."""
+        """The current size in bytes, which may not be on the disk yet; 0 without a line."""
         self.require_there()
         try:
             if self._file is None and not is_there(self.path):
@@ -213,7 +213,7 @@ class Lines:
             raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
 
     def sync(self) -> None:
-        """Wait until every line so far is on the disk; another thread may add lines. StoreError if it refuses."""
+        """Wait until every line so far is on the disk; another thread may add lines. StoreError if that fails."""
         if self._file is not None:
             try:
                 os.fsync(self._file)
@@ -221,7 +221,7 @@ class Lines:
                 raise StoreError(f"cannot flush {self.path}: {os_reason(error)}") from error
 
     def require_there(self) -> None:
-        """StoreError where the open file has lost its name: lines in it would reach nobody."""
+        """StoreError if `path` no longer names the open file: lines written to it would be lost."""
         if self._file is None:
             return
         try:
@@ -269,8 +269,8 @@ def read_json(path: Path, root: Path | None = None) -> Any:
 def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
     """The records of a file that `Lines` wrote, and a note on a last line that is cut off, or ``""``.
 
-    A process that is killed while it appends leaves such a line: it is left out. A broken line before the
-    last is not such an accident: StoreError. A file that does not exist has no records.
+    A process that is killed while appending leaves an incomplete last line, which is skipped. Raises StoreError for
+    any other broken line. A file that does not exist has no records.
 
     root: the run directory, below which no link is followed; the file's own folder unless given
     """
@@ -284,11 +284,11 @@ def read_lines(path: Path, root: Path | None = None) -> tuple[list[Any], str]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some lines of a file that follow each other.
+    """Consecutive lines of a file.
 
     first: the number of the first line, from 1
     lines: as they stand in the file, without their ends
-    note:  what to know of a last line that is cut off and left out of `lines` and `records`, or ``""``
+    note:  says that an incomplete last line was left out of `lines` and `records`, or ``""``
     """
 
     first: int
@@ -323,7 +323,7 @@ def blocks_of_lines(path: Path, root: Path | None = None) -> Iterator[Block]:
 
 
 def _last(path: Path, line: bytes, number: int) -> Block:
-    """A line that has no end: an object that parses is whole, any other is cut off."""
+    """The block of a last line without a newline: complete if it parses as an object, else cut off."""
     try:
         return Block(number, [line], [decode(line)])
     except ValueError:
@@ -332,7 +332,7 @@ def _last(path: Path, line: bytes, number: int) -> Block:
 
 
 def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
-    try:  # in one go, which takes a third of the time
+    try:  # parsing all lines at once takes a third of the time
         records: list[Any] = decode(b"[" + b",".join(lines) + b"]")
         if len(records) == len(lines):
             return records
@@ -349,7 +349,7 @@ def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Python's garbage collector looks at all objects again and again while many are made, and finds nothing."""
+    """Pause Python's garbage collector, which costs time and frees nothing while many objects are created."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -360,5 +360,5 @@ def collector_paused() -> Iterator[None]:
 
 
 def os_reason(error: OSError) -> str:
-    """What the operating system said, without number and path."""
+    """The operating system's error message, without number and path."""
     return error.strerror or str(error)

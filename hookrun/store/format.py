@@ -1,4 +1,4 @@
-"""The run directory's format: file names, states, and JSON with NaN, which is read within bounds."""
+"""The run directory's format: file names, states, and JSON with NaN, read with limits on its size."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ CAPTURES = "captures"
 PREDICTIONS = "predictions"
 CHECKPOINTS = "checkpoints"
 STATES = f"{CHECKPOINTS}/state_"
-"""How the path of everything that belongs to a resumable state begins."""
+"""Path prefix of the files of resumable states."""
 
 UNFINISHED = f"{CHECKPOINTS}/."
-"""The same of what a process that was killed has left of one."""
+"""Path prefix of an unfinished state, left by a killed process."""
 
 INDEX = "index.jsonl"
 REPORT = "report.html"
@@ -37,13 +37,13 @@ ERROR = "error.txt"
 MANIFEST = "manifest.json"
 LOCK = ".lock"
 JOB = "job.json"
-"""In the directory of a job of a sweep: by which it is known when the sweep goes on."""
+"""In a sweep job's directory: identifies the job when the sweep is resumed."""
 SWEEP = "sweep.json"
-"""In the directory of a sweep: how its last start ended."""
+"""In a sweep's directory: how the last command that ran the sweep ended."""
 STUDY = "study.jsonl"
-"""In the directory of a sweep whose sweeper chose the jobs: every trial, in the order in which it was chosen."""
+"""In the directory of a sweep whose sweeper chose the jobs: every trial, in the order of the choices."""
 RECORDED = "recorded"
-"""In env.json of a run in a loop of the user's own, which may log the same line twice."""
+"""Key in env.json that marks a run of the user's own loop, which may log the same line twice."""
 
 NOT_IN_MANIFEST = frozenset({MANIFEST, STATUS, LOCK, REPORT})
 """Files of a run directory that its manifest leaves out: they change after it is written."""
@@ -52,7 +52,7 @@ PREDICTED = ("predictions", "output")
 """The hook and the module under which predictions are recorded in their folder."""
 
 Line = tuple[str, dict[str, Any]]
-"""One that a rank beside rank 0 keeps for it: `stats`, `sample` or `token`, and what stands in it."""
+"""A line that another rank keeps for rank 0: its kind (`stats`, `sample` or `token`) and its content."""
 
 State = Literal["running", "done", "failed", "interrupted", "stopped"]
 EXIT_CODES: Mapping[State, int | None] = {
@@ -64,11 +64,11 @@ EXIT_CODES: Mapping[State, int | None] = {
 }
 
 COLUMNS = ("sample", "epoch", "step", "call", "rank", "split", "position", "token", "key", "turn")
-"""What is known of each row of a capture; its sample is `FIRING` where it is all that one firing saw.
+"""Metadata of each captured row. `sample` is `FIRING` if the row holds a whole call of the hook.
 
-The split is its number among the data's SPLITS, or -1. The position in the sample, the token there and, of attention
-patterns, the position of the key are -1 but for hooks with `tokens`. The turn orders the rows of several ranks as one
-process would have recorded them; one process alone does not write it.
+`split` is an index into the data's SPLITS, or -1. Token position, token id and (for attention patterns) key position
+are -1 for hooks without `tokens`. `turn` orders the rows of several ranks as a single process would have recorded them;
+a run of one process does not write it.
 """
 
 FIRING = -1
@@ -97,33 +97,33 @@ STORED_DTYPES: Mapping[str, str] = {
 """The dtypes that a safetensors file can hold, as torch names them, with their names there."""
 
 MOST_DEPTH = 64
-"""Lists and mappings inside each other in one JSON value."""
+"""Deepest nesting of lists and mappings in one JSON value."""
 
 MOST_DIGITS = 100
-"""Of a whole number."""
+"""Most digits of a whole number."""
 
 MOST_VALUES = 2_000_000
-"""In one JSON file, about: counted before it is parsed, since each takes a hundred times its bytes."""
+"""Most values in one JSON file, estimated before parsing: a parsed value may need 100 times its bytes in the file."""
 
 VERSION = 1
-"""Raised when an older reader would misread a shard; keys and columns may be added without."""
+"""Incremented when an older reader would misread a shard; new keys and columns do not need it."""
 
 # Strict JSON has no NaN. Python's literal `NaN` breaks jq, browsers and other readers on the whole file, and
-# null would hide that a loss diverged: so the words of protobuf's JSON mapping, which the reader turns into
-# floats again. A text that reads like one of them is told apart by a backslash before it.
+# null would hide that a loss diverged. So NaN and infinities are written as the words of protobuf's JSON mapping, which
+# the reader converts back. A string equal to one of these words is escaped with a backslash.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ENDS = ("NaN", "Infinity")
 
 
 def encode(value: Any, *, indent: int | None = None) -> str:
     """Strict ASCII JSON, on one line without `indent`. Takes paths, and numbers of torch and NumPy too."""
-    if indent is None and type(value) is dict and _is_flat(value):  # as most lines are
+    if indent is None and type(value) is dict and _is_flat(value):  # the usual case
         return encode_plain(value)
     return json.dumps(_plain(value), allow_nan=False, indent=indent)
 
 
 def encode_plain(value: Any) -> str:
-    """As `encode`, in a fifth of the time: of texts, numbers, lists, and dicts with texts as keys, and nothing else."""
+    """`encode` in a fifth of the time, only for strings, numbers, lists, and dicts with string keys."""
     try:
         line = _encoded(value)
     except ValueError:  # NaN or an infinity
@@ -137,15 +137,15 @@ _encoded = json.JSONEncoder(allow_nan=False).encode
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """Whether it maps names to plain values."""
+    """Whether the dict maps strings to plain values."""
     return _FLAT.issuperset(map(type, value.values())) and _STR.issuperset(map(type, value))
 
 
 def decode(text: bytes) -> Any:
-    """What `encode` wrote, with NaN and infinities as floats.
+    """The inverse of `encode`: NaN and infinities become floats again.
 
-    Raises ValueError for what is not JSON, and for JSON that nests deeper than `MOST_DEPTH`, holds more than
-    `MOST_VALUES` or a whole number of more than `MOST_DIGITS`.
+    Raises ValueError for invalid JSON, and for JSON that nests deeper than `MOST_DEPTH`, holds more than `MOST_VALUES`
+    values or a whole number of more than `MOST_DIGITS` digits.
     """
     opened = text.count(b"[") + text.count(b"{")
     if opened + text.count(b",") > MOST_VALUES:
@@ -160,7 +160,7 @@ _LONG = re.compile(rb"\d{%d}" % (MOST_DIGITS + 1))
 
 
 def _parsed(text: bytes) -> Any:
-    whole = _whole if _LONG.search(text) else None  # a function of ours for each number takes time
+    whole = _whole if _LONG.search(text) else None  # calling a Python function for each number is slow
     try:
         return json.loads(text, parse_constant=_refuse_constant, parse_int=whole)
     except RecursionError:
@@ -175,7 +175,7 @@ def _refuse_constant(word: str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS + 1:  # and a sign
+    if len(digits) > MOST_DIGITS + 1:  # + 1 for the sign
         raise ValueError(f"it holds a number of {len(digits):,} digits")
     return int(digits)
 

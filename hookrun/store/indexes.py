@@ -1,4 +1,4 @@
-"""The indexes of a folder of shards: that of rank 0, and one for each other rank that wrote rows into it."""
+"""The shard indexes of a folder: rank 0's, and one for each other rank that wrote rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 
 
 def index_name(rank: int) -> str:
-    """The file in which a rank indexes its shards."""
+    """The name of a rank's index file."""
     return INDEX if rank == 0 else f"index_{rank}.jsonl"
 
 
 def shard_name(rank: int, number: int) -> str:
-    """The name of a rank's shard; the ranks write into one folder."""
+    """The name of a rank's shard; all ranks write into the same folder."""
     return f"{number:06d}.safetensors" if rank == 0 else f"{rank}_{number:06d}.safetensors"
 
 
 def index_names(folder: Path) -> list[str]:
-    """The indexes of the folder in the order of the ranks; that of rank 0 is named whether it is there or not."""
+    """The indexes of the folder in rank order; rank 0's is always listed, even if the file does not exist."""
     try:
         entries = os.listdir(folder)
     except (FileNotFoundError, NotADirectoryError):
@@ -36,10 +36,10 @@ def index_names(folder: Path) -> list[str]:
 
 
 def read_index(folder: Path) -> tuple[list[Shard], str]:
-    """The shards that the indexes of a folder name, and a note on a last line that is cut off, or ``""``.
+    """The shards listed in the indexes of a folder, and a note on an incomplete last line, or ``""``.
 
-    The folder is one of a run directory: neither it nor its files may be links. StoreError for a line that describes
-    no shard, and for two lines of one shard.
+    The folder lies in a run directory: neither it nor its files may be links. StoreError for a line that does not
+    describe a shard, and for two lines that name the same shard.
     """
     shards, note = dict[str, Shard](), ""
     lines = (

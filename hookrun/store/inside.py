@@ -1,7 +1,7 @@
-"""Opening the files of a run directory that may come from anybody: regular files only, and no link is followed.
+"""Safe opening of files in an untrusted run directory: regular files only, and links are not followed.
 
-A link could lead to any file of the reader's, a pipe would wait for ever, a device has no end, and a file of holes is
-read as gigabytes of zeros. Each of them is an OSError whose text says what was found.
+A link could point to any file of the user's, reading a pipe could block for ever, a device may have no end, and a
+sparse file is read as gigabytes of zeros. Each raises an OSError whose text says what was found.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 MOST_HOLES = 2**28
-"""Bytes. A larger file of which less than 1/64 is on the disk is refused: it is almost nothing but holes."""
+"""Bytes. A larger file is refused as sparse if less than 1/64 of it is allocated on the disk."""
 
 _KINDS = {
     stat.S_IFLNK: "a link, and links inside a run directory are not followed",
@@ -29,10 +29,10 @@ _KINDS = {
 def open_inside(path: Path, root: Path | None = None) -> BinaryIO:
     """Open a regular file to read its bytes.
 
-    root: the run directory, which the caller chose; below it no part of `path` may be a link. The file's own folder
-          unless given.
+    root: the run directory, which the caller chose; below it no part of `path` may be a link. Default: the file's
+          own folder.
 
-    Raises FileNotFoundError where nothing has that name, and OSError for what is not a regular file.
+    Raises FileNotFoundError if nothing has that name, and OSError for anything but a regular file.
     """
     root = path.parent if root is None else root
     *folders, name = path.relative_to(root).parts
@@ -53,7 +53,7 @@ def open_inside(path: Path, root: Path | None = None) -> BinaryIO:
         os.close(folder)
     try:
         found = os.fstat(file.fileno())
-        _require_kind(found, stat.S_IFREG, path)  # it may have been replaced since
+        _require_kind(found, stat.S_IFREG, path)  # the file may have been replaced in the meantime
         _refuse_holes(found, path)
     except BaseException:
         file.close()
@@ -62,7 +62,7 @@ def open_inside(path: Path, root: Path | None = None) -> BinaryIO:
 
 
 def is_there(path: Path) -> bool:
-    """Whether anything has that name, a link that leads nowhere too."""
+    """Whether anything has that name, including a broken link."""
     return os.path.lexists(path)
 
 
@@ -84,9 +84,9 @@ def read_inside(path: Path, root: Path | None = None, *, limit: int) -> bytes:
 
 
 def listed_inside(root: Path, folder: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Every name below a folder of `root` that is not a folder itself, as a path from `root`, with what it is.
+    """Every entry below a folder of `root` except folders: its path from `root` and its `os.stat_result`.
 
-    Links are named and not followed. A folder that is not there holds nothing; OSError for one that cannot be read.
+    Links are listed and not followed. A missing folder yields nothing; OSError for one that cannot be read.
     """
     waiting = [folder]
     while waiting:

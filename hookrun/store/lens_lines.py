@@ -1,4 +1,4 @@
-"""The lines of lens.jsonl: what a part of a language model says at a position of a sample."""
+"""The lines of lens.jsonl: the next-token prediction of a part of a language model at a position of a sample."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TokenScore = Annotated[tuple[Count, Text | None, float], Field(strict=False)]
 
 
 class LensLine(Record):
-    """A line of lens.jsonl: what a part of the model says at a position of a sample.
+    """A line of lens.jsonl: the prediction of a part of the model at a position of a sample.
 
     layer: None: before or after all layers
-    top:   the tokens with the highest scores; of a contribution the probabilities are those of its own scores alone
+    top:   the tokens with the highest scores; a contribution's probabilities are computed from its own scores alone
     """
 
     sample: Count

@@ -1,7 +1,7 @@
-"""A run directory has one writer at a time: it holds a lock that the operating system takes from it when it ends.
+"""Locks that let one process at a time write into a run directory.
 
-The lock is `flock` on the file `.lock`. It dies with its process, also with one that is killed, and a lock file that is
-left over means nothing: nobody ever has to remove one.
+The lock is `flock` on the file `.lock`. The operating system releases it when the process ends, even if it was killed,
+so a leftover lock file has no effect and never has to be removed.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from hookrun.store.format import LOCK
 
 try:
     import fcntl
-except ImportError:  # Windows has no flock: there nothing keeps two writers apart
+except ImportError:  # Windows has no flock: two writers are not prevented there
     fcntl = None  # type: ignore[assignment]
 
 _NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-"""What a file system says that cannot lock, as some of clusters cannot."""
+"""Error numbers of a file system without locks, as some clusters have."""
 
 _MOST_TOLD = 200
-"""Bytes of a lock file that are read to say who holds it."""
+"""Bytes that are read from a lock file to name its holder."""
 
 
 class LockedError(StoreError):
-    """Another process writes into the directory."""
+    """Another process is writing into the directory."""
 
 
 class _Held:
-    """The descriptors of locks that this process holds."""
+    """The file descriptors of the locks that this process holds."""
 
     def __init__(self) -> None:
         self.descriptors = set[int]()
@@ -49,7 +49,7 @@ class _Held:
             os.close(descriptor)
 
     def leave_to_parent(self) -> None:
-        """A forked child, as a worker that loads data is, shares its parent's locks, and must not outlive them."""
+        """Close them in a forked child (a data loader worker), so that it does not hold the locks after its parent."""
         for descriptor in self.descriptors:
             with suppress(OSError):
                 os.close(descriptor)
@@ -63,14 +63,14 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
-    """Make the folder if it is missing, and be the only one to write into it during the block.
+    """Create the folder if it is missing, and lock it during the block.
 
-    A folder inside that of another writer, as a job's is inside its sweep's, is that writer's as well.
+    A lock on a folder also covers the folders inside it: a sweep's lock covers its jobs.
 
-    within: a folder above it that this writer belongs to, as a job does to its sweep: who writes there does not count
+    within: a parent folder whose lock does not count, because this process belongs to it (a job to its sweep)
 
-    Raises LockedError where another process holds the lock, StoreError where the folder or the lock cannot be made. A
-    directory that was made here is removed again if the block leaves it empty.
+    Raises LockedError if another process holds the lock, StoreError if the folder or the lock cannot be created. A
+    folder that was created here is removed again if the block leaves it empty.
     """
     made = not folder.exists()
     make_folder(folder)
@@ -89,7 +89,7 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
             finally:
                 with suppress(
                     OSError
-                ):  # the directory was removed during the run, or the disk is read-only by now
+                ):  # the folder was removed during the run, or the disk has become read-only
                     (folder / LOCK).unlink()
     finally:
         _remove_empty(folder, made)
@@ -97,11 +97,11 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold the lock of the folder, which is made if it is not there, as soon as no other process holds it.
+    """Create the folder if it is missing, wait for its lock, and hold it during the block.
 
-    waiting: called once where another process holds it, before this one waits
+    waiting: called once, before waiting, if another process holds the lock
 
-    Raises StoreError where the folder or the lock cannot be made.
+    Raises StoreError if the folder or the lock cannot be created.
     """
     make_folder(folder)
     try:
@@ -130,7 +130,7 @@ def _acquired(folder: Path, *, wait: bool = False) -> int:
         except StoreError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the holder before removed the file after this process had opened it
+        os.close(descriptor)  # the previous holder removed the file after this process had opened it
 
 
 def refuse_held(folder: Path) -> None:
@@ -140,7 +140,7 @@ def refuse_held(folder: Path) -> None:
     try:
         descriptor = _opened(folder / LOCK, os.O_RDONLY)
     except StoreError:
-        return  # it has just been removed, or is a stranger's: nobody's lock that this process could ask for
+        return  # just removed, or not readable: there is no lock to ask for
     try:
         _lock(descriptor, folder, exclusive=False)
     finally:
@@ -155,9 +155,9 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False) -> None:
-    """Take the lock, or wait for it, or raise LockedError.
+    """Take the lock; if it is held, wait or raise LockedError.
 
-    On a file system that cannot lock nothing keeps writers apart.
+    On a file system without locks nothing is locked and no error is raised.
     """
     if fcntl is None:
         return
@@ -174,7 +174,7 @@ def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False)
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the open file is still the one of that name."""
+    """Whether the path still names the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     except FileNotFoundError:

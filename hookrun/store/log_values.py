@@ -1,4 +1,4 @@
-"""What a loop of the user's own logs, checked: metrics are numbers, steps are counts, splits are short texts."""
+"""Checks of values logged from a user's own loop: metrics are numbers, steps are counts, splits are short texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hookrun.store.records import MOST_COUNT, MOST_NAME
 
 
 def number(name: str, value: Any) -> int | float:
-    """The value of a metric as a Python number. HookrunError, with its name, for what is not one number."""
+    """The value of a metric as a Python number. HookrunError, naming the metric, for anything but one number."""
     if len(name) > MOST_NAME:
         raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
     found = value
@@ -39,7 +39,7 @@ def counted(name: str, value: Any) -> int:
 
 
 def split_name(split: Any) -> str:
-    """What the batches are of. HookrunError for what is not a short text."""
+    """The name of a split. HookrunError for anything but a short text."""
     if not isinstance(split, str) or len(split) > MOST_NAME:
         raise HookrunError(
             f"log: split: found {split!r:.100}, expected a short text such as 'train' or 'val'"

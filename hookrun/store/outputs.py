@@ -1,4 +1,4 @@
-"""Where runs lie that were given no place of their own, and which of them ended last."""
+"""The default output folder of runs, and the newest finished run in it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ OUTPUTS = "outputs"
 
 
 def outputs_folder() -> Path:
-    """The folder of single runs, as an absolute path: `outputs` where HOOKRUN_OUTPUT says, else where one is."""
+    """The absolute folder of single runs: `outputs` below HOOKRUN_OUTPUT, else below the working directory."""
     return Path(os.path.abspath(Path(os.path.expanduser(os.environ.get(VARIABLE, "")), OUTPUTS)))
 
 
 def newest_unchanged(folder: Path) -> Path | None:
-    """The newest run in `folder` that is done and whose files are all what they were when it ended; None without one.
+    """The newest run in `folder` that is done and whose files have not changed since; None if there is none.
 
-    Every file is read.
+    Reads every file of the run.
     """
     for status in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
         run = status.parent
@@ -40,13 +40,13 @@ def newest_unchanged(folder: Path) -> Path | None:
             manifest = read_manifest(run, found["manifest"])
             if not any(manifest_faults(run, manifest, {})):
                 return run
-        except StoreError:  # a run that cannot be read is not used again
+        except StoreError:  # skip a run that cannot be read
             continue
     return None
 
 
 def newest_finished(folder: Path) -> Path:
-    """The directory of the run in `folder` that came to its end last. StoreError where there is none."""
+    """The directory of the run in `folder` that ended last. StoreError if there is none."""
     ended = sorted(_ended(folder))
     if not ended:
         raise StoreError(f"there is no finished run in {folder}: run one first, or name a run directory")
@@ -60,7 +60,7 @@ def _ended(folder: Path) -> Iterator[tuple[str, Path]]:
             continue
         try:
             found = read_record(status, Status)
-        except StoreError:  # of a run that nobody can read
+        except StoreError:  # skip a run that cannot be read
             continue
         if found.get("manifest") and found.get("ended"):
             yield found["ended"], run

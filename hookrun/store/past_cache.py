@@ -1,4 +1,4 @@
-"""Large blocks to a file past the system's cache, which would copy them once more and then be full of them."""
+"""Writing large blocks to a file without the page cache, which would copy them and displace other content."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import BinaryIO
 from hookrun.store.files import drop_from_cache
 
 STEP = 4096
-"""Bytes. Memory, place in the file and length of what goes to a disk directly are multiples of it."""
+"""Bytes. Direct writes need memory address, file offset and length that are multiples of this."""
 
 LARGE = 1 << 20
-"""Bytes from which a block is written at once; smaller ones the system collects."""
+"""Bytes. Blocks of at least this size are written to the disk at once; smaller ones go through the page cache."""
 
 
 class BlockWriter:
-    """Writes one block after the other to the end of a file.
+    """Appends blocks to a file.
 
-    A large block goes to the disk directly where the system and the file system can do so and the block lies in
-    steps, in memory and in the file; else it begins its way to the disk at once, through the cache.
+    A large block is written with direct I/O if the system supports it and the block is aligned to `STEP` in memory and
+    in the file. Otherwise it goes through the page cache, and its write-back starts at once.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -39,7 +39,7 @@ class BlockWriter:
             drop_from_cache(self._file)  # while the next block is written
 
     def _written_directly(self, data: memoryview) -> int:
-        """How many bytes of it are on their way; the rest is for the cache."""
+        """Write what direct I/O can; returns how many bytes that was. The rest goes through the page cache."""
         import fcntl
 
         self._file.flush()
@@ -48,12 +48,14 @@ class BlockWriter:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
-            while done < stop and done % STEP == 0:  # a limit may cut a write short: the rest then says why
+            while (
+                done < stop and done % STEP == 0
+            ):  # a size limit may cut a write short: writing the rest then raises the error
                 done += os.write(file, data[done:stop])
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
-            self._is_direct = False  # not in this file system, or not in these steps
+            self._is_direct = False  # not supported by this file system or with this alignment
         finally:
             fcntl.fcntl(file, fcntl.F_SETFL, flags)
         return done

@@ -1,7 +1,7 @@
-"""Cutting the files of a run that was cut off back to where a resumable state says that they reached.
+"""Truncating the files of an interrupted run to the position that a resumable state recorded.
 
-Everything is looked at before anything is changed, and whatever is cut may be cut again: a process that is killed in
-the middle leaves a directory that the next one cuts back to the same position.
+Everything is checked before anything is changed, and truncating can be repeated: if the process is killed in between,
+the next process truncates to the same position.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from hookrun.store.records import Count, Name, Record, Status, checked
 from hookrun.store.shard import Shard
 
 AT_THE_END = (MANIFEST, HOOKS, ERROR)
-"""Files that tell of a run's end: one that goes on has not come to it."""
+"""Files that are written at the end of a run; removed when the run is resumed."""
 
 _SHARD = re.compile(r"([1-9]\d{0,5}_)?\d{6,}\.safetensors")
 _ASIDE = re.compile(r"\..+\.\d+\.tmp")
-"""A file that `replacing` had not finished."""
+"""Names of temporary files that `replacing` did not finish."""
 
 
 class IndexPosition(Record):
-    """How far what one rank has written into a folder of shards reaches.
+    """One rank's position in a folder of shards: how much it has written.
 
     index:  bytes of its index
-    shards: lines of it, and the number of the next shard
-    counts: hook -> module -> tensors, their bytes and the rows they became
-    turns:  its rows say at which turn of all ranks they were recorded
+    shards: lines of its index, and so the number of the next shard
+    counts: hook -> module -> (tensors, their bytes, the rows they became)
+    turns:  whether its rows have the column `turn`, which orders the rows of all ranks
     """
 
     index: Count = 0
@@ -60,7 +60,7 @@ class IndexPosition(Record):
 
 
 class FolderPosition(IndexPosition):
-    """How far a folder of shards reaches: what rank 0 has written, and the `others`, in the order of the ranks."""
+    """The position of a folder of shards: that of rank 0, and the `others` in rank order."""
 
     others: list[IndexPosition] = []
 
@@ -70,15 +70,15 @@ class FolderPosition(IndexPosition):
         return self.turns or any(each.turns for each in self.others)
 
     def of_rank(self, rank: int) -> IndexPosition:
-        """The part of one rank; that of one which has written nothing is empty."""
+        """The position of one rank; empty if it has written nothing."""
         parts = [self, *self.others]
         return parts[rank] if rank < len(parts) else IndexPosition(turns=True)
 
 
 class PositionRecord(Record):
-    """How far the files of a run directory reach: bytes of the files of lines, and the two folders of shards.
+    """The position of a run directory: bytes of each file of lines, and the two folders of shards.
 
-    batches: how many were computed
+    batches: how many batches were computed
     """
 
     metrics: Count = 0
@@ -93,7 +93,7 @@ class PositionRecord(Record):
 
 
 def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionRecord:
-    """The position that a state of the run in `folder` names; None: the beginning. StoreError for anything else."""
+    """The position that a state of the run in `folder` names; None: the beginning. StoreError if it is malformed."""
     if position is None:
         return PositionRecord()
     try:
@@ -103,18 +103,18 @@ def read_position(folder: Path, position: Mapping[str, Any] | None) -> PositionR
 
 
 def started_before(folder: Path) -> str:
-    """When the run was started for the first time; `""` where its status does not tell."""
+    """When the run was first started; `""` if its status does not say."""
     try:
         return checked(read_json(folder / STATUS), Status).started or ""
-    except (StoreError, ValueError):  # torn, or never written: the run has started now
+    except (StoreError, ValueError):  # incomplete or never written: the run counts as started now
         return ""
 
 
 def cut_back(folder: Path, position: PositionRecord) -> None:
-    """Cut every file of lines and every index, and remove every shard that the indexes do not name then.
+    """Truncate the files of lines and the indexes to `position`, and remove shards that are no longer indexed.
 
-    Files that were left half written are removed, and those that tell of a run's end. What else lies in the directory
-    stays as it is. StoreError, before anything is changed, where the directory does not hold what the position names.
+    Unfinished temporary files and the files written at the end of a run are removed too. Other files stay as they are.
+    Raises StoreError, before anything is changed, if the directory does not hold what the position names.
     """
     lines = {
         METRICS: position.metrics,
@@ -138,11 +138,11 @@ def cut_back(folder: Path, position: PositionRecord) -> None:
     try:
         for name in AT_THE_END:
             (folder / name).unlink(missing_ok=True)
-        for name, size in indexes.items():  # before the shards, so that it never names one that is gone
+        for name, size in indexes.items():  # before the shards, so that an index never names a removed shard
             _cut(folder / name, size)
         for name in shards:
             for index in index_names(folder / name)[1:]:
-                if f"{name}/{index}" not in indexes:  # of a rank that no position names
+                if f"{name}/{index}" not in indexes:  # of a rank without a position
                     (folder / name / index).unlink(missing_ok=True)
             for path in _left_over(folder / name, kept[name]):
                 path.unlink()
@@ -162,7 +162,7 @@ def _require_folder(path: Path) -> None:
 
 
 def _require_lines(root: Path, name: str, size: int) -> None:
-    """The file has so many bytes, the last of which ends a line."""
+    """StoreError unless the file has at least `size` bytes and a line ends there."""
     path = root / name
     if not size and not is_there(path):
         return
@@ -184,7 +184,7 @@ def _require_lines(root: Path, name: str, size: int) -> None:
 
 
 def _named_shards(root: Path, name: str, reached: FolderPosition) -> set[str]:
-    """The files that the indexes name up to the position, each there in its full size."""
+    """The shard files that the indexes name up to the position; StoreError if one is missing or truncated."""
     ranks = range(1 + len(reached.others))
     return {file for rank in ranks for file in _named_by(root, name, index_name(rank), reached.of_rank(rank))}
 
@@ -220,7 +220,7 @@ def _named_by(root: Path, name: str, index_file: str, reached: IndexPosition) ->
 
 
 def _cut(path: Path, size: int) -> None:
-    """Cut the file to so many bytes; one without lines is removed, as if none had been written."""
+    """Truncate the file to `size` bytes; remove it if that leaves no line."""
     if not size:
         path.unlink(missing_ok=True)
         return
@@ -234,13 +234,13 @@ def _cut(path: Path, size: int) -> None:
 
 
 def _left_over(folder: Path, kept: set[str]) -> Iterator[Path]:
-    """Shards that no index names, and files that were not finished."""
+    """Shards that no index names, and unfinished temporary files."""
     yield from (path for path in _matching(folder, _SHARD) if path.name not in kept)
     yield from _matching(folder, _ASIDE)
 
 
 def _matching(folder: Path, pattern: re.Pattern[str]) -> list[Path]:
-    """The files and links of a folder with such names; none where it is not there."""
+    """The files and links of a folder whose names match; none if the folder does not exist."""
     try:
         entries = list(os.scandir(folder))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The run directory as the ranks beside rank 0 have it: they write their captured rows, and rank 0 everything else."""
+"""The run directory in ranks other than 0: they write only their captured rows; rank 0 writes everything else."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from hookrun.store.run_dir import RunDir
 
 
 class RankDir(RunDir):
-    """The directory of a run, which rank 0 has made, in the process of another rank.
+    """The run directory in a process of another rank; rank 0 created it.
 
-    position: of the files where the run goes on, as a state names it; None: it begins
+    position: the position of the files, from a state, if the run is resumed; None: it begins
 
     kept: lines for stats.jsonl, samples.jsonl and tokens.jsonl
     """
@@ -40,44 +40,44 @@ class RankDir(RunDir):
         exit_code: int | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Rank 0 writes the status of the run."""
+        """Does nothing: rank 0 writes the status."""
         self.ended = status != "running"
 
     def write_manifest(self) -> None:
-        """Rank 0 writes it."""
+        """Does nothing: rank 0 writes the manifest."""
 
     def written(self) -> dict[str, Any]:
-        """Rank 0 keeps where the files stand; this rank's rows are on the disk then."""
+        """Flush this rank's rows to disk; rank 0 records the position of the files."""
         self.shard_positions()
         return {}
 
     def sync(self) -> None:
-        """Rank 0 writes the lines."""
+        """Does nothing: rank 0 writes the lines."""
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
-        """The plan and the facts are those of rank 0."""
+        """Does nothing: rank 0 writes the plan and the other JSON files."""
 
     def log_metrics(self, **values: Any) -> None:
-        """Metrics are sums over all ranks, which rank 0 has too."""
+        """Does nothing: metrics are reduced over all ranks, and rank 0 writes them."""
 
     def log_stats(self, record: Mapping[str, Any]) -> None:
-        """Keep it for rank 0, as a file would hold it: an action may record numbers of NumPy and torch."""
+        """Keep the record for rank 0 as plain JSON values: an action may record numbers of NumPy and torch."""
         self.kept.append(("stats", decode(encode(record).encode())))
 
     def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Keep them for rank 0."""
+        """Keep the lines for rank 0."""
         self.kept += [("sample", dict(each)) for each in records]
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Rank 0 writes them, of the samples of all ranks."""
+        """Does nothing: rank 0 writes the pictures for all ranks."""
 
     def log_token(self, token: int, text: str) -> None:
-        """Keep it for rank 0."""
+        """Keep the line for rank 0."""
         self.kept.append(("token", {"token": token, "text": text}))
 
 
 def take_lines(run_dir: RunDir, lines: Iterable[Line]) -> None:
-    """Write lines that a rank has kept: for which file, and the line."""
+    """Write lines that a rank has kept; each names its file and its content."""
     for kind, line in lines:
         if kind == "stats":
             run_dir.log_stats(line)
@@ -88,7 +88,7 @@ def take_lines(run_dir: RunDir, lines: Iterable[Line]) -> None:
 
 
 def take_kept(run_dir: RunDir) -> None:
-    """Rank 0 writes the lines that the other ranks keep, in the order of the ranks; every rank calls it."""
+    """Collective: rank 0 writes the lines that the other ranks have kept, in rank order."""
     if not run_dir.ranks.several:
         return
     given = run_dir.ranks.gathered(run_dir.kept)

@@ -1,4 +1,4 @@
-"""Records of a run directory from their files: JSON whose model holds, as the plain mapping that was written."""
+"""Reading records of a run directory: JSON checked against its model, returned as plain mappings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookrun.store.records import Record, checked, first_problem
 
 
 def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
-    """The content of a JSON file directly in a run directory. StoreError if it is not what the model says."""
+    """The content of a JSON file directly in a run directory. StoreError if it does not match the model."""
     content: dict[str, Any] = read_json(path)
     try:
         checked(content, model)
@@ -22,9 +22,9 @@ def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
 
 
 def read_records(path: Path, line: TypeAdapter[Any]) -> list[dict[str, Any]]:
-    """The lines of a file directly in a run directory; a last one that is cut off is left out.
+    """The lines of a file directly in a run directory, without an incomplete last line.
 
-    StoreError if a line is not what `line` says.
+    StoreError if a line does not match the model `line`.
     """
     found = list[dict[str, Any]]()
     for block in blocks_of_lines(path):

@@ -55,7 +55,7 @@ _SHOWN = 12
 
 
 class Run:
-    """A run directory, read when asked; what was read once stays as it was then.
+    """A run directory, read lazily; what has been read is cached and not updated.
 
     path: the directory, links resolved
     """
@@ -98,7 +98,7 @@ class Run:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl in order; NaN and infinities are floats.
 
-        `of` tells the means of a whole pass (`epoch`) from single batches that were logged while training (`batch`).
+        `of` is `epoch` for means over a whole pass and `batch` for a single batch logged during training.
         """
         return read_records(self.path / METRICS, METRICS_LINE)
 
@@ -122,28 +122,28 @@ class Run:
 
     @cached_property
     def samples(self) -> SampleTable:
-        """What the samples are called; a run of predict or evaluate keeps it."""
+        """The names of the samples, kept by runs of predict and evaluate."""
         return SampleTable(self.path)
 
     @cached_property
     def generations(self) -> list[dict[str, Any]]:
         """The lines of generations.jsonl in the order of the samples; empty where the run generated nothing.
 
-        Of each sample `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; under `task.compare` the same without
-        hooks (`text_without`, …) and `kl_first`.
+        Each line has `prompt`, `prompt_ids`, `text`, `ids`, `reason`, `next`; under `task.compare` also the same keys
+        without hooks (`text_without`, …) and `kl_first`.
         """
         return read_records(self.path / GENERATIONS, GENERATIONS_LINE)
 
     @cached_property
     def predictions(self) -> Leaf | None:
-        """What the model predicted, as a capture; None if the run predicted nothing."""
+        """The model's predictions as a capture; None if the run has none."""
         hook, module = PREDICTED
         found = self._captures(PREDICTIONS)
         return found[hook][module] if found else None
 
     @property
     def notes(self) -> list[str]:
-        """What to know of a run that was cut off: its process has ended, a line is unfinished."""
+        """Notes on an interrupted run: its process has ended, or a last line is incomplete."""
         paths = [self.path / name for name in (METRICS, STATS, GENERATIONS)]
         folders = [self.path / name for name in (CAPTURES, PREDICTIONS)]
         paths += [folder / index for folder in folders for index in index_names(folder)]
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def cut_off(self) -> str:
-        """A note on a run that says it is running, where its process has ended; else ``""``."""
+        """A note if the status says `running` but the process has ended; else ``""``."""
         return cut_off(self.status)
 
     def data_info(self) -> DataInfo:
@@ -168,11 +168,11 @@ class Run:
         return data_used(self.config, self.path / CONFIG)
 
     def labels(self, sample_ids: Tensor, split: Split | None = None) -> Tensor:
-        """[n, ...]: the label of each sample [n], from the data that the run used, which is read anew.
+        """[n, ...]: the label of each sample [n], loaded from the data that the run used.
 
-        split: of the data; unless given, the one that the run's rows are of, which is train where they are of both
+        split: split of the samples; default: that of the run's rows, and train if they are of both splits
 
-        HookrunError where the run does not say which data that was, SpecError where the data is not there.
+        Raises HookrunError if the run does not say which data it used, SpecError if the data is missing.
         """
         from hookrun import data
 
@@ -186,7 +186,7 @@ class Run:
         return torch.stack([torch.as_tensor(samples[number][1]) for number in sample_ids.tolist()])
 
     def _split(self) -> Split | None:
-        """The first split that any captured or predicted row is of; None where no row says one."""
+        """The first split found among captured and predicted rows; None if no row names a split."""
         leaves = [leaf for modules in self.captures.values() for leaf in modules.values()]
         leaves += [] if self.predictions is None else [self.predictions]
         rows = [
@@ -196,7 +196,7 @@ class Run:
         return SPLITS[min(parts)] if parts else None
 
     def labels_of(self, capture: StoredCapture) -> Tensor:
-        """[rows, ...]: the label of each row's sample. HookrunError where a row is of no sample."""
+        """[rows, ...]: the label of each row's sample. HookrunError if a row does not belong to a sample."""
         ids, splits = capture.sample_ids, capture.splits
         if (ids < 0).any() or (splits < 0).any():
             raise HookrunError(f"{capture.label}: some rows are of no sample of the data and have no label")
@@ -215,7 +215,7 @@ class Run:
     ) -> Any:
         """metrics.jsonl, stats.jsonl or samples.jsonl as a pandas DataFrame or an Arrow table.
 
-        The samples have the columns `split`, `sample`, `file`, `class` and, of a run of predict, `predicted_class`.
+        Samples have the columns `split`, `sample`, `file`, `class`, and in runs of predict `predicted_class`.
         """
         rows = {
             "metrics": lambda: self.metrics,
@@ -225,7 +225,10 @@ class Run:
         return as_table(rows[of](), form)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
-        """Write every capture into one safetensors file: ``hook/module`` and ``hook/module.sample_ids``; its keys."""
+        """Write every capture into one safetensors file as ``hook/module`` and ``hook/module.sample_ids``.
+
+        Returns the keys of the file.
+        """
         return merge(self.captures, Path(path).expanduser())
 
     def __repr__(self) -> str:
@@ -242,12 +245,12 @@ class Run:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open the run directory at `path`. StoreError if there is none, saying what is there and what to do.
+    """Open the run directory at `path`. StoreError if there is none; it says what is there and what to do.
 
     `path` itself may be a link; links inside the directory are not followed.
     """
     try:
-        folder = Path(path).expanduser().resolve()  # the link `latest` may move on while the run is read
+        folder = Path(path).expanduser().resolve()  # the link `latest` may change while the run is read
         if is_there(folder / STATUS):
             return Run(folder)
         raise StoreError(_not_a_run(folder))
@@ -287,7 +290,7 @@ def _by_number(job: Path) -> tuple[int, str]:
 
 
 def _aliases(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Other name of a module -> the name that its captures have, from the plan's targets."""
+    """Alias of a module -> the name used for its captures, from the plan's targets."""
     return {
         name: target["path"]
         for hook in plan.get("hooks", [])
