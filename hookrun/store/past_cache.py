@@ -13,7 +13,7 @@ STEP = 4096
 """Bytes. Direct writes need memory address, file offset and length that are multiples of this."""
 
 LARGE = 1 << 20
-"""Bytes. Blocks of at least this size are written to the disk at once; smaller ones go through the page cache."""
+"""Bytes. Blocks of at least this size are written to disk at once; smaller ones are left to the page cache."""
 
 
 class BlockWriter:
@@ -39,7 +39,7 @@ class BlockWriter:
             drop_from_cache(self._file)  # while the next block is written
 
     def _written_directly(self, data: memoryview) -> int:
-        """Write what direct I/O can; returns how many bytes that was. The rest goes through the page cache."""
+        """Write as much as direct I/O allows; returns the number of bytes written."""
         import fcntl
 
         self._file.flush()
@@ -50,7 +50,7 @@ class BlockWriter:
             fcntl.fcntl(file, fcntl.F_SETFL, flags | os.O_DIRECT)
             while (
                 done < stop and done % STEP == 0
-            ):  # a size limit may cut a write short: writing the rest then raises the error
+            ):  # a size limit may cut a write short: the next write raises
                 done += os.write(file, data[done:stop])
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):

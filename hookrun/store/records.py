@@ -1,7 +1,7 @@
-"""The records of a run directory as typed models: what each may hold, and within which bounds.
+"""The records of a run directory as typed models with their keys, types and bounds.
 
-A run directory may come from anybody. Keys that are not named here are kept as they are, for later versions add some;
-keys that are missing were not written yet by an earlier version.
+A run directory is untrusted input. Unknown keys are kept, since later versions may add some; keys that earlier versions
+did not write have defaults.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pydantic import (
 from hookrun.spec.objective import Direction, OfRun
 
 MOST_NAME = 1_000
-"""Characters of a name: of a hook, a module, a parameter, a metric."""
+"""Most characters of the name of a hook, module, parameter or metric."""
 
 MOST_TEXT = 2**20
-"""Characters of any other text."""
+"""Most characters of any other text."""
 
 MOST_COUNT = 2**53
-"""Of rows, bytes, parameters, steps: whole numbers up to here are exact as floats too."""
+"""Largest count of rows, bytes, parameters or steps: integers up to here are exact as floats too."""
 
 Name = Annotated[str, StringConstraints(max_length=MOST_NAME)]
 Text = Annotated[str, StringConstraints(max_length=MOST_TEXT)]
@@ -38,13 +38,13 @@ Whole = Annotated[int, Field(ge=-(2**64), le=2**64)]
 
 T = TypeVar("T")
 Listing = Annotated[list[T], FailFast()]
-"""A list whose first bad item is told: telling each of a million would take longer than reading them."""
+"""A list of which only the first bad item is reported: reporting a million would take longer than reading them."""
 
 Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """A mapping whose known keys are checked, without conversions."""
+    """A mapping whose known keys are checked without type conversion."""
 
     model_config = ConfigDict(
         strict=True, extra="allow", frozen=True, protected_namespaces=(), defer_build=True
@@ -62,7 +62,7 @@ class ObjectiveRecord(Record):
 
 
 class Status(Record):
-    """status.json. `manifest` is the SHA-256 of manifest.json, where the run came to its end."""
+    """status.json. `manifest` is the SHA-256 of manifest.json, if the run ended."""
 
     status: Name
     reason: Text | None = ""
@@ -87,7 +87,7 @@ class SweepRecord(Record):
     """sweep.json.
 
     stopped_by: the directory of the job whose failure ended the sweep, as `fail_fast` asks for
-    jobs:       how many it has, baselines included; None where a sweeper chooses them as it goes
+    jobs:       number of jobs, baselines included; None if a sweeper chooses them while it runs
     """
 
     fail_fast: bool = False
@@ -160,7 +160,7 @@ class ModuleRecord(Record):
 
 
 class ModelRecord(Record):
-    """model.json. `weights`: where they came from: `random`, the name of published ones, or a path."""
+    """model.json. `weights` is their source: `random`, the name of published weights, or a path."""
 
     type: Annotated[Name | None, Field(alias="class")] = None
     weights: Text | None = None
@@ -168,7 +168,7 @@ class ModelRecord(Record):
 
 
 class SiteRecord(Record):
-    """What came of a hook at one module."""
+    """The counts of a hook at one module."""
 
     hook: Name
     module: Name
@@ -202,7 +202,7 @@ class EnvRecord(Record):
 
 
 class StatsLine(Record):
-    """A line of stats.jsonl: the keys that have a meaning whatever the action. The others are the action's own."""
+    """A line of stats.jsonl: the keys common to all actions. Other keys are defined by the action."""
 
     hook: Name
     module: Name | None = None
@@ -217,17 +217,17 @@ class StatsLine(Record):
 
 
 Of = Literal["batch", "epoch"]
-"""What the numbers of a line are means of: one logged batch, or a whole pass through the split."""
+"""What the values of a line are averaged over: one logged batch, or a whole pass through the split."""
 
 OfPart = Literal["position", "sample"]
-"""What they are means of otherwise: the tokens at one position in a pass, or those of one sample."""
+"""Other averages: over the tokens at one position in a pass, or over the tokens of one sample."""
 
 MOST_METRICS = 1_000
 """Keys of a line of metrics.jsonl."""
 
 
 class MetricsLine(Record):
-    """A line of metrics.jsonl: the keys that have a meaning in every line. The others are the metrics, all scalars.
+    """A line of metrics.jsonl: the keys common to all lines. The other keys are metrics, all scalars.
 
     of: not written by earlier versions, which logged no means of training epochs
     """
@@ -246,7 +246,7 @@ class MetricsLine(Record):
 
 
 class EntryRecord(Record):
-    """Rows of one tensor in a shard, as the index names them."""
+    """The rows of one tensor in a shard, as an index entry describes them."""
 
     key: Name
     hook: Name
@@ -310,7 +310,7 @@ class HydraJob(Record):
 
 
 class HydraRecord(Record):
-    """What Hydra kept of itself, in .hydra/hydra.yaml or multirun.yaml."""
+    """The part of .hydra/hydra.yaml or multirun.yaml that is read."""
 
     mode: Name | None = None
     overrides: HydraOverrides = HydraOverrides.model_construct()
@@ -323,12 +323,12 @@ STATS_LINE: TypeAdapter[Any] = TypeAdapter(StatsLine)
 
 
 class SampleLine(Record):
-    """A line of samples.jsonl: what a sample is called. A path may be as long as the file system takes.
+    """A line of samples.jsonl: the names of a sample. A path may be as long as the file system allows.
 
-    tokens:  of a sequence, without its padding
-    padding: how many tokens of padding stood before and after them
-    targets: the token that was to be predicted at each of them
-    loss:    the cross-entropy of its class
+    tokens:  token ids of a sequence, without padding
+    padding: number of padding tokens before and after them
+    targets: the target token id at each of them
+    loss:    the cross-entropy of its class, in nats
     """
 
     split: Name
@@ -359,7 +359,7 @@ R = TypeVar("R", bound=Record)
 
 
 def checked(value: Any, model: type[R]) -> R:
-    """The value as a record. Raises ValueError with the first thing that is wrong and where."""
+    """The value as a record. Raises ValueError, which names the first fault and its place."""
     try:
         return model.model_validate(value)
     except ValidationError as error:

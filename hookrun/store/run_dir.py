@@ -1,6 +1,6 @@
 """An open run directory: status, plan, metrics and captures, written so that a crash leaves them readable.
 
-Nothing at the top imports torch: a run has a status before the imports that may fail.
+torch is not imported at module level, so that the status is written before imports that may fail.
 """
 
 from __future__ import annotations
@@ -57,24 +57,24 @@ if TYPE_CHECKING:
     from hookrun.store.writer import CaptureWriter
 
 MOST_REASON = 200_000
-"""Characters of the reason in status.json."""
+"""Most characters of the reason in status.json."""
 
 _SHORT = 500
-"""Characters of a reason that surely find room in the block of the status before."""
+"""Most characters of a reason that fits in the disk block of the previous status, if the disk is full."""
 
 
 class RunDir:
-    """The directory of one run under way; only the process that runs writes to it. `create` makes one.
+    """The directory of a run in progress, written by its process alone. Made by `create` or `reopen`.
 
     path:        the directory
-    checkpoints: the folder for checkpoints, made by the first one
-    ended:       the status says how the run ended
-    buffer:      bytes of memory for captured rows on their way to the disk; None: as the writer has it
-    resumed:     the state that the run goes on from; None: it begins
-    reached:     how far its files reached when it went on; None: it begins
+    checkpoints: the folder for checkpoints, created with the first one
+    ended:       whether the status says how the run ended
+    buffer:      bytes of memory for buffered captured rows; None: the writer's default
+    resumed:     the state that the run is resumed from; None: a new run
+    reached:     the position of its files when it was resumed; None: a new run
     ranks:       the processes of the run
-    batches:     how many have been computed, by all ranks together
-    kept:        lines that wait until rank 0 takes them; its own it writes at once
+    batches:     batches computed so far, over all ranks
+    kept:        lines of other ranks, kept until rank 0 writes them; rank 0 writes its own at once
     """
 
     kept: Sequence[Line] = ()
@@ -119,11 +119,11 @@ class RunDir:
         position: Mapping[str, Any] | None,
         buffer: int | None = None,
     ) -> RunDir:
-        """Open the directory of a run that was cut off, to go on from `position`, as `position()` gave it.
+        """Open the directory of an interrupted run to resume it from `position`, a value of `position()`.
 
-        What was recorded after that is cut off; None: everything. The time at which the run was started stays.
+        Records after the position are removed (None: all records). The start time in the status stays.
 
-        StoreError, before anything is changed, where the directory does not hold what the position names.
+        Raises StoreError, before anything is changed, if the directory does not hold what the position names.
         """
         from hookrun.store.position import cut_back, read_position, started_before
 
@@ -136,13 +136,13 @@ class RunDir:
         return run
 
     def go_on_from(self, reached: PositionRecord) -> None:
-        """The files reach that far, and no further."""
+        """Set the position that the files have been truncated to."""
         self.reached, self.batches = reached, reached.batches
 
     def position(self) -> dict[str, Any]:
-        """How far each file reaches, all of it on the disk: what a resumable state names, for `reopen` to go on from.
+        """Flush everything to disk and return the position of each file, for a resumable state and `reopen`.
 
-        Captured rows that are buffered become shards. StoreError if the disk refuses.
+        Buffered captured rows are written as shards. StoreError if that fails.
         """
         found = self.written()
         self.sync()
@@ -153,7 +153,7 @@ class RunDir:
         return self._metrics, self._stats, self._samples, self._tokens, self._generations, self._lens
 
     def written(self) -> dict[str, Any]:
-        """The position, of which lines may not be on the disk before `sync` was called."""
+        """The position, like `position()`, but lines are guaranteed to be on the disk only after `sync`."""
         return {
             "metrics": self._metrics.size(),
             "stats": self._stats.size(),
@@ -168,19 +168,19 @@ class RunDir:
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines meanwhile.
 
-        StoreError if the disk refuses.
+        StoreError if that fails.
         """
         for each in self._lines:
             each.sync()
-        sync_folder(self.path)  # that the files are there too
+        sync_folder(self.path)  # so that the files' names are on disk too
 
     def shard_positions(self) -> dict[str, Any]:
-        """How far captures and predictions of all ranks reach; every rank calls it."""
+        """Collective: the positions of captures and predictions of all ranks."""
         return shard_positions(self.ranks, self._writers, self.reached)
 
     @property
     def _writers(self) -> dict[str, CaptureWriter]:
-        """Those that were asked for: another one would import torch."""
+        """The writers used so far; creating another one would import torch."""
         return {name: self.__dict__[name] for name in (CAPTURES, PREDICTIONS) if name in self.__dict__}
 
     def set_status(
@@ -199,7 +199,7 @@ class RunDir:
         self._require_same_place()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
-        now = max(now, self._started)  # the clock may have been put back meanwhile
+        now = max(now, self._started)  # the clock may have been set back in the meantime
         code = EXIT_CODES[status] if exit_code is None else exit_code
         record: dict[str, Any] = {
             "status": status,
@@ -235,13 +235,13 @@ class RunDir:
         self._write(MODEL, model)
 
     def write_hooks(self, hooks: Mapping[str, Any]) -> None:
-        """Write hooks.json: what came of each hook at each of its modules."""
+        """Write hooks.json: the counts of each hook at each of its modules."""
         self._write(HOOKS, hooks)
 
     def write_manifest(self) -> None:
-        """Write manifest.json: what every file of the run is at its end, before the status says that it is over.
+        """Write manifest.json with size and hash of every file, before the status says that the run ended.
 
-        Nothing but the status and the report may be written afterwards. StoreError if the disk refuses.
+        Only the status and the report may be written afterwards. StoreError if that fails.
         """
         self._require_same_place()
         self._manifest = write_manifest(self.path)
@@ -258,7 +258,7 @@ class RunDir:
         self._stats.append(record)
 
     def log_sample(self, record: Mapping[str, Any]) -> None:
-        """Append one line to samples.jsonl: what a sample is called."""
+        """Append one line to samples.jsonl: the names of a sample."""
         self.log_samples([record])
 
     def log_samples(self, records: Sequence[Mapping[str, Any]]) -> None:
@@ -266,7 +266,7 @@ class RunDir:
         self._samples.extend(records)
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write pictures.jsonl: small pictures of samples, a line each. StoreError if the disk refuses."""
+        """Write pictures.jsonl: small pictures of samples, one line per sample. StoreError if that fails."""
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
@@ -279,7 +279,7 @@ class RunDir:
         self._generations.append(record)
 
     def log_lens(self, record: Mapping[str, Any]) -> None:
-        """Append one line to lens.jsonl: what a part of the model says at a position of a sample."""
+        """Append one line to lens.jsonl: the prediction of a part of the model at a position of a sample."""
         self._lens.append(record)
 
     @cached_property
@@ -294,15 +294,15 @@ class RunDir:
 
     @property
     def shards(self) -> int:
-        """How many shards of captured and predicted rows are on the disk, those left by an earlier process included."""
+        """Number of shards of captured and predicted rows on disk, including those of an earlier process."""
         writers, reached, rank = self._writers, self.reached, self.ranks.rank
         others = () if reached is None else {CAPTURES, PREDICTIONS} - writers.keys()
         before = [getattr(reached, name).of_rank(rank) for name in others]
         return sum(each.shards for each in (*writers.values(), *before))
 
     def close(self) -> None:
-        """Write what is buffered and close every file; the status stays as it was set."""
-        with ExitStack() as stack:  # each is closed, whichever of them fails
+        """Write buffered rows and close every file; does not change the status."""
+        with ExitStack() as stack:  # closes all of them even if one fails
             for each in self._lines:
                 stack.callback(each.close)
             for writer in self._writers.values():
@@ -315,10 +315,12 @@ class RunDir:
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         self._require_same_place()
-        write_json(self.path / name, value, flushes_folder=False)  # the status that follows does
+        write_json(
+            self.path / name, value, flushes_folder=False
+        )  # writing the status afterwards flushes the folder
 
     def _require_same_place(self) -> None:
-        """StoreError where the directory is not the one that the run began in: another run may have its name."""
+        """StoreError if the path is no longer the directory that the run began in: another run may have taken it."""
         try:
             found = os.stat(self.path)
         except OSError as error:
@@ -345,9 +347,9 @@ class RunDir:
 
 
 def cut_off(status: Mapping[str, Any]) -> str:
-    """A note on a status that says `running`, where its process has ended; else ``""``.
+    """A note if the status says `running` but the process has ended; else ``""``.
 
-    Of a run on another machine nobody here can tell.
+    Also ``""`` for a run on another machine, whose process cannot be checked.
     """
     is_here = status.get("host") in (None, platform.node())
     pid = status.get("pid")
@@ -362,17 +364,16 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True  # it is somebody else's
+        return True  # the process exists and belongs to another user
     except OverflowError:
-        return False  # no process has such a number
+        return False  # not a valid process number
     return True
 
 
 def update_latest(path: str | os.PathLike[str]) -> str:
     """Point the link `latest` beside the directory at it, atomically.
 
-    A link is a comfort, so nothing fails for want of one: returns ``""``, or a note that says why there is
-    none.
+    A run does not fail for lack of this link. Returns ``""``, or a note that says why the link was not set.
     """
     folder = Path(path).absolute()
     link = folder.with_name("latest")
@@ -381,7 +382,7 @@ def update_latest(path: str | os.PathLike[str]) -> str:
         return f"{link} is not a link: it is left alone and does not point to the newest run"
     try:
         aside.unlink(missing_ok=True)
-        os.symlink(folder.name, aside)  # relative: the link survives a move of its folder
+        os.symlink(folder.name, aside)  # relative, so that the folder can be moved
         os.replace(aside, link)
     except OSError as error:
         return f"{link} does not point to the newest run: {os_reason(error)}"

@@ -1,4 +1,4 @@
-"""What the samples of a run are called, by split and sample id, and the text of tokens: samples.jsonl, tokens.jsonl."""
+"""The names of a run's samples, by split and sample id, and the text of tokens: samples.jsonl, tokens.jsonl."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.store.records import SAMPLES_LINE, TOKENS_LINE
 
 
 class SampleTable:
-    """Read when it is first asked for; empty where the run kept no names.
+    """The names of samples and tokens, read on first use; empty if the run kept none.
 
     folder: the run directory
     """
@@ -25,7 +25,7 @@ class SampleTable:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Of each sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
+        """One line per sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
         return read_records(self._path, SAMPLES_LINE) if is_there(self._path) else []
 
     @cached_property
@@ -35,7 +35,7 @@ class SampleTable:
 
     @cached_property
     def texts(self) -> Mapping[int, str]:
-        """Token -> its text, of the tokens that captured rows are of."""
+        """Token id -> its text, for tokens of captured rows."""
         lines = read_records(self._tokens, TOKENS_LINE) if is_there(self._tokens) else []
         return {line["token"]: line["text"] for line in lines}
 
@@ -44,5 +44,5 @@ class SampleTable:
         return self.texts.get(token, "")
 
     def column(self, name: str, samples: list[tuple[str, int]]) -> list[str]:
-        """What the column says of each of the samples (split, id); ``""`` where it says nothing."""
+        """The value of a column for each sample (split, id); ``""`` where it is missing."""
         return [str(self.by_sample.get(sample, {}).get(name) or "") for sample in samples]

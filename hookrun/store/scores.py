@@ -12,17 +12,17 @@ from hookrun.store.records import ObjectiveRecord, checked
 
 Line = Mapping[str, Any]
 ABOUT = frozenset({"split", "epoch", "step", "of", "module", "other", "score"})
-"""Keys of a line that say what it is about."""
+"""Keys of a line that are not metrics."""
 OF_PARTS = frozenset({"kind", "layer", "head", "positions"})
-"""The same of lines about parts of a model, which task=lens writes."""
+"""Keys that are not metrics in the lines of task=lens, which are about parts of a model."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a run comes to by its goal.
+    """The result of a run by its goal.
 
-    value: None where the run has none that is finite
-    epoch: whose value it is; None where the line says none
+    value: None if the run has no finite value
+    epoch: the epoch of the value; None if its line has no epoch
     """
 
     goal: Goal
@@ -30,20 +30,20 @@ class Result:
     epoch: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As status.json holds it."""
+        """The form in status.json."""
         return {**vars(self.goal), "value": self.value, "epoch": self.epoch}
 
 
 def result(lines: Iterable[Line], goal: Goal) -> Result:
-    """The result of a run whose goal is known."""
+    """The result of a run by a given goal."""
     value, epoch = score(lines, goal) or (None, None)
     return Result(goal, value, epoch)
 
 
 def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None:
-    """The result that a run's status holds; for a run of an earlier version that of its metrics, by their natural goal.
+    """The result in a run's status; for a run of an earlier version, that of its metrics by their natural goal.
 
-    None where neither is there. Raises ValueError for a status that holds something else.
+    None if there is neither. Raises ValueError for a malformed status.
     """
     if (stored := status.get("objective")) is not None:
         record = checked(stored, ObjectiveRecord)
@@ -55,21 +55,21 @@ def result_of(status: Mapping[str, Any], lines: Iterable[Line]) -> Result | None
 
 
 def is_batch(line: Line) -> bool:
-    """Whether it is of one logged batch of training. Earlier versions did not say: theirs have an `lr`."""
+    """Whether the line is about one logged training batch. In lines of earlier versions the key `lr` says so."""
     return line["of"] == "batch" if line.get("of") else line.get("split") == "train" and "lr" in line
 
 
 def is_part(line: Line) -> bool:
-    """Whether it is of one position or one sample: part of a pass, whose means have a line of their own."""
+    """Whether the line is about one position or one sample; the means over the whole pass have a separate line."""
     return line.get("of") in ("position", "sample")
 
 
 def measures(line: Line) -> dict[str, float]:
-    """``split/name`` -> value, or only the name where the line is of no split; nothing for a part of a pass."""
+    """``split/name`` -> value, or just the name if the line has no split; empty for a part of a pass."""
     if is_part(line):
         return {}
     if "other" in line and line["other"] == line.get("module"):
-        return {}  # a module is always like itself
+        return {}  # the similarity of a module with itself is always 1
     split = line.get("split")
     head = f"{split}/" if split else ""
     return {
@@ -80,7 +80,7 @@ def measures(line: Line) -> dict[str, float]:
 
 
 def names(lines: Iterable[Line]) -> list[str]:
-    """Every metric with a finite value in a line that is not of a single batch."""
+    """Every metric with a finite value in a line that is not about a single batch."""
     return list(
         dict.fromkeys(
             name
@@ -93,10 +93,10 @@ def names(lines: Iterable[Line]) -> list[str]:
 
 
 def score(lines: Iterable[Line], goal: Goal) -> tuple[float, int | None] | None:
-    """The value of the goal, and its epoch where the line says one; None where the run has none that is finite.
+    """The value of the goal and its epoch, if the line has one; None if the run has no finite value.
 
-    The best epoch is the best of those with a finite value; a last one that is not finite is not a result. Single
-    batches do not count.
+    The best epoch is chosen among those with a finite value; if the goal is the last value and that is not finite, the
+    result is None. Lines about single batches do not count.
     """
     found: tuple[float, int | None] | None = None
     for line in lines:

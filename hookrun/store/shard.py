@@ -1,4 +1,4 @@
-"""The lines of a shard index: which files hold captured rows, and what each of them holds."""
+"""The lines of a shard index: which files hold captured rows, and the content of each file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookrun.store.format import INDEX, STORED_DTYPES, VERSION
 from hookrun.store.records import ShardRecord, checked
 
 ALWAYS_WRITTEN = ("sample", "epoch", "step", "call")
-"""Those of COLUMNS that every version wrote."""
+"""The columns that every version has written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Entry:
     path:  where the tensor stood in the captured value: ``""`` for a bare tensor, else like ``[0].logits``
     dtype: as torch names it, without ``torch.``
     shape: of one row
-    by:    what a row is: one `sample` of a batch, or all that one `firing` of the hook saw
+    by:    what a row is: one `sample` of a batch, or one `firing` (call) of the hook
     """
 
     key: str
@@ -39,7 +39,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One line of a shard index: a file that is complete on disk, what it must be, and what it holds."""
+    """One line of a shard index: a file that is complete on disk, its size and hash, and its entries."""
 
     file: str
     sha256: str
@@ -64,9 +64,9 @@ class Shard:
 
     @classmethod
     def of(cls, record: Any) -> Shard:
-        """The shard that a line describes, without unknown keys.
+        """Parse an index line; unknown keys are dropped.
 
-        Raises ValueError for any other line, and for one whose rows cannot lie in so many bytes.
+        Raises ValueError if the line does not describe a shard, or if its rows need more bytes than the shard has.
         """
         version = record.get("version") if isinstance(record, dict) else None
         if isinstance(version, int) and version > VERSION:
@@ -96,7 +96,7 @@ class Shard:
 
 def row_bytes(dtype: str, shape: Sequence[int]) -> int:
     """The bytes of one row of a dtype in `STORED_DTYPES`."""
-    bits = re.search(r"\d+", dtype)  # bool takes a byte
+    bits = re.search(r"\d+", dtype)  # bool has no number and takes one byte
     return (int(bits[0]) // 8 if bits else 1) * math.prod(shape)
 
 

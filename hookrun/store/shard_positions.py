@@ -1,4 +1,4 @@
-"""How far the shards of a run directory reach: those of every rank that has written any."""
+"""The positions of the shard folders of a run directory, over all ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NAMES = (CAPTURES, PREDICTIONS)
 def shard_positions(
     ranks: Ranks, writers: Mapping[str, CaptureWriter], reached: PositionRecord | None
 ) -> dict[str, Any]:
-    """Name of a folder -> its FolderPosition, of all ranks; every rank calls it, and writes what it has buffered.
+    """Collective: folder name -> its FolderPosition over all ranks. Each rank writes its buffered rows first.
 
-    writers: of the folders into which something was written since the run began or went on
-    reached: how far the folders reached when it went on; None: it begins
+    writers: folder name -> writer, for folders written since the run began or was resumed
+    reached: the position that the run was resumed from; None: a new run
     """
     found = ranks.gathered({name: _own(name, ranks.rank, writers, reached) for name in NAMES})
     return {
@@ -45,6 +45,6 @@ def _own(
 
 
 def _of_absent(name: str, ranks: Ranks, reached: PositionRecord | None) -> list[dict[str, Any]]:
-    """What ranks have written that the run had before, and has no more."""
+    """The positions of ranks that an earlier process of the run had and this one lacks."""
     before: FolderPosition | None = getattr(reached, name, None)
     return [] if before is None else [each.model_dump() for each in before.others[ranks.size - 1 :]]

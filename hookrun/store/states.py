@@ -1,8 +1,8 @@
-"""Resumable states: what a run goes on from, each a folder `checkpoints/state_000001` of two files, and no pickle.
+"""Resumable states: each is a folder `checkpoints/state_000001` of two files, without pickle.
 
-`tensors.safetensors` holds the tensors, `state.json` everything else, with a check sum of the tensors' file and of its
-own content. A state is written aside and renamed, so that it is whole or not there; one that the disk has damaged since
-is found out when it is read.
+`tensors.safetensors` holds the tensors, `state.json` everything else, with checksums of the tensor file and of its own
+content. A state is written to a temporary folder and renamed, so that it is complete or absent; later damage on the
+disk is detected when it is read.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from hookrun.store.tree import Flat, flatten, unflatten
 TENSORS, STATE = "tensors.safetensors", "state.json"
 VERSION = 1
 LEAST_KEPT = 2
-"""States that are kept while a run goes on: the newest may be damaged."""
+"""How many states are kept while a run goes on, in case the newest is damaged."""
 
 SECONDS = 30.0
-"""In a task that trains nothing a state is due at the latest after so many."""
+"""Most seconds between two states in a task that does not train."""
 
 _NAME = re.compile(r"state_(\d{6,12})")
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state as it was read.
+    """A state that was read.
 
     path:  its folder
-    about: what it is of: a mapping of plain values
-    tree:  what was saved, tensors on the CPU
+    about: plain values that describe the run and the position of the state
+    tree:  the saved content, with tensors on the CPU
     """
 
     path: Path
@@ -54,13 +54,13 @@ class SavedState:
 
 
 def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: int = LEAST_KEPT) -> Path:
-    """Write one more state of the run in `run`, and remove all but the newest `keep`.
+    """Write a new state of the run in `run`, and remove all but the newest `keep` states.
 
-    about: what a reader has to know before it restores anything; plain values, also as `encode` gave them
-    tree:  also as `flatten` gave it
+    about: what a reader has to know before restoring; plain values, or their JSON from `encode`
+    tree:  the content to save, or the result of `flatten`
 
-    Returns its folder. Raises NotPlain for what a state cannot hold, StoreError if the disk refuses; the states that
-    were there are then as they were.
+    Returns the state's folder. Raises NotPlain for a value that a state cannot hold, StoreError if writing fails;
+    earlier states are unchanged then.
     """
     values, tensors = tree if isinstance(tree, Flat) else flatten(tree)
     folder = run / CHECKPOINTS
@@ -68,7 +68,7 @@ def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: i
     path = folder / _named(max(there, default=0) + 1)
     aside = folder / f".{path.name}.{os.getpid()}.tmp"
     try:
-        folder.mkdir(exist_ok=True)  # and not the run directory, which may have been removed
+        folder.mkdir(exist_ok=True)  # without parents: the run directory may have been removed
         _remove(aside)
         aside.mkdir()
         with open(aside / TENSORS, "xb") as file:
@@ -94,15 +94,15 @@ def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: i
         raise
     sync_folder(folder)
     for number in [*there, max(there, default=0) + 1][: -max(keep, LEAST_KEPT)]:
-        with suppress(OSError):  # one too many does no harm
+        with suppress(OSError):  # an extra state does no harm
             _remove(folder / _named(number))
     return path
 
 
 def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
-    """The newest state that is whole, None where there is none; number -> what is wrong, of each one after it.
+    """The newest undamaged state (None if there is none), and number -> fault for each newer, damaged one.
 
-    A state is of the run's own making or a stranger's: nothing outside the directory is read and nothing is run.
+    States are untrusted input: nothing outside the directory is read and no code is run.
     """
     damaged = dict[int, str]()
     for number in sorted(_numbers(run), reverse=True):
@@ -114,12 +114,12 @@ def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
 
 
 def named_state(run: Path, name: str) -> SavedState:
-    """The state of that name. StoreError where it is not whole."""
+    """The state with this name. StoreError if it is damaged."""
     return _read(run, run / CHECKPOINTS / name)
 
 
 def remove_states(run: Path) -> None:
-    """Remove every state: the run came to its end. StoreError where the file system refuses."""
+    """Remove every state, since the run has ended. StoreError if that fails."""
     for number in _numbers(run):
         path = run / CHECKPOINTS / _named(number)
         try:
@@ -127,11 +127,11 @@ def remove_states(run: Path) -> None:
         except OSError as error:
             raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
     with suppress(OSError):
-        (run / CHECKPOINTS).rmdir()  # where nothing else is kept
+        (run / CHECKPOINTS).rmdir()  # succeeds only if the folder is empty
 
 
 def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
-    """Remove the damaged states, and what a process that was killed has left of one that it was writing."""
+    """Remove damaged states, and unfinished ones that a killed process left."""
     folder = run / CHECKPOINTS
     if folder.is_symlink():
         return
@@ -181,7 +181,7 @@ def _named(number: int) -> str:
 
 
 def _numbers(run: Path) -> list[int]:
-    """Of the states in the run directory, in no order."""
+    """The numbers of the states in the run directory, unsorted."""
     if (run / CHECKPOINTS).is_symlink():
         return []
     try:

@@ -1,4 +1,4 @@
-"""The YAML files that Hydra left in a run directory, read with no more trust than an experiment gets."""
+"""Reading the YAML files that Hydra wrote into a run directory; they are as untrusted as an experiment file."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
 
 MOST_YAML = 2**20
-"""Bytes of a YAML file."""
+"""Most bytes of a YAML file."""
 
 _SMALL = 2**16
-"""Characters of one that is remembered."""
+"""Most characters of a file whose content is cached."""
 
 _MOST_KNOWN = 64
 _known = dict[str, Any]()
-"""Text -> content."""
+"""Cache: text of a file -> its content."""
 
 _NOT_KNOWN = object()
 
 
 def read_yaml(path: Path, root: Path) -> Any:
-    """The content, interpolations left as they are; None where there is no such file.
+    """The content of a YAML file with interpolations unresolved; None if there is no such file.
 
     root: the run directory, below which no link is followed
 
-    StoreError if it is not YAML, or stands for more than any configuration holds.
+    StoreError if it is not YAML, or expands to more than a configuration may hold.
     """
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -66,14 +66,14 @@ def _content(text: str) -> Any:
     check(text)
     found = plain(text, fast=True)
     if isinstance(found, str):
-        found = {found: None}  # as OmegaConf reads a text alone
+        found = {found: None}  # as OmegaConf reads a bare string
     return OmegaConf.to_container(OmegaConf.create(found), resolve=False) if found is not None else {}
 
 
 def remember(text: str, content: Any) -> None:
-    """Let `read_yaml` give a copy of the content for a file of this text.
+    """Cache the content of a YAML text; `read_yaml` returns copies of it.
 
-    One page asks for the same few files again and again, most often of a run that was written just now.
+    A report reads the same few files repeatedly, mostly of a run that was just written.
     """
     if len(text) > _SMALL:
         return
@@ -83,9 +83,9 @@ def remember(text: str, content: Any) -> None:
 
 
 def comes_back(content: Any) -> bool:
-    """Whether reading the YAML that was written of the content surely gives the same.
+    """Whether the content is certain to survive writing it as YAML and reading it back.
 
-    It does for mappings and lists of numbers, None and texts of lines of printable ASCII; of others it may too.
+    True for mappings and lists of numbers, None and printable ASCII text; False where that is not certain.
     """
     if isinstance(content, str):
         return content.isascii() and content.replace("\n", "").isprintable()
@@ -102,9 +102,9 @@ def comes_back(content: Any) -> bool:
 
 @dataclass(frozen=True)
 class DataUsed:
-    """What a run's samples were read from.
+    """The data that a run's samples were read from.
 
-    split: the part of the data that its task names; train where it names none, or all
+    split: the split that its task names; train if it names none or `all`
     """
 
     data: Data
@@ -115,7 +115,7 @@ class DataUsed:
 def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
     """The data that a stored configuration names, checked as that of an experiment is.
 
-    Raises SpecError for what an experiment could not say either, StoreError where something is missing.
+    Raises SpecError for settings that are invalid in an experiment too, StoreError if something is missing.
     """
     from pydantic import ValidationError
 
@@ -134,7 +134,7 @@ def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
 
 
 def _resolved_data(config: Mapping[str, Any], path: Path) -> Any:
-    """The section `data` with its interpolations resolved, within the bounds of an experiment; else StoreError."""
+    """The section `data` with interpolations resolved. StoreError if it exceeds the limits of an experiment."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

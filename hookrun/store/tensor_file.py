@@ -1,8 +1,8 @@
 """Safetensors files: written as a stream and hashed on the way, opened for reading.
 
-The library's own writer wants each tensor in one piece and copies it once more; a shard is as large as the
-buffer that it empties, so its chunks are written one after the other where they lie. The format is the one it
-publishes: length of the header, header (JSON), bytes.
+The safetensors library's own writer needs each tensor in one piece and copies it once more. A shard is as large as the
+buffer that it was filled in, so its chunks are written one after the other without a copy. The format is the published
+one: length of the header, header (JSON), bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hookrun.store.inside import open_inside
 from hookrun.store.past_cache import LARGE, STEP, BlockWriter
 
 DTYPES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in STORED_DTYPES.items()}
-"""The dtypes that a file can hold, with their names there."""
+"""dtype -> its name in a safetensors file, for the dtypes that a file can hold."""
 
 
 def unstorable(tensor: Tensor) -> str:
@@ -50,7 +50,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def as_bytes(tensor: Tensor) -> Tensor:
     """The rows of a contiguous [n, ...] tensor as [n, bytes of a row] uint8, without a copy.
 
-    Many dtypes that can be stored cannot be indexed; their bytes can.
+    torch cannot index tensors of some storable dtypes, but it can index their bytes.
     """
     return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
 
@@ -60,27 +60,27 @@ _BEHIND = 1 << 26
 
 
 class Digest(Protocol):
-    """Of bytes as they are written, in the way of hashlib."""
+    """A running hash of the written bytes, with hashlib's interface."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """More of them."""
+        """Add bytes."""
 
     def hexdigest(self) -> str:
-        """Of all of them."""
+        """The hash of all bytes so far, in hexadecimal."""
 
 
 class Crc32:
-    """A check sum that finds what a disk has damaged, in half the time of a SHA-256."""
+    """A checksum against damage on the disk, twice as fast as SHA-256."""
 
     def __init__(self) -> None:
         self._value = 0
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """More of the bytes."""
+        """Add bytes; they update the checksum."""
         self._value = zlib.crc32(data, self._value)
 
     def hexdigest(self) -> str:
-        """Of all of them, in eight characters."""
+        """The checksum of all bytes so far, as eight hexadecimal characters."""
         return f"{self._value:08x}"
 
 
@@ -96,8 +96,8 @@ def write_tensors(
     dimension; a tensor of no dimensions is a single chunk. Chunks on other devices or not contiguous are
     copied one at a time.
     """
-    # The largest items first, after a header of a multiple of 8 bytes: so each tensor lies aligned to its
-    # item size. Before them what can be written in steps, which leaves whatever follows aligned.
+    # Tensors with the largest items come first, after a header padded to 8 bytes, so that each is aligned to its item
+    # size. Tensors that allow direct I/O come before all others; their size is a multiple of STEP, so alignment holds.
     in_steps = {name for name, chunks in tensors.items() if _is_in_steps(chunks)}
     ordered = sorted(tensors.items(), key=lambda item: (item[0] not in in_steps, -item[1][0].dtype.itemsize))
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -115,7 +115,7 @@ def write_tensors(
     size = 0
     memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
     blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
-    if end < LARGE:  # a thread would take longer than it saves
+    if end < LARGE:  # too small for a thread to pay off
         for data in blocks:
             digest.update(data)
             file.write(data)
@@ -123,12 +123,12 @@ def write_tensors(
         return digest.hexdigest(), size
     behind = 0
     writer = BlockWriter(file)
-    # Hashing takes twice as long as writing, and both leave Python alone.
+    # Hashing takes twice as long as writing; both release the GIL.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
             hashed = hashing.submit(digest.update, data)
             behind += data.nbytes
-            if behind > _BEHIND:  # what waits to be hashed is held in memory
+            if behind > _BEHIND:  # blocks that wait to be hashed occupy memory
                 hashed.result()
                 behind = 0
             writer.write(data)
@@ -142,7 +142,7 @@ def _is_in_steps(chunks: Sequence[Tensor]) -> bool:
 
 
 def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The same bytes; blocks that are small come together, for each takes time of its own."""
+    """The same bytes with small blocks joined, since each write has a fixed cost."""
     small = bytearray()
     for block in blocks:
         if small and (block.nbytes >= _SMALL or len(small) >= LARGE):
@@ -159,7 +159,7 @@ def _joined(blocks: Iterable[memoryview]) -> Iterator[memoryview]:
 def open_tensors(path: Path, root: Path | None = None) -> Any:
     """The file as safetensors' lazy, memory-mapped reader.
 
-    root: the run directory that the file lies in: below it no link is followed; the file's own folder unless given
+    root: the run directory that the file lies in; links below it are not followed. Default: the file's own folder
 
     StoreError if it is missing, not a regular file, or broken: the library checks that the header and every offset
     in it lie within the file.
@@ -174,7 +174,7 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
 
 
 def read_tensor(file: Any, name: str) -> Tensor:
-    """One tensor of an open file, on the CPU: the library alone would follow torch's default device."""
+    """One tensor of an open file, on the CPU even if torch's default device is another."""
     with torch.device("cpu"):
         tensor: Tensor = file.get_tensor(name)
         return tensor

@@ -1,7 +1,7 @@
-"""Plain values with tensors in them, as JSON beside a table of tensors: what a resumable state is made of.
+"""Trees of plain values and tensors, stored as JSON and a table of tensors: the content of a resumable state.
 
-A tree is made of None, bool, int, float, str, list, tuple, dict, Counter and torch.Tensor, and nothing else: it is read
-back as it was, types of keys included, without running anything.
+A tree consists only of None, bool, int, float, str, list, tuple, dict, Counter and torch.Tensor. Reading it back gives
+an equal tree, including the types of keys, and runs no code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TENSOR, _TUPLE, _COUNTER, _ITEMS, _KEYS = "tensor", "tuple", "counter", "items"
 
 
 class NotPlain(HookrunError):
-    """A value that a tree cannot hold; the message says where it stands and what it is."""
+    """A value that a tree cannot hold; the message gives its place and its type."""
 
 
 class Flat(NamedTuple):
@@ -30,25 +30,25 @@ class Flat(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """The total size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copied(self) -> Flat:
-        """With copies of the tensors on the CPU, so that the program may go on and change its own."""
+        """The same with copies of the tensors on the CPU, so that the originals may change."""
         return Flat(self.values, {name: each.to("cpu", copy=True) for name, each in self.tensors.items()})
 
 
 def flatten(tree: Any) -> Flat:
-    """The tree as JSON values, and its tensors by number; a tensor that stands in two places is one.
+    """The tree as JSON values, and its tensors by number; a tensor that occurs twice is stored once.
 
-    Raises NotPlain.
+    Raises NotPlain for a value that a tree cannot hold.
     """
     flattening = _Flattening()
     return Flat(flattening.value(tree, ()), flattening.tensors)
 
 
 def unflatten(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """The tree that `flatten` was given; tensors that were one are one again. Raises ValueError for anything else."""
+    """The inverse of `flatten`; shared tensors are shared again. Raises ValueError for malformed JSON values."""
     found = dict[str, Tensor]()
 
     def once(name: Any) -> Tensor:
@@ -72,13 +72,13 @@ class _Flattening:
         kind = type(value)
         if kind in _PLAIN:
             return value
-        if kind is dict:  # asked first, as most are
+        if kind is dict:  # the most frequent case
             return self._mapping(value, where)
         if isinstance(value, Tensor):
             return {_TENSOR: self._named(value, where)}
         if isinstance(value, bool | str):
             return value
-        if isinstance(value, int | float):  # of NumPy's numbers, float64 is a float
+        if isinstance(value, int | float):  # NumPy's float64 is a subclass of float
             return int(value) if isinstance(value, int) else float(value)
         if isinstance(value, Counter):
             return {_COUNTER: self._items(value, where)}

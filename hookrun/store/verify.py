@@ -1,4 +1,4 @@
-"""Whether a run directory is what the run left: every file of its manifest, and what its indexes and records say."""
+"""Verifying that a run directory is unchanged: its files against the manifest, its indexes and its records."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from hookrun.store.stored_config import read_yaml
 from hookrun.store.tensor_file import open_tensors
 
 MOST_DISTINCT = 1_000_000
-"""Lines of metrics that are looked at for repetitions."""
+"""Most lines of metrics that are checked for repetitions."""
 
 _RECORDS: Mapping[str, type[Record]] = {
     PLAN: PlanRecord,
@@ -67,12 +67,12 @@ _RECORDS: Mapping[str, type[Record]] = {
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found.
+    """The result of a verification.
 
-    shards, bytes: how many are indexed, and their bytes
-    bad:           one line for each file that is not what it should be
-    notes:         what is odd and harms nothing: what a run that was cut off left behind, what cannot be judged
-    status:        of the run, ``""`` where it cannot be read
+    shards, bytes: number of indexed shards, and their bytes
+    bad:           one line for each faulty file
+    notes:         harmless findings: leftovers of an interrupted run, and what could not be checked
+    status:        status of the run, ``""`` if it cannot be read
     """
 
     shards: int
@@ -84,7 +84,7 @@ class Verified:
 
 @dataclass
 class _Findings:
-    """Faults by file, one for each: the first one explains those that follow from it. Notes are (file, text)."""
+    """File -> its first fault, since later ones usually follow from it; and notes as (file, text)."""
 
     folder: Path
     faults: dict[str, str] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class _Findings:
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
-        """What a StoreError in the block says is the fault of the file."""
+        """Record a StoreError raised in the block as a fault of the file."""
         try:
             yield
         except StoreError as error:
@@ -103,10 +103,10 @@ class _Findings:
 
 
 def verify(path: Path) -> Verified:
-    """Read every byte that a run left, and compare it with what is known of it. StoreError if there is no run.
+    """Read every file of a run completely and check it. StoreError if there is no run.
 
-    A run that came to its end has a manifest: a file that was changed, removed or added since is found. Of any other
-    run, and of one that an earlier version of hookrun made, each file is judged by itself and by the indexes.
+    A run that ended has a manifest, so that changed, removed and added files are found. In other runs, and in those of
+    earlier versions of hookrun, each file is checked by itself and against the indexes.
     """
     folder = open_run(path).path
     findings = _Findings(folder)
@@ -127,7 +127,7 @@ def verify(path: Path) -> Verified:
     _judge_records(findings)
     _judge_tensors(findings, shards)
     _judge_repetitions(findings)
-    if status.get("status") == "done":  # then there was nothing to cut off
+    if status.get("status") == "done":  # a finished run has no incomplete lines
         for name, note in findings.notes:
             if name:
                 findings.add(name, note)
@@ -141,7 +141,7 @@ _EARLIER = "it is of an earlier hookrun and has no manifest: a file that was rem
 
 
 def _ending(status: Mapping[str, Any]) -> str:
-    """Why there is no manifest, where the run goes on no longer."""
+    """Why there is no manifest, if the run is no longer in progress."""
     state = status.get("status")
     if state in ("failed", "interrupted"):
         return (
@@ -162,7 +162,7 @@ def _judge_by_manifest(findings: _Findings, sha256: str, shards: Mapping[str, Sh
     with findings.judging(MANIFEST):
         manifest = read_manifest(folder, sha256)
         for name, fault in sorted(manifest_faults(folder, manifest, recorded)):
-            findings.faults[name] = fault  # that a file was changed comes before what is wrong in it
+            findings.faults[name] = fault  # a changed file outranks faults found inside it
         return
     _judge_by_indexes(findings, shards)
 
@@ -171,7 +171,7 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
     folder = findings.folder
     for name in (CAPTURES, PREDICTIONS):
         if f"{name}/{INDEX}" in findings.faults:
-            continue  # what it names is not known
+            continue  # which shards it names is unknown
         with findings.judging(name):
             own = {f"{name}/{index}" for index in index_names(folder / name)}
             findings.notes += [
@@ -226,7 +226,7 @@ def _judge_records(findings: _Findings) -> None:
 
 
 def _judge_tensors(findings: _Findings, shards: Mapping[str, Shard]) -> None:
-    """Whether the tensors are as their index says, of every file that has no fault yet."""
+    """Check the tensors of every file without a fault so far against the index."""
     folder = findings.folder
     for name, shard in shards.items():
         if name not in findings.faults:
@@ -247,8 +247,8 @@ def _judge_checkpoint(path: Path, folder: Path) -> None:
 
 
 def _judge_repetitions(findings: _Findings) -> None:
-    """No line of metrics is written twice; a user's own loop may do that."""
-    with suppress(StoreError):  # a fault of env.json, which was found before
+    """Report repeated lines of metrics as a fault, except in a user's own loop, which may repeat lines."""
+    with suppress(StoreError):  # a fault of env.json is already recorded
         if open_run(findings.folder).env.get(RECORDED) is True:
             return
     seen = dict[bytes, int]()

@@ -1,4 +1,4 @@
-"""Captured tensors to disk: buffered up to a bound, written as shards by a thread, and only then indexed."""
+"""Writing captured tensors: buffered up to a limit, written as shards by a thread, then indexed."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from hookrun.store.tensor_file import as_bytes, dtype_name, unstorable, write_te
 
 SHARD_BYTES = 64 * 2**20
 BUFFERS = 3
-"""One is filled, one may wait, one is written."""
+"""Number of buffers: one being filled, one waiting, one being written."""
 
-_TABLE_BYTES = 8 * len(COLUMNS)  # of a row
-_CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
+_TABLE_BYTES = 8 * len(COLUMNS)  # per row
+_CHUNK_BYTES = 1024  # overhead per chunk, so that many small chunks respect the limit too
 
 
-_MOST_FIRINGS = 2**20  # of a hook at a module in one batch
+_MOST_FIRINGS = 2**20  # most calls of a hook at one module in one batch
 
-_ALIGNED = 64  # bytes: of where a chunk may begin; a large one begins where it can go to a disk directly
+_ALIGNED = 64  # bytes: alignment of chunks; large chunks are aligned for direct I/O
 
 
 @dataclass(slots=True)
 class Count:
-    """What was recorded of one hook at one module: tensors, their bytes, and the rows they became."""
+    """Totals of one hook at one module: recorded tensors, their bytes, and the rows they became."""
 
     tensors: int = 0
     bytes: int = 0
@@ -75,14 +75,14 @@ class _Run:
 
 
 class _Filled(NamedTuple):
-    """What becomes a shard, and the memory that its chunks lie in."""
+    """A full buffer, which becomes a shard, and the memory that its chunks lie in."""
 
     runs: list[_Run]
     memory: Tensor | None
 
 
 class _Written(NamedTuple):
-    """A shard that waits to be flushed, renamed and indexed."""
+    """A written shard that is still to be flushed, renamed and indexed."""
 
     file: Aside
     shard: Shard
@@ -90,20 +90,18 @@ class _Written(NamedTuple):
 
 
 class CaptureWriter:
-    """Writes captured values below `folder`, which is made with the first shard.
+    """Writes captured values below `folder`, which is created with the first shard.
 
-    The folder must hold no index yet, but where it `goes_on`: from a position that it was cut back to.
+    The folder must not hold an index, except for a resumed run: `goes_on` is the position it was truncated to.
 
-    counts: (hook, module) -> what was recorded there so far, the buffer included
-    shards: how many shards are written and indexed
-    rank:   of this process in a distributed run
-    batch:  gives the number of the batch under way, where several ranks write into the folder, each its own rows of it;
-            None: this process is the only one
+    counts: (hook, module) -> totals so far, including buffered rows
+    shards: number of shards that are written and indexed
+    rank:   rank of this process in a distributed run
+    batch:  returns the number of the current batch, if several ranks write into the folder; None: a single process
 
-    A buffer holds at most `shard_bytes`, or one row where that is larger; each shard is one buffer. While one is
-    filled, one may wait and one is written: memory stays under three of them. A shard is written aside, flushed,
-    renamed, and only then named in the index: what the index names is whole. While a shard is flushed, the next one
-    is written.
+    A buffer holds at most `shard_bytes`, or one row if that is larger; each shard is one buffer. At most three buffers
+    exist: one being filled, one waiting, one being written. A shard is written to a temporary file, flushed, renamed,
+    and only then indexed, so that every indexed shard is complete. While a shard is flushed, the next one is written.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class CaptureWriter:
         shard_bytes: int = SHARD_BYTES,
         rank: int = 0,
         batch: Callable[[], int] | None = None,
-        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - it is frozen
+        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - immutable
     ) -> None:
         own = rank if batch is not None else 0
         if (folder / index_name(own)).exists() and not goes_on.shards:
@@ -155,16 +153,16 @@ class CaptureWriter:
         path: str = "",
         tokens: TokenRows | None = None,
     ) -> None:
-        """Record a copy of every tensor in `value`, which stays untouched.
+        """Record a copy of every tensor in `value`, which is not changed.
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
-        sample_ids: the samples of the batch, where the value has to do with a batch. A tensor whose first
-                    dimension is as long becomes one row per sample, any other one row per firing
-        split:      the part of the data that the samples are of, `train` or `val`
-        path:       where `value` itself lies in a larger container
-        tokens:     which token each row is of, where a row is one of a sample's tokens
+        sample_ids: ids of the batch's samples, if the value belongs to a batch. A tensor whose first dimension has
+                    the same length becomes one row per sample, any other tensor one row per call of the hook
+        split:      split of the samples, `train` or `val`
+        path:       path of `value` in a larger container
+        tokens:     the token of each row, if a row is one token of a sample
 
-        StoreError if a tensor has no form on disk, or if the disk refused an earlier one.
+        StoreError if a tensor cannot be stored, or if writing an earlier one failed.
         """
         self._raise_failure()
         if not self._open:
@@ -207,23 +205,23 @@ class CaptureWriter:
             count.rows += len(rows)
 
     def _turn(self, stream: tuple[str, str], batch: int) -> int:
-        """Which of the batch's firings of a hook at a module it is, and of which batch: the same on every rank."""
+        """A number for (batch, call of the hook at the module within it), equal on every rank."""
         before, count = self._turns.get(stream, (-1, 0))
         count = count + 1 if before == batch else 0
         self._turns[stream] = batch, count
         return batch * _MOST_FIRINGS + min(count, _MOST_FIRINGS - 1)
 
     def flush(self) -> None:
-        """Write what is buffered as one shard, index it, and wait for that.
+        """Write the buffered rows as one shard, index it, and wait until that is done.
 
-        On a StoreError the buffer is lost and nothing more is taken.
+        After a StoreError the buffered rows are lost and the writer takes no more.
         """
         self._hand_over()
         self._disk.wait()
         self._raise_failure()
 
     def position(self) -> dict[str, Any]:
-        """How far the folder reaches once what is buffered is on the disk, as an IndexPosition."""
+        """Flush the buffer and return the folder's position, as an IndexPosition."""
         self.flush()
         counts = dict[str, dict[str, tuple[int, int, int]]]()
         for (hook, module), each in self.counts.items():
@@ -232,7 +230,7 @@ class CaptureWriter:
         return {"index": self._index.reach(), "shards": self.shards, "counts": counts, "turns": turns}
 
     def close(self) -> None:
-        """Write what is buffered and take no more."""
+        """Write the buffered rows; the writer takes no more afterwards."""
         try:
             self.flush()
         finally:
@@ -241,7 +239,7 @@ class CaptureWriter:
             self._index.close()
 
     def _hand_over(self) -> None:
-        """The buffer goes to the thread that writes, and a new one begins."""
+        """Pass the buffer to the writing thread and start a new one."""
         if self._runs and self._open:
             full = _Filled(self._runs, self._memory)
             self._clear()
@@ -268,7 +266,7 @@ class CaptureWriter:
         self.shards += 1
 
     def _raise_failure(self) -> None:
-        """What went wrong on the disk, once; nothing more is taken then."""
+        """Raise the writing thread's error once; the writer takes no more afterwards."""
         error = self._disk.error
         if error is None or not self._open:
             return
@@ -309,11 +307,11 @@ class CaptureWriter:
                 return
 
     def _room(self, rows: Tensor) -> Tensor:
-        """A tensor like `rows` in the buffer's memory; memory that was used before costs a third of new."""
+        """A tensor like `rows` in the buffer's memory; reusing memory takes a third of the time of allocating it."""
         aligned = STEP if rows.nbytes >= LARGE else _ALIGNED
         start = -(-self._used // aligned) * aligned
         stop = start + rows.nbytes
-        if stop > self._shard_bytes:  # one row that is larger than a buffer
+        if stop > self._shard_bytes:  # a single row larger than a buffer
             return torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
         if self._memory is None:
             self._memory = self._spare.pop() if self._spare else _memory(self._shard_bytes)
@@ -339,7 +337,7 @@ def _token_columns(tokens: TokenRows) -> Iterator[tuple[str, Tensor]]:
 
 
 def _copied(rows: Tensor, target: Tensor) -> Tensor:
-    """`target`, with the content of `rows`: by one thread, for torch's would wait for the cores that hash and write."""
+    """Copy `rows` to `target` in one thread: torch's threads would wait for the cores that hash and write."""
     if rows.is_cpu and rows.is_contiguous() and not (rows.is_conj() or rows.is_neg()):
         np.copyto(as_bytes(target).numpy(), as_bytes(rows).numpy())
         return target
@@ -347,11 +345,11 @@ def _copied(rows: Tensor, target: Tensor) -> Tensor:
 
 
 def _memory(size: int) -> Tensor:
-    """Bytes; on Linux they begin with a page, and pages are large: to write them first takes half of the time."""
+    """Allocate `size` bytes, on Linux page-aligned and with huge pages, which halves the time of the first write."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without large pages
+    with suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
