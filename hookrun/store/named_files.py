@@ -24,7 +24,7 @@ PATHS = frozenset({"file", "root", "run", "path", "weights", "tokenizer"})
 """Keys whose values are paths."""
 
 _EMPTY = "no bytes"
-"""Size of an empty file, and of a system file that reports 0 bytes but may never end."""
+"""Fingerprint of an empty file, and of a system file that reports 0 bytes but may never end."""
 
 _OF_EACH = 2**16
 _MOST_PATH = 4_096
