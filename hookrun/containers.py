@@ -31,7 +31,7 @@ def children(value: Any) -> list[tuple[Key, Any]]:
 
 
 def field_names(value: tuple[Any, ...]) -> tuple[str, ...] | None:
-    """The names of a named tuple's members, or of one of torch's own (``x.max(0)``)."""
+    """The names of a named tuple's members, or of a torch return type (``x.max(0)``); else None."""
     if type(value).__module__ == "torch.return_types":
         return getattr(type(value), "__match_args__", None)
     return getattr(value, "_fields", None)
@@ -87,7 +87,7 @@ def replaced(value: Any, changed: dict[Any, Any]) -> Any:
         return type(value)(items)
     new = copy.copy(value)
     for key, member in changed.items():
-        object.__setattr__(new, key, member)  # also where the dataclass is frozen
+        object.__setattr__(new, key, member)  # works for a frozen dataclass too
     return new
 
 
@@ -131,7 +131,7 @@ def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = F
         return value[key]
     members = dict(children(value))
     if readonly and not members and not isinstance(value, Tensor | Module):
-        members = dict[Key, Any](attributes(value))  # only read: other code may refer to the same object
+        members = dict[Key, Any](attributes(value))  # read only: other code may refer to the same object
     if key in members:
         return members[key]
     at = path_text(before)
@@ -165,7 +165,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def reshaped(old: Tensor, new: Tensor) -> str | None:
-    """How `new` differs from `old`, which it replaces, in shape, dtype or device; None if it does not."""
+    """An error text if `new`, which replaces `old`, differs in shape, dtype or device; else None."""
     for name in ("shape", "dtype", "device"):
         before, after = getattr(old, name), getattr(new, name)
         if before != after:

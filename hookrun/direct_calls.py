@@ -1,16 +1,16 @@
-"""Calls of a module that has one forward hook and no other, without what torch does for hooks in general.
+"""Fast calls of a module with exactly one forward hook, which bypass torch's general hook handling.
 
-torch runs a module with any hook through code that serves all kinds of hooks, for ten times the price of the check
-whether there are any. A direct call makes that check itself: where the one hook is all there is, it calls the module's
-forward and then what the hook does. The hook stays registered with torch; whenever there is anything else (other hooks,
-a compiler that reads the model, a trace, a backward pass, another thread) torch calls the module, and the hook, itself.
+A module with any hook takes torch's code path for all kinds of hooks, which costs ten times as much as checking whether
+there are hooks. A direct call does that check itself: if the one hook is the only one, it calls the module's forward
+and then the hook's function. The hook stays registered with torch. In any other case (other hooks, a compiler or trace
+that reads the model, a backward pass, another thread) torch calls the module and the hook itself.
 
-`Module.__call__` asks the module for `_compiled_call_impl` first, which `Module.compile` sets. torch leaves it out of
-copies and pickles; `torch.compile` reads a direct call as it reads any function, and finds torch's own way in it. Where
-a class copies its attributes another way (torch gives a parametrized module such a class), a deep copy or a pickle has
-None there. A module that was given a copy of the `__dict__` (a replica of DataParallel) shares the dictionary of
-forward hooks, whose references are counted: torch then calls the module itself. A copy of the `__dict__` with a
-dictionary of hooks of its own is not noticed.
+`Module.__call__` first looks for the module's `_compiled_call_impl`, which `Module.compile` sets; a direct call is
+stored there. torch leaves this attribute out of copies and pickles. `torch.compile` traces a direct call like any
+function and follows its branch that calls torch. If a class copies its attributes in another way (as torch's class of
+parametrized modules does), the attribute is None in a deep copy or pickle. A module with a copy of the `__dict__` (a
+DataParallel replica) shares the dictionary of forward hooks: its reference count shows that, and torch calls the module
+itself. A copy of the `__dict__` with a separate dictionary of hooks is not detected.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ _NO_BACKWARD = -1
 _tracing = torch.compiler.is_dynamo_compiling
 _graph_task = torch._C._current_graph_task_id
 _is_recorded = getattr(torch._C, "_is_tracing", torch._C._get_tracing_state)
-"""Whether `torch.jit.trace` is under way."""
+"""Whether `torch.jit.trace` is running."""
 
 
 class _DirectCall(partial[Any]):
-    """The function of a direct call, as the module's attribute: it belongs to that module alone."""
+    """The function of a direct call, stored as an attribute of the one module that it belongs to."""
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """None in a deep copy or a pickle of the module's attributes."""
+        """Become None in a deep copy or a pickle of the module's attributes."""
         return type(None), ()
 
 
 def _references(self: nn.Module) -> int:
-    """How many references Python counts for the module's forward hooks, in a function that has one of them."""
+    """Python's reference count of the module's dictionary of forward hooks, including one local reference."""
     hooks = self._forward_hooks
     return getrefcount(hooks)
 
@@ -67,7 +67,7 @@ class Direct:
     """What a direct call does to the module's output.
 
     fire:    output -> output
-    forward: the class's own forward, where `fire` is for what that makes and does not write in place; None: any
+    forward: the class's forward, if `fire` relies on its output and does not write in place; None: any forward
     """
 
     fire: Callable[[Any], Any]
@@ -75,7 +75,7 @@ class Direct:
 
 
 def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[], None] | None:
-    """Call the module directly from now on; a function that ends it, or None where the module is called another way.
+    """Start direct calls of the module. Returns a function that ends them; None if direct calls are not possible.
 
     number: the id of the forward hook's handle
     """
@@ -85,7 +85,7 @@ def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[]
     module.__dict__[_NAME] = call
 
     def remove() -> None:
-        if module.__dict__.get(_NAME) is call:  # the module may have been compiled since
+        if module.__dict__.get(_NAME) is call:  # the module may have been compiled in the meantime
             del module.__dict__[_NAME]
 
     return remove
@@ -97,14 +97,14 @@ def is_called_directly(module: nn.Module) -> bool:
 
 
 def call_through_torch(modules: Iterable[nn.Module]) -> None:
-    """End the direct calls of these modules: a compiler would look at each of them again at every call of a graph."""
+    """End the direct calls of these modules: a compiled graph would check a guard for each at every call."""
     for module in modules:
         if is_called_directly(module):
             del module.__dict__[_NAME]
 
 
 def _is_called_by_torch(module: nn.Module) -> bool:
-    """Whether it is called, copied and pickled as torch does it: a copy must not call the original."""
+    """Whether the module uses torch's own call, copy and pickle methods: a copy must not call the original."""
     kind = type(module)
     return (
         _NAME not in module.__dict__
@@ -130,12 +130,12 @@ def _direct_call(
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         own, kind = self.__dict__, type(self)
         hooks = own["_forward_hooks"]  # faster than the attribute
-        if getrefcount(hooks) != _UNSHARED:  # another module may have this one's attributes
+        if getrefcount(hooks) != _UNSHARED:  # another module may share this one's attributes
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         if (
             len(hooks) != 1
             or number not in hooks
-            or kind._call_impl is not _CALL_IMPL  # somebody has wrapped or replaced it
+            or kind._call_impl is not _CALL_IMPL  # the method was wrapped or replaced
             or "_call_impl" in own
             or own["_forward_pre_hooks"]
             or own["_backward_hooks"]
@@ -155,7 +155,9 @@ def _direct_call(
         else:
             output = made_by(self, *args, **kwargs)
         hooks = self._forward_hooks
-        if len(hooks) != 1 or number not in hooks or _global_forward_hooks:  # they have changed meanwhile
+        if (
+            len(hooks) != 1 or number not in hooks or _global_forward_hooks
+        ):  # the hooks have changed in the meantime
             return _after_forward(self, args, kwargs, output)
         return fire(output)
 
@@ -168,7 +170,7 @@ def _called(caller: Any, module: nn.Module) -> Any:
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """What torch does with forward hooks after the forward."""
+    """Run the module's forward hooks on its output as torch does."""
     hooks = *_global_forward_hooks.items(), *module._forward_hooks.items()
     with_kwargs = module._forward_hooks_with_kwargs
     for number, hook in hooks:
@@ -183,4 +185,4 @@ _global_with_kwargs = torch.nn.modules.module._global_forward_hooks_with_kwargs
 CODE = next(
     constant for constant in _direct_call.__code__.co_consts if getattr(constant, "co_name", "") == "call"
 )
-"""Of every direct call: how a frame on the stack is known."""
+"""The code object of every direct call, which identifies its frame on the stack."""

@@ -1,4 +1,4 @@
-"""A value as it is at one moment: its containers copied, its tensors detached and copied, or refused by name."""
+"""Snapshots of values: containers are copied, tensors detached and copied, other objects refused with an error."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ _NEVER_CHANGE = (
 
 
 class Uncopyable(ValueError):
-    """A value holds something that cannot be kept as it is; the message says what, where and what to do."""
+    """A value holds an object that cannot be copied; the message names it, its place and the next step."""
 
 
 def snapshot(value: Any) -> Any:
-    """The value at this moment, detached, whatever is written to its tensors and containers later.
+    """A detached copy of the value, unaffected by later writes to its tensors and containers.
 
-    Raises Uncopyable for an object of a type that is not known to be a container of tensors.
+    Raises Uncopyable for an object that is not a known container of tensors.
     """
     return copied(value, snapshot_of_tensor)
 
 
 def copied(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A copy of the value in which `change` has been applied to every tensor, once to each distinct one.
+    """A copy of the value with `change` applied once to each distinct tensor.
 
     Raises Uncopyable.
     """
@@ -68,7 +68,7 @@ def _copied(value: Any, change: Callable[[Tensor], Tensor], keys: tuple[Key, ...
 
 
 def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`change`; a tensor that a value holds twice stays one tensor."""
+    """`change` with memory: a tensor that occurs twice is changed once and stays shared."""
     made = dict[int, Tensor]()
 
     def changed(tensor: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def opened(value: Any) -> Any:
-    """The value with its containers as dicts by key, so that every tensor in it has a path, also those of caches.
+    """The value with its containers converted to dicts, so that every tensor, also in a cache, has a path.
 
     Raises Uncopyable.
     """
@@ -94,7 +94,7 @@ def _opened(value: Any, keys: tuple[Key, ...], whole: Any) -> Any:
 
 
 def held(value: Any) -> Iterator[Tensor]:
-    """Every tensor of a value, those of caches included. Raises Uncopyable."""
+    """Every tensor of a value, including those in caches. Raises Uncopyable."""
     yield from _held(value, (), value)
 
 
@@ -107,9 +107,9 @@ def _held(value: Any, keys: tuple[Key, ...], whole: Any) -> Iterator[Tensor]:
 
 
 def in_reach(value: Any) -> Any:
-    """The value where all its tensors hold data; out of the wrappers of `torch.func`; None where it is being traced.
+    """The value with its tensors unwrapped from `torch.func`; None if it is being traced and has no data.
 
-    A meta tensor stays what it is: it never stood for anything else. Raises Uncopyable.
+    Meta tensors are kept as they are. Raises Uncopyable.
     """
     others = dict[int, Tensor]()
     for tensor in held(value):
@@ -121,7 +121,7 @@ def in_reach(value: Any) -> Any:
     return copied(value, lambda tensor: others.get(id(tensor), tensor)) if others else value
 
 
-# ---- what is known to hold tensors -----------------------------------------------------------------------------
+# ---- known containers of tensors -------------------------------------------------------------------------------
 
 
 def _known_members(value: Any, keys: tuple[Key, ...], whole: Any) -> Members:
@@ -132,7 +132,7 @@ def _known_members(value: Any, keys: tuple[Key, ...], whole: Any) -> Members:
 
 
 def _members(value: Any) -> Members | None:
-    """What a value holds, by key: nothing where it is a plain value; None where it is not known what it holds."""
+    """The members of a value by key: empty for a plain value; None if the type is unknown."""
     if value is None or isinstance(value, _NEVER_CHANGE) or _is_data(value):
         return []
     if isinstance(value, torch.nn.Module):
@@ -143,7 +143,7 @@ def _members(value: Any) -> Members | None:
         return list(value.items())
     if isinstance(value, set | frozenset | deque):
         return list(enumerate(value))
-    if _is_cache(value):  # what else it refers to, its configuration or a stream, stays what it is
+    if _is_cache(value):  # other attributes, such as its configuration or a stream, are not copied
         found = attributes(value)
         return [(key, each) for key, each in found if isinstance(each, Tensor) or _members(each) is not None]
     if is_dataclass(value):
@@ -154,14 +154,14 @@ def _members(value: Any) -> Members | None:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether it is memory without references."""
+    """Whether the value is raw memory that refers to no other object."""
     return isinstance(value, bytearray | array) or (
         isinstance(value, np.ndarray) and not value.dtype.hasobject
     )
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether it is a cache of transformers, or one of its layers: they hold tensors as attributes."""
+    """Whether the value is a cache of transformers or a layer of one: both hold tensors as attributes."""
     return any(
         base.__module__ == "transformers.cache_utils"
         or (base.__module__.startswith("transformers.models.") and base.__name__.endswith("Cache"))
@@ -205,13 +205,13 @@ def _rebuilt(value: Any, new: list[Any], found: Members) -> Any:
     if is_dataclass(value) or _is_cache(value):
         instance = object.__new__(type(value))
         for name, member in [*attributes(value), *changed.items()]:
-            object.__setattr__(instance, str(name), member)  # also where the dataclass is frozen
+            object.__setattr__(instance, str(name), member)  # works for a frozen dataclass too
         return instance
     node = pytree.SUPPORTED_NODES[type(value)]
     return node.unflatten_fn(new, node.flatten_fn(value)[1])
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------
+# ---- error messages --------------------------------------------------------------------------------------------
 
 
 def _refusal(value: Any, keys: tuple[Key, ...], whole: Any) -> str:

@@ -1,9 +1,9 @@
-"""Copies of tensors that change nothing for the original: copy-on-write where that is safe, real copies elsewhere.
+"""Copies of tensors without side effects on the original: copy-on-write where that is safe, else real copies.
 
-A write to a copy-on-write tensor moves it to other memory. Every tensor of torch that shares the storage moves with
-it; a NumPy array, a DLPack import, another process or a mapped file does not, and would lose the connection. Only
-storages that nothing outside torch is known to share become copy-on-write. Addresses that were taken as plain
-numbers (`data_ptr()`, `__cuda_array_interface__`) leave no trace in a tensor and cannot be seen.
+A write to a copy-on-write tensor moves it to other memory. Every torch tensor that shares the storage moves with it; a
+NumPy array, a DLPack import, another process or a mapped file does not, and would stop sharing the memory. So only a
+storage that nothing outside torch is known to share becomes copy-on-write. Addresses taken as plain numbers
+(`data_ptr()`, `__cuda_array_interface__`) leave no trace in a tensor and cannot be detected.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hookrun.actions.tensors import holds_data
 
 lazy_clone = torch._lazy_clone
 functorch_level = torch._C._functorch.maybe_current_level
-"""The number of the `torch.func` transform under way (vmap, grad, jvp, ...), or None."""
+"""The level of the active `torch.func` transform (vmap, grad, jvp, ...), or None."""
 
 _functorch = torch._C._functorch
 _holders = torch._C._storage_Use_Count
@@ -29,7 +29,7 @@ _is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 
 
 def _alone() -> tuple[int, int, int]:
-    """What torch counts for a storage, its only tensor, and a base whose only view is `view`."""
+    """torch's reference counts of a storage, of its only tensor, and of a base with one view."""
     tensor = torch.empty(1, device="cpu")
     storage, references = tensor.untyped_storage(), tensor._use_count()
     holders = _holders(storage._cdata)
@@ -42,17 +42,17 @@ _ALONE, _UNSHARED, _BASE_OF_ONE = _alone()
 
 
 OF_GRADIENT = _UNSHARED + 1
-"""What torch counts for a gradient that a tensor hook is given: the backward pass refers to it too."""
+"""torch's reference count of a gradient passed to a tensor hook: the backward pass refers to it too."""
 
 
 def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -> bool:
-    """Whether copy-on-write of the tensor's memory cannot be noticed: nothing outside torch is known to share it.
+    """Whether the tensor's memory may become copy-on-write: nothing outside torch is known to share it.
 
-    False for memory that torch did not allocate, that NumPy or DLPack can see, and for tensors without a storage of
-    their own (sparse, wrapped by `torch.func`); also where it cannot be told cheaply.
+    False for memory that torch did not allocate or that NumPy or DLPack shares, for tensors without their own storage
+    (sparse, wrapped by `torch.func`), and if the answer would be expensive to find.
 
-    whole:      the storage has to be no larger than the tensor too, so that a copy-on-write copy holds nothing else
-    references: what torch counts for the tensor where nothing outside torch refers to it but Python
+    whole:      the storage must also be no larger than the tensor, so that a copy does not keep other data alive
+    references: torch's reference count of the tensor if, outside torch, only Python refers to it
     """
     kind = type(tensor)
     if (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
@@ -65,32 +65,32 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -
     if not storage.resizable() or (whole and storage.nbytes() > tensor.nbytes):
         return False
     holders = _holders(storage._cdata)
-    if holders == _ALONE and tensor._use_count() == references:  # nearly always
+    if holders == _ALONE and tensor._use_count() == references:  # the usual case
         return True
-    # Whoever exported the memory since it became copy-on-write has ended that.
+    # Exporting the memory would have ended copy-on-write.
     return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)
 
 
 def not_exported(tensor: Tensor) -> bool:
-    """`owned` for what torch has probably just made: quick, and False for any tensor that somebody else refers to."""
+    """A quick `owned` for a tensor that torch has probably just created; False if anything else refers to it."""
     return tensor._use_count() == _UNSHARED and tensor.untyped_storage().resizable()
 
 
 def alone_in_memory(tensor: Tensor) -> bool:
-    """Whether the tensor fills memory of its own, which no view, export, graph or process has, and no storage object.
+    """Whether the tensor fills its storage, and no view, export, autograd graph, process or storage object shares it.
 
-    How many Python references there are to the tensor itself is not looked at.
+    Python references to the tensor itself are not counted.
     """
     return (
         _holders_of_all_kinds(tensor) == _NO_OTHERS
-        and not _is_copy_on_write(tensor)  # whose elements a write would copy first
+        and not _is_copy_on_write(tensor)  # a write would copy its elements first
         and not tensor.is_shared()
     )
 
 
 def _holders_of_all_kinds(tensor: Tensor) -> tuple[Any, ...]:
-    """What is known of those who have the memory of a tensor with a storage."""
-    storage = tensor.untyped_storage()  # the same object for everyone
+    """The reference counts and export flags that show who shares the tensor's storage."""
+    storage = tensor.untyped_storage()  # the same Python object for all callers
     return (
         _holders(storage._cdata),
         tensor._use_count(),
@@ -105,13 +105,13 @@ _NO_OTHERS = _holders_of_all_kinds(torch.empty(1, device="cpu"))
 
 
 def _unexported(tensor: Tensor, references: int) -> bool:
-    """DLPack refers to the tensor that it exports; it takes none that requires a gradient."""
+    """Whether DLPack has not exported the tensor: an export holds a reference, and none may require a gradient."""
     computed = tensor.grad_fn is not None and tensor._version == 0
     return computed or tensor._use_count() <= references
 
 
 def _held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
-    """Whether the tensor, its base and what autograd saved of them are all that hold the storage."""
+    """Whether only the tensor, its base and tensors that autograd saved from them hold the storage."""
     base = tensor._base
     known = _ALONE + _saved_results(tensor)
     if base is None:
@@ -136,7 +136,7 @@ def _saved_results(tensor: Tensor) -> int:
 
 
 def clone(tensor: Tensor) -> Tensor:
-    """A copy, copy-on-write where nobody can notice."""
+    """A copy of the tensor, copy-on-write where that is safe."""
     if owned(tensor):
         try:
             return lazy_clone(tensor)
@@ -146,7 +146,7 @@ def clone(tensor: Tensor) -> Tensor:
 
 
 def snapshot_of_tensor(tensor: Tensor) -> Tensor:
-    """The tensor at this moment, detached, in memory that holds nothing else."""
+    """A detached copy of the tensor, in memory that holds nothing else."""
     if owned(tensor, whole=True):
         try:
             return lazy_clone(tensor.detach())
@@ -156,7 +156,7 @@ def snapshot_of_tensor(tensor: Tensor) -> Tensor:
 
 
 def held_bytes(tensor: Tensor) -> int:
-    """The bytes that `snapshot_of_tensor` of it holds: an expanded tensor's are those of its storage."""
+    """The bytes that `snapshot_of_tensor` occupies: for an expanded tensor, those of its storage."""
     if tensor.layout is torch.sparse_coo:
         return held_bytes(tensor._indices()) + held_bytes(tensor._values())
     if tensor.layout in _BY_ROWS:
@@ -174,9 +174,9 @@ _BY_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
 
 def readable(tensor: Tensor) -> Tensor | None:
-    """The tensor with its elements, out of the wrappers of `torch.func`; None where it has none or is being traced.
+    """The tensor unwrapped from `torch.func`; None if it has no data or is being traced.
 
-    What `vmap` maps over comes first: [D] under a vmap over B becomes [B, D].
+    Dimensions mapped by `vmap` come first: [D] under a vmap over B becomes [B, D].
     """
     if holds_data(tensor):
         return tensor
@@ -198,15 +198,15 @@ def readable(tensor: Tensor) -> Tensor | None:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor with its elements where there are any, else itself."""
+    """The tensor unwrapped from `torch.func` if it has data, else the tensor itself."""
     found = readable(tensor)
     return tensor if found is None else found
 
 
 def differentiable(value: Any, *, leaf: bool = False) -> Any:
-    """A copy of a floating-point tensor that carries a gradient; all else as it is.
+    """A copy of a floating-point tensor that requires a gradient; any other value is returned unchanged.
 
-    leaf: a leaf of the graph, which must not be written in place; compilers warn of any other
+    leaf: make a leaf of the graph, which must not be written in place; compilers warn about other tensors
     """
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value

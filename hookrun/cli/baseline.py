@@ -1,4 +1,4 @@
-"""The runs without hooks that `baseline: true` adds to a sweep, with which its page compares the others."""
+"""The runs without hooks that `baseline: true` adds to a sweep; its report compares the other jobs with them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HOOKS = "hooks"
 def with_baselines(
     app: App, cfg: DictConfig, jobs: Sequence[list[str]], hashes: JobHashes
 ) -> list[list[str]]:
-    """The overrides of the jobs of a sweep, behind those of its baselines where `baseline` is true.
+    """The overrides of the baselines, where `baseline` is true, followed by those of the sweep's jobs.
 
-    A baseline is a job as the others are, with ``hooks=none`` in place of what they say of hooks: one for all jobs
-    that differ in their hooks alone, and none where a job of the sweep has no hooks already.
+    A baseline is a job with ``hooks=none`` in place of its overrides of hooks. Jobs that differ only in their hooks
+    share one baseline; none is added if a job of the sweep already runs without hooks.
     """
     compared = {tuple(job) for job in jobs if _is_compared(app, cfg, job)}
     if not compared:
@@ -44,7 +44,7 @@ def with_baselines(
 
 
 def of_baseline(error: SpecError) -> SpecError:
-    """What is wrong with a baseline, which nobody typed: where it comes from, and what to do."""
+    """The error of a baseline job, with its origin (the user did not type it) and the next step."""
     return SpecError(
         [replace(each, hint="; ".join(filter(None, [_why(each), each.hint]))) for each in error.errors]
     )
@@ -57,15 +57,15 @@ def _why(problem: Problem) -> str:
 
 
 def refuse_baseline(cfg: DictConfig) -> None:
-    """Raise SpecError for a sweep whose sweeper chooses the jobs as it goes."""
+    """Raise SpecError for a sweep whose sweeper chooses its jobs while it runs."""
     if cfg.get(KEY) is True:
         what = "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose"
         raise SpecError([Problem(KEY, what, f"run it beside the sweep: {WITHOUT_HOOKS}, without -m")])
 
 
 def _is_compared(app: App, cfg: DictConfig, job: Sequence[str]) -> bool:
-    """Whether `baseline` is true for a job: of a sweep over experiments, each says that for itself."""
-    typed = set(cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task)))  # what `cfg` says already
+    """Whether `baseline` is true for a job; in a sweep over experiments each experiment sets it."""
+    typed = set(cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task)))  # already applied in `cfg`
     if cfg.get(KEY) is True or not any(
         _root(text) in ("experiment", KEY) and text not in typed for text in job
     ):

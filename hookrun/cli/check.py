@@ -1,4 +1,4 @@
-"""Why a command line does not compose: every wrong override, with the nearest names that there are."""
+"""Why a command line does not compose: every wrong override, with the nearest valid names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hookrun.cli.overrides import quoted, several_values, torn, unreadable
 from hookrun.errors import Problem, listed, nearest
 from hookrun.root_keys import ROOT_KEYS
 
-# Where a person may add keys of their own.
+# Sections where a user may add keys.
 _OPEN = (
     "hooks.",
     "vars.",
@@ -57,8 +57,8 @@ class Composition:
 class Mistakes:
     """What is wrong with the overrides of a composition.
 
-    problems: every mistake that can be told without the others mended
-    right:    the other overrides, where those compose by themselves and what they say can be checked; else None
+    problems: every mistake that can be found before the others are corrected
+    right:    the correct overrides, if they compose on their own and can be checked; else None
     """
 
     problems: list[Problem]
@@ -66,9 +66,9 @@ class Mistakes:
 
 
 def wrong_overrides(asked: Composition) -> Mistakes:
-    """The problems of the overrides: of those that cannot be read, else of choices and keys.
+    """The problems of the overrides: syntax errors if there are any, else wrong choices and keys.
 
-    Empty where none of them is to blame. Raises what Hydra raises where the config files do not compose.
+    Empty if all of them are correct. Raises Hydra's exception if the config files do not compose.
     """
     parsed, problems = _parsed(asked)
     if problems:
@@ -78,7 +78,7 @@ def wrong_overrides(asked: Composition) -> Mistakes:
     chosen_wrong = {id(each): found for each in choices if (found := list(_wrong_choices(each, asked)))}
     groups = {each.key_or_group for each in choices if id(each) in chosen_wrong}
     problems = [problem for found in chosen_wrong.values() for problem in found]
-    if not groups <= _APART:  # whether the keys are right depends on what would have been chosen
+    if not groups <= _APART:  # the valid keys depend on the intended choice
         return Mistakes(problems)
     skipped = [each for each in single if each.key_or_group.partition(".")[0] in groups]
     keys = [
@@ -95,7 +95,7 @@ def wrong_overrides(asked: Composition) -> Mistakes:
 
 
 _APART = {"model", "data", "train", "compute", "hooks"}
-"""The groups whose choice decides about the keys of one section alone."""
+"""Groups whose choice affects the keys of a single section only."""
 
 
 def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
@@ -121,7 +121,7 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
 
 
 def _is_choice(override: Override, asked: Composition) -> bool:
-    """Whether Hydra takes it for a choice from a config group: a mapping is merged into the keys instead."""
+    """Whether Hydra takes the override as a choice of a config; a mapping is merged into the keys."""
     return asked.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
 
@@ -161,7 +161,7 @@ def no_such_config(path: str, asked: Composition) -> Problem:
         return Problem("--config-name", f"found the path {asked.config_name!r}, expected a name", hint)
     group, _, name = path.rpartition("/")
     top = path.partition("/")[0]
-    if top not in ("hydra", path):  # what is wrong may be a folder inside the group
+    if top not in ("hydra", path):  # the wrong part may be a folder inside the group
         group, name = top, path.removeprefix(f"{top}/")
     folders = asked.app.folders()
     if top == "hydra":
@@ -188,7 +188,7 @@ def is_config_name(path: str, asked: Composition) -> bool:
 
 
 def without_header(file: str) -> Problem:
-    """The problem of an experiment file that does not say where its keys belong."""
+    """The problem of an experiment file without the line `# @package _global_`."""
     what = "its keys land under `experiment`, where nothing reads them"
     return Problem(file, what, "make `# @package _global_` its first line")
 
@@ -209,7 +209,7 @@ def experiment_file(cfg: DictConfig) -> str:
 def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> dict[int | str, Problem]:
     """The problems of `keys` over the configuration that the `others` compose, by the id of each.
 
-    A file without its header is the only problem then, by its name: nobody knows what its keys would be.
+    If an experiment file lacks its header, that is the only problem, since its keys cannot be placed.
     """
     texts = [str(each.input_line) for each in others]
     cfg = asked.app.compose_config(asked.config_name, texts, asked.mode, validate_sweep_overrides=False)
@@ -224,12 +224,12 @@ def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition
 def _wrong_key(
     override: Override, cfg: DictConfig, asked: Composition, is_swept: bool, dropped: DictConfig
 ) -> Problem | None:
-    """What is wrong with the override of a key; if nothing is, it is applied to `cfg`, as Hydra would.
+    """The problem of the override of a key; a correct override is applied to `cfg`, as Hydra would.
 
     dropped: the hooks that ``hooks=none`` has left out
     """
     key, value = override.key_or_group, override.value()
-    if override.package is not None:  # of a config group that is not there, which Hydra says
+    if override.package is not None:  # for a missing config group, which Hydra reports
         return None
     if "/" in key:
         hint = nearest(key, asked.app.list_all_config_groups())
@@ -310,7 +310,7 @@ def _below_a_leaf(override: Override, leaf: str, cfg: DictConfig) -> Problem:
 
 
 def _near(key: str, cfg: DictConfig) -> str:
-    """The nearest keys: those that end in `key`, else those that differ from it in the first part that is wrong."""
+    """The nearest keys: those that end in `key`, else those that differ from it in its first wrong part."""
     found, above, siblings = _nearest_keys(key, cfg)
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
@@ -318,12 +318,12 @@ def _near(key: str, cfg: DictConfig) -> str:
 
 
 def nearest_key(key: str, cfg: DictConfig) -> str | None:
-    """The nearest of the keys that are like `key`, if any."""
+    """The most similar existing key; None if no key is similar."""
     return next(iter(_nearest_keys(key, cfg)[0]), None)
 
 
 def _nearest_keys(key: str, cfg: DictConfig) -> tuple[list[str], str, Collection[str]]:
-    """The keys that are like `key`; the part of `key` that is right, and the names that there are under it."""
+    """The keys similar to `key`, the correct leading part of `key`, and the names that exist below that part."""
     groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
     paths = [*groups, *_paths(OmegaConf.to_container(cfg))]
     if endings := [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]:

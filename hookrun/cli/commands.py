@@ -1,4 +1,4 @@
-"""Carry out one command line: show help, the configuration or completions; or run, which is imported only then."""
+"""Carry out one command line: show help, the configuration or completions, or run (imported only then)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIG_NAME = "config"
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Do what ``hookrun ARGUMENTS`` does; returns the exit code.
+    """Carry out ``hookrun ARGUMENTS``; returns the exit code.
 
     Raises SpecError, CompileError, and SystemExit for a wrong flag.
     """
@@ -55,7 +55,7 @@ def execute(arguments: Sequence[str]) -> int:
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
                 return _show_information(asked, args)
-        # what was typed counts as what the environment says, to the end of the command
+        # typed trust is treated like HOOKRUN_TRUST until the command ends
         with read_once(trust):
             from hookrun.cli.running import SweepMode, one_run, resumed, run
 
@@ -71,7 +71,7 @@ def execute(arguments: Sequence[str]) -> int:
 def _stored_sweep(
     args: argparse.Namespace, resume: Resume | None, overrides: Sequence[str]
 ) -> tuple[Path | None, StoredSweep | None]:
-    """The directory of the sweep that is to go on, and the sweep as it is stored there where nothing else is typed."""
+    """The directory of the sweep to resume, and the stored sweep if no other overrides are typed."""
     if resume is None:
         return None, None
     from hookrun.cli.stored_sweep import is_sweep, stored_sweep, sweep_folder
@@ -83,7 +83,7 @@ def _stored_sweep(
 
 
 def _is_hydras(override: str) -> bool:
-    """Whether it is of Hydra's own section: it says how a sweep runs, and not what it sweeps."""
+    """Whether the override is for Hydra's own section: how a sweep runs, not what it sweeps over."""
     return override.lstrip("+~").startswith("hydra")
 
 
@@ -111,9 +111,7 @@ def _refuse_flags(args: argparse.Namespace) -> None:
 
 def _config_dirs(args: argparse.Namespace) -> list[Path]:
     folder = args.config_dir
-    if (
-        folder is None and args.shell_completion
-    ):  # complete with the folder named on the line that is being typed
+    if folder is None and args.shell_completion:  # use the folder named in the command line being completed
         words = os.environ.get("COMP_LINE", "").split()
         folder = next((value for flag, value in pairwise(words) if flag in ("--config-dir", "-cd")), None)
         return [] if folder is None or not Path(folder).is_dir() else [Path(folder).absolute()]

@@ -28,9 +28,9 @@ from hookrun.tasks import parse_experiment, task_of, tasks
 def compose_dict(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, config_name: str = "config"
 ) -> dict[str, Any]:
-    """What ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
+    """The configuration that ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
 
-    Touches nothing on disk. Raises SpecError.
+    Writes nothing to disk. Raises SpecError.
     """
     extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
     with opened(conf_dir(), *extra) as app:
@@ -55,7 +55,8 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
         tell(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
         tell_output_dir(cfg, output_dir)
-        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):  # what else Hydra writes by
+        # Other keys that decide what Hydra writes.
+        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):
             written = OmegaConf.select(cfg.hydra, key)
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
@@ -65,7 +66,7 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
 
 
 def unused_run_dir(cfg: DictConfig, where: str) -> Path:
-    """The directory of a run or job whose configuration is plain by now.
+    """The directory of a run or job whose configuration has been resolved.
 
     Raises SpecError if it holds a run already: Hydra would overwrite the `.hydra` of that run.
     """
@@ -81,12 +82,12 @@ def _refuse_run_in(run_dir: Path, where: str) -> None:
 
 @contextmanager
 def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]:
-    """Be the only process to write into the directory of a run or sweep.
+    """Lock the directory of a run or sweep during the block.
 
-    where: the key that chose it
-    go_on: it holds a run, which is to go on
+    where: the key that set the directory
+    go_on: it holds a run that is being resumed
 
-    Raises SpecError where another process is writing there: nothing is changed for it.
+    Raises SpecError, with nothing changed, if another process is writing there.
     """
     with ExitStack() as stack:
         try:
@@ -96,7 +97,7 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
         except StoreError as error:
             raise SpecError([Problem(where, str(error), "give another directory")]) from error
         if not go_on:
-            _refuse_run_in(run_dir, where)  # of a process that came to its end just now
+            _refuse_run_in(run_dir, where)  # another process may have finished a run there just now
         yield
 
 
@@ -107,7 +108,7 @@ def plain(users: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
-    """Refuse an experiment file that would run something else than the person asked for."""
+    """Refuse an experiment file that would not run what the user asked for."""
     if problems := lost_keys(cfg):
         raise SpecError(problems)
     choices = cfg.hydra.runtime.choices
@@ -123,7 +124,7 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
 def planned(
     experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
 ) -> Experiment:
-    """The experiment as it is without `task=plan`, where hooks are compiled for its own task; any other as it is.
+    """The experiment without `task=plan`, so that hooks are compiled for its own task; others are unchanged.
 
     compose: overrides -> the configuration
     """
@@ -136,7 +137,7 @@ def planned(
 
 
 def over_shown_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides, where keys of the experiment's own task are let stand beside ``task=plan``, which has none."""
+    """The overrides, changed so that keys of the experiment's own task are accepted together with ``task=plan``."""
     shown = {f"task={name}" for name, task in tasks().items() if task.takes_place}
     if shown.isdisjoint(overrides):
         return list(overrides)

@@ -1,4 +1,4 @@
-"""Copies of configurations, of which a sweep makes many for every job, in a tenth of the time of `copy.deepcopy`."""
+"""Fast copies of configurations, ten times as fast as `copy.deepcopy`: a sweep makes many for every job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KNOWN = frozenset(
         ),
     }
 )
-"""Nodes that hold what stands in ``__dict__``: single values, which nobody changes, or other nodes."""
+"""Node classes whose ``__dict__`` holds only immutable values and other nodes."""
 
 
 def copied(cfg: DictConfig) -> DictConfig:
-    """What `copy.deepcopy` gives for a configuration that is nobody's part."""
+    """The same as `copy.deepcopy` for a configuration without a parent."""
     return cast(DictConfig, _copied(cfg, None))
 
 
@@ -40,7 +40,7 @@ def users_part(cfg: DictConfig) -> DictConfig:
 
 
 def _copied(node: Node, parent: Any) -> Node:
-    if type(node) not in _KNOWN:  # of an application's own, with attributes of its own
+    if type(node) not in _KNOWN:  # an application's class, with unknown attributes
         found = copy.deepcopy(node)
         found._set_parent(parent)
         return found
@@ -54,7 +54,7 @@ def _copied(node: Node, parent: Any) -> Node:
 
 
 def _copied_without(node: Node, parent: Any) -> Node:
-    """A copy that still shares the nodes inside."""
+    """A shallow copy: it shares the child nodes."""
     new = object.__new__(type(node))
     old: Any = node.__dict__["_metadata"]
     metadata: Any = object.__new__(type(old))
@@ -68,9 +68,9 @@ def _copied_without(node: Node, parent: Any) -> Node:
 
 
 def tell(cfg: DictConfig) -> None:
-    """Let ``${hydra:…}`` stand for what Hydra's section of `cfg` says, from now on.
+    """Make ``${hydra:…}`` resolve to Hydra's section of `cfg` from now on.
 
-    It is what `HydraConfig.set_config` does, without its copy of the section: later changes of it are seen.
+    Like `HydraConfig.set_config`, but without copying the section, so that later changes to it are visible.
     """
     OmegaConf.set_readonly(cfg.hydra, True)
     HydraConfig.instance().cfg = cast(Any, cfg)

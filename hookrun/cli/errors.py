@@ -1,4 +1,4 @@
-"""Exceptions of Hydra and OmegaConf as problems: where, what was asked, the nearest names, the next step."""
+"""Exceptions of Hydra and OmegaConf as problems: the place, what was asked, the nearest names, the next step."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from hookrun.yaml_files import load
 
 @contextmanager
 def explained(asked: Composition | None = None) -> Iterator[None]:
-    """Raise SpecError for whatever goes wrong while Hydra composes or resolves a configuration.
+    """Convert any exception while Hydra composes or resolves a configuration to SpecError.
 
-    No code of a user runs there: every exception is a mistake in what was typed or in a file. The overrides are
-    checked once Hydra has refused them, so that a command line without mistakes waits for no check.
+    No user code runs there, so every exception is a mistake in the command line or in a file. The overrides are checked
+    only after Hydra has refused them, so that a correct command line needs no extra check.
     """
     try:
         with guarded():
@@ -48,7 +48,7 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
 
 
 class WrongOverrides(SpecError):
-    """Some overrides are wrong, and the `right` ones compose without them, so that what they say can be checked."""
+    """Some overrides are wrong; the `right` ones compose without them, so that they can be checked too."""
 
     def __init__(self, errors: Sequence[Problem], right: Sequence[str]) -> None:
         super().__init__(errors)
@@ -63,7 +63,7 @@ def _mistakes(error: Exception, asked: Composition | None) -> Mistakes:
         mistakes = wrong_overrides(asked)
     except HookrunError:
         raise
-    except Exception as beneath:  # the files do not compose, whatever the keys
+    except Exception as beneath:  # the files do not compose even without the overrides
         return Mistakes([_problem(beneath, asked)])
     return mistakes if mistakes.problems else Mistakes([_problem(error, asked)])
 
@@ -100,7 +100,7 @@ def _value(error: OmegaConfBaseException) -> Problem:
 
 
 def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
-    """Hydra's own message as it is, or that of OmegaConf below it, with the file that it names."""
+    """Hydra's message unchanged, or that of its OmegaConf cause, with the file that it names."""
     file = _named_file(error, asked)
     below = error.__cause__ or error.__context__
     if isinstance(below, OmegaConfBaseException):
@@ -127,7 +127,7 @@ def _has_header(file: str) -> bool:
 
 
 def _near_groups(file: str, asked: Composition) -> str:
-    """The names nearest to a group that the file's defaults list overrides, and that is not there."""
+    """The names nearest to a group that the file's defaults list overrides and that does not exist."""
     groups = asked.app.config_loader.list_groups("")
     defaults = OmegaConf.select(load(Path(file)), "defaults") or []
     named = [

@@ -1,4 +1,4 @@
-"""What a command ends with: its exit code, and what it says on stderr where it failed."""
+"""The exit code of a command, and its error report on stderr."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def exit_code(error: BaseException) -> int:
 
 
 def most_serious(codes: Iterable[int]) -> int:
-    """The exit code of a sweep; that of a job that a signal ended comes before all others."""
+    """The exit code of a sweep; a job that was ended by a signal takes precedence over all others."""
     order = [DONE, CHECK, FAILED, REFUSED]
     return max(codes, key=lambda code: order.index(code) if code in order else len(order), default=DONE)
 
 
 def report(error: BaseException, run_dir: Path | None = None) -> None:
-    """Say on stderr what went wrong, in plain text.
+    """Print the error on stderr as plain text.
 
-    HYDRA_FULL_ERROR=1 shows every traceback. That of an unexpected exception is saved in the run directory, or
-    shown if there is none.
+    HYDRA_FULL_ERROR=1 shows every traceback. The traceback of an unexpected exception is saved in the run directory,
+    or shown if there is no run directory.
     """
     on_purpose = isinstance(error, HookrunError)
     lines = [str(error) if on_purpose else f"{type(error).__name__}: {error}"]
@@ -43,12 +43,12 @@ def report(error: BaseException, run_dir: Path | None = None) -> None:
         if not isinstance(error, SpecError | CompileError | CheckFailed):
             file = run_dir / "error.txt"
             try:
-                file.unlink(missing_ok=True)  # a link of that name is not written through
+                file.unlink(missing_ok=True)  # do not write through a link with that name
                 file.write_text(trace, encoding="utf-8")
                 lines.append(f"traceback: {file}")
             except OSError as unwritable:
                 lines.append(f"traceback: not saved ({unwritable})")
                 shown = shown or not on_purpose
                 with suppress(OSError):
-                    file.unlink(missing_ok=True)  # it was cut off when the disk was full
+                    file.unlink(missing_ok=True)  # incomplete because the disk is full
     print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)

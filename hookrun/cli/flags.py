@@ -1,4 +1,4 @@
-"""The flags of a command line; for a flag that there is not, the override that was probably meant."""
+"""The flags of a command line; for an unknown flag, the override that was probably meant."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _unknown(arguments: Sequence[str], known: Mapping[str, argparse.Action]) -> 
 
 
 def _is_short(word: str, known: Mapping[str, argparse.Action]) -> bool:
-    """Whether it is a short flag with its choice attached: ``-cjob``."""
+    """Whether the word is a short flag with its value attached: ``-cjob``."""
     action = known.get(word[:2])
     return action is not None and word[2:] in (action.choices or ())
 

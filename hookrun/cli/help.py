@@ -15,7 +15,7 @@ from hookrun.cli.hydra import App, argument_parser
 from hookrun.discovery import names_in
 
 LINE = 110
-"""The longest line."""
+"""Longest line, in characters."""
 
 
 def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
@@ -27,7 +27,7 @@ def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
         "DATA": lambda: _listed(app.options("data")),
         "HOOKS": lambda: _listed(app.options("hooks")),
         "ACTIONS": lambda: _listed(_actions()),
-        # Hydra's own, for another `hydra/help` than hookrun's
+        # Hydra's own help, if `hydra/help` is not hookrun's
         "FLAGS_HELP": lambda: app.format_args_help(argument_parser()),
         "APP_CONFIG_GROUPS": lambda: app.format_config_groups(lambda group: not _is_hydras(group)),
         "HYDRA_CONFIG_GROUPS": lambda: app.format_config_groups(_is_hydras),

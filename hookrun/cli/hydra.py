@@ -1,8 +1,8 @@
-"""The bridge to Hydra: with `hookrun.cli.loader` the only file that imports its private modules.
+"""The bridge to Hydra: with `hookrun.cli.loader` the only file that imports Hydra's private modules.
 
-`hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
-and cannot say what the jobs of a sweep are before they run. hookrun stops in between: a refused configuration
-leaves nothing behind. So it calls the classes that `hydra.main` calls; they are the same in Hydra 1.3 and 1.4.
+`hydra.main` composes, creates the run directory and calls the task in one step, exits with 1 for every mistake, and
+cannot list the jobs of a sweep before they run. hookrun checks the configuration between these steps, so that a refused
+one writes nothing. So it calls the classes behind `hydra.main`, which are the same in Hydra 1.3 and 1.4.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ OUTPUT = "HOOKRUN_OUTPUT"
 
 
 class App(Hydra):
-    """Hydra, made to run the configuration that was checked instead of composing it again.
+    """A Hydra that runs the checked configuration instead of composing it again.
 
-    A second composition could differ from the first, in `${now:…}` for one.
+    A second composition could differ from the first, for example in `${now:…}`.
     """
 
     _checked: DictConfig | None = None
@@ -70,30 +70,30 @@ class App(Hydra):
         return self._checked
 
     def configured_mode(self, config_name: str, overrides: list[str]) -> RunMode | None:
-        """`hydra.mode`, where a file or an override sets it; None also where nothing composes."""
+        """`hydra.mode` if a file or an override sets it; None also if the configuration does not compose."""
         try:
             cfg = self.compose_config(
                 config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
             )
-        except HookrunError:  # of a file, whatever the mode
+        except HookrunError:  # an error in a file, which does not depend on the mode
             raise
-        except Exception:  # the composition in the mode that follows from it says what is wrong
+        except Exception:  # the later composition reports the error
             return None
         return cast(RunMode | None, cfg.hydra.mode)
 
     def composed(
         self, config_name: str, overrides: list[str], typed: RunMode | None
     ) -> tuple[DictConfig, RunMode, list[str]] | None:
-        """The configuration in the mode that is typed or a run's, and all its overrides.
+        """The configuration and all its overrides, in the typed mode, or as a single run.
 
-        None where another mode is configured, or nothing composes.
+        None if the configuration sets another mode or does not compose.
 
-        typed: the mode that the command line says
+        typed: the mode given on the command line
         """
         mode = typed or RunMode.RUN
         try:
             cfg = self.compose_config(config_name, overrides, mode)
-        except Exception:  # `configured_mode` and what follows from it say what is wrong
+        except Exception:  # `configured_mode` or a later step reports the error
             return None
         configured = cfg.hydra.mode
         if typed is None and configured not in (None, mode):
@@ -107,7 +107,7 @@ class App(Hydra):
         return cfg, mode, [*overrides, last]
 
     def run_checked(self, cfg: DictConfig, task: TaskFunction) -> JobReturn:
-        """Make the run directory of `cfg` and call `task` in it."""
+        """Create the run directory of `cfg` and call `task` in it."""
         with self._checking(cfg):
             return self.run(cfg.hydra.job.config_name, task, [])
 
@@ -128,7 +128,7 @@ class App(Hydra):
             self._checked = None
 
     def jobs(self, cfg: DictConfig) -> list[list[str]] | None:
-        """The overrides of each job of a sweep; None where the sweeper chooses them as it goes."""
+        """The overrides of each job of a sweep; None if the sweeper chooses them while it runs."""
         if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
             return None
         overrides = self.swept(cfg)
@@ -149,7 +149,7 @@ class App(Hydra):
             return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
     def list_all_config_groups(self, parent: str = "") -> Sequence[str]:
-        """The config groups down to the second level: a stranger's folder may hold links that lead round and round."""
+        """The config groups of the first two levels: an untrusted folder may hold cyclic links."""
         return [] if "/" in parent else super().list_all_config_groups(parent)
 
     def options(self, group: str) -> list[str]:
@@ -163,12 +163,12 @@ class App(Hydra):
             return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
 
     def dropped_hooks(self, config_name: str, overrides: list[str]) -> DictConfig:
-        """The hooks of the files that the overrides leave out, by ``hooks=none``; empty where they leave none out."""
+        """The hooks in files that ``hooks=none`` among the overrides removes; empty if there are none."""
         with _warnings_are_errors(), guarded():
             return cast(Loader, self.config_loader).dropped_hooks(config_name, overrides)
 
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
-        """The completion of each shell, over whole groups."""
+        """The completion class of each shell, with whole groups as options."""
         return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
 
     def folders(self) -> list[Path]:
@@ -185,7 +185,7 @@ def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
 
 
 def _refuse_too_many(overrides: list[Override]) -> None:
-    """Raise SpecError for a sweep of more jobs than MAX_JOBS; a range of a billion is not written out to count it."""
+    """Raise SpecError for a sweep of more than MAX_JOBS jobs, without expanding huge ranges to count them."""
     jobs = 1
     for override in overrides:
         if override.is_sweep_override() and override.is_discrete_sweep():
@@ -196,7 +196,7 @@ def _refuse_too_many(overrides: list[Override]) -> None:
 
 
 class _WholeGroups:
-    """A config loader for completion, which stops at a group that holds files and folders both: here it is a group."""
+    """A config loader for completion that also completes groups holding both files and folders."""
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -206,7 +206,7 @@ class _WholeGroups:
         return getattr(self._loader, name)
 
     def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
-        """The configs of a group, those of its subgroups included; or the groups in one that holds nothing else."""
+        """The configs of a group, those of its subgroups included; or its subgroups if it holds nothing else."""
         files = self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
         if results_filter == ObjectType.CONFIG:
             return self._app.options(group_name) if files else []
@@ -218,7 +218,7 @@ class _WholeGroups:
 
 
 def numbered(cfg: DictConfig, number: int) -> DictConfig:
-    """The configuration `cfg`, now of the job `number` of a sweep."""
+    """The configuration `cfg` with the job number of a sweep set."""
     with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
         cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
     return cfg
@@ -226,9 +226,9 @@ def numbered(cfg: DictConfig, number: int) -> DictConfig:
 
 @contextmanager
 def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
-    """Whoever asks Hydra for a launcher in the block gets ``over(launcher)``: sweepers have no other place for it.
+    """Make Hydra return ``over(launcher)`` for launchers during the block: sweepers offer no other extension point.
 
-    On the class, since launchers carry the instance to other processes.
+    Patches the class, since launchers pickle the instance for other processes.
     """
     made = Plugins.instantiate_launcher
 
@@ -244,9 +244,9 @@ def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
 
 @contextmanager
 def _composed_before() -> Iterator[None]:
-    """Hydra's basic sweeper composes every job to see whether it does: hookrun has done so with all jobs by then.
+    """Skip the basic sweeper's test composition of every job, since hookrun has already composed all jobs.
 
-    The method is that of all sweepers; those that choose their jobs as they go use it as it is.
+    All sweepers share the method; for those that choose jobs while they run it is unchanged.
     """
     theirs = Sweeper.validate_batch_is_legal
 
@@ -263,14 +263,14 @@ def _composed_before() -> Iterator[None]:
 
 @contextmanager
 def _warnings_are_errors() -> Iterator[None]:
-    """What Hydra's loader warns of, such as a package of `hydra.searchpath` that is missing, is an error here."""
+    """Turn warnings of Hydra's loader into errors, such as a missing package of `hydra.searchpath`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", category=UserWarning, module=ConfigLoaderImpl.__module__)
         yield
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """Hydra's flags, none of them abbreviated; what is wrong with one raises argparse.ArgumentError."""
+    """A parser of Hydra's flags without abbreviations; a wrong flag raises argparse.ArgumentError."""
     parser = get_args_parser()
     parser.prog = "hookrun"
     parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
@@ -301,7 +301,7 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
     outer_base = base.version_base
     try:
         state[0].clear()
-        if hydra.__version__.startswith("1.3"):  # later ones know no other behaviour than this
+        if hydra.__version__.startswith("1.3"):  # later versions always behave like this
             version.setbase("1.3")
         for source in SOURCES:
             sources[source.scheme()] = source
@@ -317,7 +317,7 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
 
 
 def _output() -> str | None:
-    """The folder that HOOKRUN_OUTPUT names. Raises SpecError for one that could not be written into a configuration."""
+    """The folder that HOOKRUN_OUTPUT names. Raises SpecError if a configuration cannot hold its name."""
     folder = os.environ.get(OUTPUT) or None
     if folder is not None and ("${" in folder or "\\" in folder):
         what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot stand in a configuration"

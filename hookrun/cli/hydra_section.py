@@ -1,7 +1,7 @@
-"""What a config file may say to Hydra: a few keys that choose among what is installed, none that acts.
+"""The keys of Hydra's section that a config file may set: choices among installed plugins and their plain settings.
 
-Everything else in Hydra's own section (directories, logging, callbacks, the search path, environment variables) is for
-the command line, since an experiment file may come from a stranger.
+Everything else in Hydra's own section (directories, logging, callbacks, the search path, environment variables) can be
+set on the command line only, since an experiment file is untrusted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHIPPED_DIRS = {
     "sweep.dir": "multirun/${now:%Y-%m-%d_%H-%M-%S-%f}",
     "sweep.subdir": "${hydra.job.num}",
 }
-"""The directories in hookrun's own config.yaml, likewise."""
+"""The directories in hookrun's own config.yaml, which a copy of it may repeat too."""
 
 TEXTS = frozenset(
     [
@@ -56,7 +56,7 @@ _JOB_NAME = re.compile(r"\w[\w.-]{0,99}")
 _SWEPT_KEY = re.compile(r"(?:\+\+?|~)?(?P<root>[A-Za-z_]\w*)(?:[./][\w$-]+|\[[\w-]+\])*")
 _KNOWN = frozenset(HydraConf.__dataclass_fields__)
 MISSING = object()
-"""Equal to nothing that a file holds."""
+"""A sentinel that equals no value of a file."""
 TRUST = Problem(
     "trust",
     "is taken from the command line only, never from a file",
@@ -66,7 +66,7 @@ _COMMAND_LINE = "it is for the command line alone: leave it out of the file, and
 
 
 def acting_keys(content: Any, where: str) -> list[Problem]:
-    """The problem of each key that makes Hydra or the logging library call something; content: at most 64 deep."""
+    """The problem of each key that makes Hydra or logging call code; `content` nests at most 64 levels deep."""
     problems = list[Problem]()
     pending = [content]
     while pending:
@@ -83,7 +83,7 @@ def acting_keys(content: Any, where: str) -> list[Problem]:
 
 
 def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:
-    """The problem of each item of a defaults list that chooses from a group of Hydra that files may not choose from.
+    """The problem of each item of a defaults list whose Hydra group is not open to files.
 
     group: the config group that the file itself belongs to, from which relative names start
     """
@@ -130,8 +130,8 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
     """The problem of each key of a file's `hydra` section that a file may not set.
 
     section: plain and unresolved
-    groups:  the config groups that there are
-    plugins: class names that `_target_` may have in a launcher or sweeper that was chosen on the command line
+    groups:  the existing config groups
+    plugins: class names that `_target_` may have in a launcher or sweeper chosen on the command line
     """
     if not isinstance(section, Mapping):
         return [Problem("hydra", f"found {section!r}, expected a mapping", "")]
@@ -141,7 +141,7 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
 def _setting(key: Any, value: Any, groups: Collection[str], plugins: Collection[str]) -> Iterator[Problem]:
     where = f"hydra.{key}"
     if key not in _KNOWN or (key == "mode" and not _has_interpolation(value)):
-        return  # Hydra says what is wrong with it
+        return  # Hydra reports the error
     if key in ("launcher", "sweeper") and isinstance(value, Mapping):
         yield from _of_plugin(value, where, groups, plugins)
     elif key in ("job", "run", "sweep") and isinstance(value, Mapping):
@@ -206,9 +206,9 @@ def _is_setting(name: str, value: Any) -> bool:
 def wrong_params(
     params: Any, where: str, groups: Collection[str], does: str = "sweep over"
 ) -> Iterator[Problem]:
-    """The problems of `hydra.sweeper.params`: a key is the address of an override, and must lie in the experiment.
+    """The problems of `hydra.sweeper.params`: each key is an override and must address the experiment itself.
 
-    does: what the file does to the keys
+    does: verb for messages: what the file does to the keys
     """
     if params is None:
         return

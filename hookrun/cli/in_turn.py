@@ -1,7 +1,7 @@
-"""Jobs one after the other in this process, as Hydra's basic launcher runs them.
+"""Running jobs one after the other in this process, like Hydra's basic launcher.
 
-That launcher copies Hydra's section six times for each job and keeps all copies to the end of the sweep. Here a job is
-composed once, its section is used as it is, and of a job that is over its directory and what it returned are kept.
+That launcher copies Hydra's section six times per job and keeps all copies until the sweep ends. Here each job is
+composed once without copies of the section, and only the directory and return value of a finished job are kept.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from hookrun.store.stored_config import comes_back, remember
 _DIR, _SUBDIR = "hydra.sweep.dir", "hydra.sweep.subdir"
 
 log = logging.getLogger(BasicLauncher.__module__)
-"""Its lines are those of Hydra's launcher."""
+"""The logger of Hydra's basic launcher, so that the log lines are the same."""
 
 
 def in_turn(launcher: Launcher) -> Launcher:
-    """What runs the jobs of the launcher: `InTurn` for Hydra's basic one, and any other itself."""
+    """`InTurn` in place of Hydra's basic launcher; any other launcher unchanged."""
     is_basic = f"{type(launcher).__module__}.{type(launcher).__name__}" == BASIC_LAUNCHER
     return InTurn(cast(BasicLauncher, launcher)) if is_basic else launcher
 
 
 class InTurn(Launcher):
-    """In place of a basic launcher that Hydra has set up."""
+    """Replaces a basic launcher that Hydra has set up."""
 
     def __init__(self, launcher: BasicLauncher) -> None:
         self._launcher = launcher
@@ -77,12 +77,12 @@ class InTurn(Launcher):
 
 
 def _asks_for_more(hydra: Any) -> bool:
-    """Whether the section asks for what `_run` does not do: callbacks, another working directory or environment."""
+    """Whether the section needs features that `_run` lacks: callbacks, another working directory or environment."""
     return bool(hydra.get("callbacks") or hydra.job.get("env_set") or hydra.job.get("chdir"))
 
 
 def _run(task: TaskFunction, cfg: DictConfig) -> JobReturn:
-    """What `run_job` of Hydra does with the configuration of a job."""
+    """Run a job with its configuration, like Hydra's `run_job`."""
     holder = HydraConfig.instance()
     outer = holder.cfg
     tell(cfg)
@@ -99,7 +99,7 @@ def _run(task: TaskFunction, cfg: DictConfig) -> JobReturn:
         try:
             job.return_value = task(users)
             job.status = JobStatus.COMPLETED
-        except Exception as error:  # Hydra's launcher hands it to the sweeper too
+        except Exception as error:  # passed to the sweeper, as Hydra's launcher does
             job.return_value = error
             job.status = JobStatus.FAILED
         _flush_loggers()
@@ -124,7 +124,7 @@ def _save(folder: Path, users: DictConfig, hydra: Container) -> None:
 
 
 def _kept(job: JobReturn) -> JobReturn:
-    """The job without its configuration, of which the directory is left: a sweep may have thousands."""
+    """The job with only the directory left of its configuration, to save memory: a sweep may have thousands."""
     folder = str(cast(Any, job.hydra_cfg).hydra.runtime.output_dir)
     job.cfg = None
     job.hydra_cfg = OmegaConf.create({"hydra": {"runtime": {"output_dir": folder}}})

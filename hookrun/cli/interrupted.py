@@ -1,4 +1,4 @@
-"""What is said of a sweep that a signal ended: how many jobs ended how, and which were never started."""
+"""The message about a sweep that a signal ended: counts of jobs by status, and which were never started."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def interrupted(
     jobs: Sequence[Sequence[str]] | None,
     names: Mapping[int, str] | None = None,
 ) -> str:
-    """The lines about it.
+    """The lines of the message.
 
-    jobs:  the overrides of each job; None where the sweeper chooses them as it goes
-    names: place -> directory, of the jobs that had one when the sweep went on; None where it was new
+    jobs:  the overrides of each job; None if the sweeper chooses them while it runs
+    names: job index -> directory, for jobs that had one when the sweep was resumed; None for a new sweep
     """
     from hookrun.report.jobs import find_jobs
 
@@ -30,7 +30,7 @@ def interrupted(
     started = {name for name, status in found.items() if status != "not started"}
     counts = Counter(found.values())
     if names is None:
-        is_told = all(name.isdecimal() for name in started)  # else names do not tell which
+        is_told = all(name.isdecimal() for name in started)  # else names do not identify jobs
         missing = [place for place in range(len(jobs or ())) if str(place) not in started]
         count = len(missing) if is_told else len(jobs or ()) - len(started)
     else:

@@ -1,4 +1,4 @@
-"""The jobs that a sweep's directory holds, each known by the hash of its configuration."""
+"""The jobs in a sweep's directory, each identified by the hash of its configuration."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class KnownJob:
     """A job that was begun.
 
     name:      its directory within the sweep's
-    exit_code: of a job that came to its end; None: it was cut off, failed or was interrupted, and goes on
+    exit_code: of a finished job; None: it was cut off, failed or was interrupted, and will be resumed
     """
 
     name: str
@@ -36,17 +36,17 @@ class KnownJob:
 
 
 class JobDirectories:
-    """What is in the directory of a sweep when it goes on; each job is taken once.
+    """The jobs in a sweep's directory when the sweep is resumed; each job is taken once.
 
     begun: the directories of its jobs, within the sweep's
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises SpecError for a job that nobody can tell, or that another process still runs."""
+        """Raises SpecError for a job that cannot be identified, or that another process is running."""
         self.folder = folder
         self._jobs = defaultdict[str, list[KnownJob]](list)
         self._used = set[str]()
-        _refuse_link(folder / MULTIRUN)  # Hydra writes it anew
+        _refuse_link(folder / MULTIRUN)  # Hydra overwrites it
         for path in sorted(job_folders(folder), key=lambda path: (len(path.name), path.name)):
             name = path.relative_to(folder).as_posix()
             if (path / JOB).exists() or (path / STATUS).exists():
@@ -56,7 +56,7 @@ class JobDirectories:
         self.begun = frozenset(self._used)
 
     def take(self, config: str) -> KnownJob | None:
-        """The next job with that hash; None where there is none."""
+        """The next job with this hash; None if there is none."""
         found = self._jobs.get(config)
         return found.pop(0) if found else None
 
@@ -66,7 +66,7 @@ class JobDirectories:
         return sum(map(len, self._jobs.values()))
 
     def is_free(self, name: str) -> bool:
-        """Whether no job has that directory."""
+        """Whether no job uses this directory."""
         return name not in self._used
 
     def use(self, name: str) -> None:
@@ -74,14 +74,14 @@ class JobDirectories:
         self._used.add(name)
 
     def over(self, configs: Sequence[str]) -> list[bool]:
-        """Of each hash whether its job came to its end; nothing is taken."""
+        """For each hash, whether its job has finished; takes no job."""
         waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
         taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
         return [job is not None and job.exit_code is not None for job in taken]
 
 
 def refuse_links(folder: Path, name: str) -> None:
-    """Raise SpecError where what a job writes first would go through a link to somewhere else.
+    """Raise SpecError if the first files of a job would be written through a link.
 
     folder: of the sweep
     name:   the job's directory within it

@@ -1,4 +1,4 @@
-"""What a job of a sweep is known by when the sweep goes on: the hash of its resolved configuration."""
+"""The hash of a job's resolved configuration, which identifies the job when the sweep is resumed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from hookrun.store.read_records import read_record
 from hookrun.store.records import JobRecord
 
 _CHANGES_NOTHING = ("hooks", "vars", "tags", "baseline")
-"""Root keys in which two runs without hooks may differ and still be the same run."""
+"""Root keys that do not matter when two runs without hooks are compared."""
 
 
 def job_record(users: DictConfig, hydra: Any) -> dict[str, Any]:
-    """What job.json says of a job, see `JobRecord`: SHA-256 hashes of its resolved configuration.
+    """The content of job.json, see `JobRecord`: SHA-256 hashes of the job's resolved configuration.
 
     users: the user's part of the configuration
     hydra: Hydra's section
@@ -35,7 +35,7 @@ def job_record(users: DictConfig, hydra: Any) -> dict[str, Any]:
 
 
 def record_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a configuration that `without_place` gave."""
+    """The content of job.json for a configuration from `without_place`."""
     others = {key: value for key, value in config.items() if key not in _CHANGES_NOTHING}
     return {
         "config": _hash(config),
@@ -63,7 +63,7 @@ def without_place(users: DictConfig, hydra: Any) -> tuple[dict[str, Any], bool]:
 
 
 class _Nowhere:
-    """What `HydraConfig` holds meanwhile; the section is made when a value asks for it."""
+    """Replaces the content of `HydraConfig` temporarily; the section is built on first use."""
 
     def __init__(self, section: Any) -> None:
         self._section = section
@@ -84,18 +84,18 @@ def _hash(config: Mapping[str, Any]) -> str:
 
 
 class JobHashes:
-    """What the jobs of a sweep are known by, from their overrides, each job composed once."""
+    """The hashes of a sweep's jobs, computed from their overrides; each job is composed once."""
 
     def __init__(self, app: App, cfg: DictConfig) -> None:
         self._app, self._cfg = app, cfg
         self._known = dict[frozenset[str], dict[str, Any]]()
 
     def of(self, overrides: Sequence[str]) -> str:
-        """The hash of one job. Raises SpecError where it does not compose."""
+        """The hash of one job. Raises SpecError if it does not compose."""
         return str(self.record(overrides)["config"])
 
     def record(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """What job.json would say of one job. Raises SpecError where it does not compose."""
+        """The content of job.json for one job. Raises SpecError if it does not compose."""
         key = frozenset(overrides)
         if key not in self._known:
             with explained():

@@ -1,4 +1,4 @@
-"""What Hydra calls in a run directory: a run, or one job of a sweep, in whichever process a launcher chooses."""
+"""The functions that Hydra calls in a run directory: a single run, or one job of a sweep, in any process."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from hookrun.tasks import Ready
 
 NOT_STARTED = -1
-"""What a job returns that does not run because another one failed; no process ends with it."""
+"""Return value of a job that was not started because another one failed; never a process's exit code."""
 
 
 PAGE_SECONDS = 10
-"""Between two pages of a sweep that is under way."""
+"""Seconds between two updates of the report of a running sweep."""
 _next_page = dict[Path, float]()
 
 
@@ -58,10 +58,10 @@ class JobFailed(HookrunError):
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A single run: everything was checked and built before its directory was made.
+    """A single run; everything is checked and built before its directory is created.
 
-    latest: `outputs/latest` is to point to it, if it is new
-    resume: it goes on in its directory; None: it is new
+    latest: whether `outputs/latest` is set to a new run
+    resume: how to resume in an existing directory; None: a new run
     ranks:  the processes of the run, of which this is rank 0
     """
 
@@ -91,14 +91,14 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-    trust:      the packages that were trusted when the command was entered, whatever the environment says by now
+    trust:      the packages that were trusted when the command started, whatever the environment says now
     optimizing: the sweeper wants the objective of each job, and an exception from a failed one
-    goal:       the objective that every job must have; None: whichever it has
-    runs:       the run of each need, and that before the sweep
-    go_on:      the sweep's directory holds jobs already
-    begun:      the directories of these jobs, within the sweep's: there a run goes on
-    anyway:     also where its state is of another model, data or version
-    stop:       a file that a failed job makes, and that lets no other job start; None: the others run
+    goal:       the objective that every job must have; None: each job's own
+    runs:       the run of each need, and the run before the sweep
+    go_on:      whether the sweep is resumed
+    begun:      directories, relative to the sweep's, of jobs that were begun and are resumed
+    anyway:     resume even if the state is of another model, data or version
+    stop:       a file that a failed job creates and that prevents further jobs from starting; None: the others run
     """
 
     trust: frozenset[str]
@@ -112,11 +112,11 @@ class SweepJob:
 
     def __call__(self, cfg: DictConfig) -> int | float:
         """The exit code, or the objective."""
-        with handled():  # in the process of another launcher too
+        with handled():  # needed in the processes of other launchers too
             return self._returned(cfg)
 
     def _returned(self, cfg: DictConfig) -> int | float:
-        if (signal := pending()) is not None:  # whoever was to raise it was kept from it
+        if (signal := pending()) is not None:  # the signal's exception was swallowed
             raise signal
         if self.stop is not None and self.stop.exists():
             return NOT_STARTED
@@ -127,7 +127,7 @@ class SweepJob:
         finally:
             release_memory()
         if code != DONE and self.stop is not None:
-            self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
+            self.stop.touch()  # before the slow report, so that no other process starts a job
         renew_page(_sweep_dir(), run_dir)
         if not self.optimizing:
             return code
@@ -138,7 +138,7 @@ class SweepJob:
         return tasks.objective(run_dir)
 
     def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
-        """The exit code of the job, which is the only one to write into its directory.
+        """Run the job with its directory locked; returns its exit code.
 
         The sweep that started it may have been killed while the job went on in another process.
         """
@@ -198,13 +198,13 @@ def _run_dir() -> Path:
 
 
 def _sweep_dir() -> Path:
-    """Absolute; with `hydra.job.chdir` the job is in another directory by now."""
+    """The sweep's absolute directory; with `hydra.job.chdir` the working directory has changed."""
     hydra = HydraConfig.get()
     return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
 
 
 def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
-    """The exit code of `run`; a failure is reported and not raised, so that a sweep goes on."""
+    """The exit code of `run`; a failure is reported but not raised, so that the sweep continues."""
     before = _status(run_dir)
     try:
         return run()
@@ -217,12 +217,12 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
         _tell_how_to_go_on(run_dir)
         return exit_code(error)
     finally:
-        if _status(run_dir) != before:  # else nothing has run there
+        if _status(run_dir) != before:  # otherwise no run was started there
             make_page(run_dir)
 
 
 def _status(run_dir: Path) -> bytes | None:
-    """What status.json holds; None where there is none."""
+    """The content of status.json; None if there is none."""
     try:
         return (run_dir / STATUS).read_bytes()
     except OSError:
@@ -230,7 +230,7 @@ def _status(run_dir: Path) -> bytes | None:
 
 
 def _tell_how_to_go_on(run_dir: Path) -> None:
-    """Where a state of the run was saved, the command that goes on from it; for a job it is that of its sweep."""
+    """If the run saved a state, print the command that resumes it; for a job, that of its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
         sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
         if sweep is not None and (run_dir / JOB).exists():
@@ -248,18 +248,18 @@ def make_page(folder: Path) -> None:
 
     try:
         print(f"report: {write_report(folder)}", flush=True)
-    except Exception as error:  # the run is over and its exit code known, whatever fails in the report
+    except Exception as error:  # an error in the report must not change the run's exit code
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {folder}"
         print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
 
 
 def renew_page(sweep_dir: Path, run_dir: Path) -> None:
-    """Write the page of a sweep that is under way, unless that was done a short while ago. The last one is not quiet.
+    """Update the report of a running sweep, silently and unless that was done recently.
 
-    run_dir: that of the job that is just over
+    run_dir: directory of the job that has just ended
 
-    Reading thousands of jobs takes its time: at most a fiftieth of a sweep's goes into its pages.
+    Reading thousands of jobs is slow: at most 1/50 of the sweep's time is spent on reports.
     """
     from hookrun.report import write_report
     from hookrun.report.jobs import keep_job
@@ -270,13 +270,13 @@ def renew_page(sweep_dir: Path, run_dir: Path) -> None:
     if now < _next_page.get(sweep_dir, 0.0):
         return
 
-    with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
+    with suppress(Exception):  # a failed report must not harm a job; the final one reports errors
         write_report(sweep_dir)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
 
 
 class _Settled:
-    """Whether a sweep is under way whose first job is not over."""
+    """Whether the first job of a sweep is still running."""
 
     awaits_first = False
 
@@ -286,8 +286,8 @@ _settled = _Settled()
 
 @contextmanager
 def settled_memory() -> Iterator[None]:
-    """Python's collector leaves alone what is there before: all modules, which it would look through again."""
-    if gc.get_freeze_count():  # whoever calls has done so already
+    """Freeze existing objects (all modules) for Python's garbage collector, so that it does not scan them again."""
+    if gc.get_freeze_count():  # the caller has already frozen them
         yield
         return
     gc.collect()
@@ -301,10 +301,10 @@ def settled_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Free what the last job of this process held in memory, before the next one starts.
+    """Free the memory of this process's last job before the next one starts.
 
-    What is left after the first job of a sweep are modules that it was the first to need, and what they remember:
-    within `settled_memory` the collector leaves that alone, too.
+    Objects that remain after the first job are newly imported modules and their caches: within `settled_memory` these
+    are frozen too.
     """
     gc.collect()
     if _settled.awaits_first:

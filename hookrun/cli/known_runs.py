@@ -1,4 +1,4 @@
-"""The runs that an experiment names otherwise than by their directory, and what of it is kept in its own."""
+"""Runs that an experiment refers to by name (a need, `latest`), and storing their directories in its configuration."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class KnownRuns:
     """Where the runs are. It can be pickled, so that the jobs of a sweep find them in other processes.
 
-    needs:    what is needed -> its directory; None: it is still to be run
-    previous: the directory of the run before this one; None: it is looked for when it is asked for
+    needs:    need -> directory of its run; None: it is still to be run
+    previous: directory of the run before this one; None: it is looked up when needed
     """
 
     needs: Mapping[Need, str | None] = field(default_factory=dict)
     previous: str | None = None
 
     def of(self, experiment: Experiment) -> Experiment:
-        """The experiment with its runs. SpecError for a need that was not known before."""
+        """The experiment with its runs. SpecError for an unknown need."""
         runs = dict[str, str | None]()
         for name, need in experiment.settings.needs.items():
             if need not in self.needs:

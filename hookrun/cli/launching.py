@@ -1,4 +1,4 @@
-"""What stands between a sweeper and its launcher: which of the jobs run, in which directories, and how they ended."""
+"""A layer between sweeper and launcher: which jobs run, in which directories, and how they ended."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SweepStopped(HookrunError):
 
 @dataclass(frozen=True)
 class Start:
-    """A job to run: its place among those that the sweeper asked for, its number, its directory in the sweep's."""
+    """A job to run: its index among the requested jobs, its number, and its directory within the sweep's."""
 
     place: int
     number: int
@@ -90,17 +90,17 @@ class Launching:
         return 0 if self._known is None else self._known.left
 
     def over(self, launcher: Launcher) -> Launcher:
-        """The launcher, which runs what is not over yet."""
+        """A launcher around the given one that runs only unfinished jobs."""
         return _Over(in_turn(launcher), self)
 
     def launched(
         self, launcher: Launcher, job_overrides: Sequence[Overrides], first: int
     ) -> Sequence[JobReturn]:
-        """What the jobs returned, those included that were over before.
+        """Run the jobs and return their results, including those of jobs that were finished before.
 
-        first: the number of the first one
+        first: the number of the first job
 
-        Raises SweepStopped after a failure, where that is asked for.
+        Raises SweepStopped after a failure, with `fail_fast`.
         """
         added = self._added if first == 0 else ()
         first += len(self._added) - len(added)
@@ -117,7 +117,7 @@ class Launching:
         return [returned[place] for place in range(len(added), len(jobs))]
 
     def _tell(self, jobs: list[list[str]], returned: Sequence[JobReturn]) -> None:
-        """Add the jobs to the study, where the sweeper chose them."""
+        """Add the jobs to the study, if the sweeper chose them."""
         if self._study is None:
             return
         for overrides, job in zip(jobs, returned, strict=True):
@@ -127,7 +127,7 @@ class Launching:
             self._study.add(os.path.relpath(_run_dir(job), self.sweep_dir), params, value)
 
     def _ordered(self, overrides: Overrides) -> list[str]:
-        """As they were typed: of two overrides of one key the later one counts, and `+` comes before what is below."""
+        """The overrides in typed order: the later of two for one key counts, and `+` precedes its subkeys."""
         end = len(self._order)
         return sorted(overrides, key=lambda text: self._order.get(text.partition("=")[0], end))
 
@@ -179,7 +179,9 @@ class Launching:
                 starts.append(Start(place, number, job.name, overrides))
         self._keep(list(returned.values()))
         self.again += len(returned)
-        new.sort(key=lambda each: not known.is_free(_subdir(each[1])))  # first those that get their own place
+        new.sort(
+            key=lambda each: not known.is_free(_subdir(each[1]))
+        )  # jobs whose own directory is free come first
         starts += [self._new(known, config, place, first, jobs[place]) for place, config in new]
         for start in starts:
             refuse_links(self.sweep_dir, start.name)
@@ -207,7 +209,7 @@ class Launching:
         return [*start.overrides, f"{SUBDIR}={QuotedString(name, Quote.single).with_quotes()}"]
 
     def _over(self, name: str, code: int) -> JobReturn:
-        """What a job returned that is over."""
+        """The result of a job that was finished before."""
         run_dir = self.sweep_dir / name
         hydra = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(run_dir)}}})
         job = JobReturn(hydra_cfg=hydra, status=JobStatus.COMPLETED)
@@ -229,7 +231,7 @@ class Launching:
     def _keep(self, found: Sequence[JobReturn]) -> None:
         """Keep the exit codes."""
         for job in found:
-            value = job._return_value  # the property prints a failure, and raises it
+            value = job._return_value  # the public property prints and raises a failure
             ended = value if isinstance(value, int) else DONE  # else it is the objective
             code = exit_code(value) if job.status is JobStatus.FAILED else ended
             if code != NOT_STARTED:
@@ -241,7 +243,7 @@ class Launching:
 
 
 class _Over(Launcher):
-    """A launcher behind `Launching`. The launcher itself may be carried to other processes, and stays as it is."""
+    """A launcher wrapped by `Launching`. The inner launcher is unchanged and may be pickled to other processes."""
 
     def __init__(self, launcher: Launcher, launching: Launching) -> None:
         self._launcher, self._launching = launcher, launching

@@ -39,9 +39,9 @@ from hookrun.version import __version__
 
 FOLDER = "needs"
 MOST_DEEP = 8
-"""Needs of needs."""
+"""Deepest nesting of needs."""
 MOST_NEEDED = 64
-"""Different needs of one command."""
+"""Most different needs of one command."""
 
 
 class NeedFailed(HookrunError):
@@ -90,7 +90,7 @@ class NeededRuns:
             self._add(f"needs.{name}", need, ())
 
     def known(self, previous: str | None = None) -> KnownRuns:
-        """What is there by now."""
+        """The runs that exist so far."""
         return KnownRuns(dict(self._found), previous)
 
     @property
@@ -288,7 +288,7 @@ class _named:
 
 
 def _place(cfg: DictConfig, run_dir: Path) -> None:
-    """Let it be a single run in that directory."""
+    """Set the configuration to a single run in this directory."""
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir = str(run_dir).replace("${", "\\${")
         cfg.hydra.mode = RunMode.RUN
@@ -305,7 +305,7 @@ def _why(needed: Needed, run_dir: Path, code: int) -> str:
 
 
 def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:
-    """What identifies the run of a configuration: what it says, and what the files are that it names."""
+    """A hash of the configuration and of the content of the files that it names."""
     files = named_files(config)
     previous = previous_run([experiment], outputs_folder())
     what = {"hookrun": __version__, "config": config, "needs": needs, "files": files, "previous": previous}

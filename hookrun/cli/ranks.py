@@ -1,4 +1,4 @@
-"""One run by several processes: rank 0 does what a single process does, the others compute beside it."""
+"""One run in several processes: rank 0 does what a single process does, the other ranks only compute."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
 
 
 class RefusedByMain(HookrunError):
-    """Rank 0 tells what is wrong; this rank ends with the same code and says nothing."""
+    """Rank 0 reports the error; this rank ends silently with the same exit code."""
 
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -85,7 +85,7 @@ def refuse_needs(*, missing: bool) -> None:
 
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
-    """What a rank beside rank 0 does in a run; returns its exit code."""
+    """Take part in a run as a rank other than 0; returns the exit code."""
     from hookrun.tasks.loop.run import follow_in
 
     try:

@@ -1,4 +1,4 @@
-"""Hydra's list of config folders, which each composition and each look at a config group takes a copy of.
+"""Hydra's list of config folders, which Hydra copies for each composition and each listing of a group.
 
 With `hookrun.cli.hydra` and `hookrun.cli.loader` the only files that import Hydra's private modules.
 """
@@ -12,7 +12,7 @@ from hydra._internal.config_repository import ConfigRepository
 
 
 class Repository(ConfigRepository):
-    """Hydra's, whose copies share their sources: it copies all configs that were ever set by code along with them.
+    """Hydra's repository with cheap copies, which share their sources instead of copying every config set by code.
 
     `initialize_sources`, for which Hydra copies it, gives the copy another list; no source is ever changed.
     """

@@ -1,4 +1,4 @@
-"""`resume=DIR`: a run that did not come to its end goes on in its own directory, under its stored configuration."""
+"""`resume=DIR`: resume an unfinished run in its own directory, with its stored configuration."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def state_of_run(folder: Path) -> str:
 
 
 def remove_left_states(folder: Path) -> None:
-    """Remove the states of a run that is done, and was killed before it could do that itself."""
+    """Remove the states of a finished run that was killed before it could remove them itself."""
     keeps = read_yaml(folder / CONFIG, folder)
     for key in ("train", "checkpoint", "keep_done"):
         keeps = keeps.get(key) if isinstance(keeps, Mapping) else None

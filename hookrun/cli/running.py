@@ -127,7 +127,7 @@ def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: froz
 
 
 def _import_torch() -> None:
-    """What takes the longest, told by itself; preparing an experiment would do it anyway."""
+    """Import torch, with a progress line of its own since it takes longest; preparing an experiment needs it anyway."""
     if "torch" not in sys.modules:
         waiting_for("importing torch")
         import torch  # noqa: F401

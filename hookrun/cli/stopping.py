@@ -1,4 +1,4 @@
-"""A sweep that ends at its first failed job: how its jobs hear of it, and what its directory says afterwards."""
+"""Ending a sweep at its first failed job: the marker file for its other jobs, and the record in its directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STOP = ".stop"
 
 
 def forget_stop(sweep_dir: Path) -> None:
-    """Remove what an earlier start left. Raises StoreError."""
+    """Remove the marker and record of an earlier start. Raises StoreError."""
     for name in (STOP, SWEEP):
         try:
             (sweep_dir / name).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The study of a sweeper that chooses the jobs by their objective, kept in the sweep's directory.
 
-When the sweep goes on, the sweeper starts anew with the same seed and chooses the same jobs again: those that are over
-are not run, it hears their value at once. So the study is the one of a sweep that was never interrupted.
+When the sweep is resumed, the sweeper starts again with the same seed and chooses the same jobs: finished ones are not
+run again, and their stored value is returned. So the study equals that of an uninterrupted sweep.
 """
 
 from __future__ import annotations

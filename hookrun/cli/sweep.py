@@ -44,10 +44,10 @@ from hookrun.store.outputs import outputs_folder
 from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
-"""The roots of keys by which the jobs of a sweep may compile differently."""
+"""Root keys that may change how the hooks of a job compile."""
 
 MOST_REFUSED = 100
-"""Jobs that do not validate, before the others are left alone."""
+"""Number of refused jobs after which the remaining ones are not checked."""
 
 
 def sweep(
@@ -91,7 +91,7 @@ def sweep(
     refused |= {number: of_baseline(refused[number]) for number in range(len(added)) if number in refused}
     if not shows:
         _refuse_ranks(experiments.values())
-    elif not is_main():  # rank 0 shows it
+    elif not is_main():  # only rank 0 prints the plan
         return DONE
     if refused and not _compile_differently(app, cfg):
         experiments = {}  # told at once, before torch is imported
@@ -128,7 +128,7 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
 
 
 def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
-    """The jobs that are over already."""
+    """The numbers of the jobs that are already finished."""
     hashes = list[str]()
     for overrides in jobs:
         try:

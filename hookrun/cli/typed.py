@@ -1,4 +1,4 @@
-"""Root keys that only the command line knows, taken out of what was typed: no file can set them."""
+"""Root keys that only the command line can set: they are removed from the typed overrides before composing."""
 
 from __future__ import annotations
 

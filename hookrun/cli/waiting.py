@@ -1,7 +1,7 @@
-"""A line on the terminal that says what is going on until there is something to show, and then goes away.
+"""A progress line on the terminal, shown until the first output and then removed.
 
-Importing torch takes seconds, on a cold disk many. The line is on stderr, and only where that is a terminal, so that
-no file and no pipe ever holds it.
+Importing torch takes seconds, and longer on a cold disk. The line is written to stderr only if that is a terminal, so
+that it never ends up in a file or a pipe.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ class _Line:
             self._write(_CLEAR)
 
     def _write(self, text: str) -> None:
-        with suppress(
-            OSError, ValueError
-        ):  # the terminal has gone; whatever comes instead of the line says so
+        with suppress(OSError, ValueError):  # the terminal is gone; the next output reports that
             self._terminal.write(text)
             self._terminal.flush()
 
 
 class _After:
-    """A stream before whose first text the line is cleared; in everything else the stream itself."""
+    """A wrapper of a stream that clears the line before the first write."""
 
     def __init__(self, stream: TextIO, line: _Line) -> None:
         self._stream = stream

@@ -1,7 +1,7 @@
 /* Several edits of one tensor in one pass through its memory, for hookrun/kernels/edits.py.
 
-   Every element gets what torch gives it, bit for bit: each edit is a loop of its own over a block that stays in a
-   core's first cache, so that no two operations are joined into one with a single rounding. */
+   The result is bit for bit what torch computes: each edit is a separate loop over a block that stays in the L1 cache,
+   so that the compiler cannot fuse two operations into one with a single rounding. */
 
 #include <pthread.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ typedef struct {
 
 enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
 
-/* Where an element equals a bound, as 0 and -0 do, and where it is NaN, it stays as it is. */
+/* An element that is NaN or equals a bound (0 equals -0) is not changed. */
 #define EDIT_RANGE(NAME, T)                                                                                           \
     static void NAME(const Edit *edits, int count, const T *given, T *out, int n)                                     \
     {                                                                                                                 \
@@ -43,7 +43,7 @@ enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
 EDIT_RANGE(edit_floats, float)
 EDIT_RANGE(edit_doubles, double)
 
-/* OpenMP's function that runs a task in all threads of the caller's pool and waits for them, as GCC names it. */
+/* GCC's name for OpenMP's function that runs a task in all threads of the caller's pool and waits for them. */
 typedef void (*Parallel)(void (*task)(void *), void *data, unsigned threads, unsigned flags);
 
 typedef struct {
@@ -95,10 +95,10 @@ static void edit_in_new_threads(Share *shares, int count)
             pthread_join(started[each], 0);
 }
 
-/* Write the edits of x, n elements of float64 (`wide`) or float32, into out, which is x or other memory.
+/* Apply the edits to x, n elements of float64 (`wide`) or float32, and write to out, which is x or other memory.
 
-   threads:  so many at most
-   parallel: gives a task to the threads that torch computes with; 0: threads are started */
+   threads:  the most threads to use
+   parallel: runs a task in torch's own threads; NULL: new threads are started */
 void edit(const Edit *edits, int count, int wide, const char *x, char *out, int64_t n, int threads, Parallel parallel)
 {
     Share shares[MOST_THREADS];
@@ -116,7 +116,7 @@ void edit(const Edit *edits, int count, int wide, const char *x, char *out, int6
     }
     if (threads > 1 && parallel) {
         Work work = {shares, threads, 0};
-        parallel(edit_shares, &work, 0, 0); /* a smaller number would end threads of the pool */
+        parallel(edit_shares, &work, 0, 0); /* 0: all threads; a smaller number would end threads of the pool */
     } else
         edit_in_new_threads(shares, threads);
 }

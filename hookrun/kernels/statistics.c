@@ -1,9 +1,10 @@
 /* The statistics of a tensor in one pass, for hookrun/kernels/statistics.py.
 
-   Sums are taken in double precision around an element of the tensor, so that a mean that is much larger than the
-   deviation does no harm. A tensor is divided in the same way whatever the number of threads: the result is the same.
+   Sums are accumulated in double precision after subtracting one element of the tensor, so that a mean much larger
+   than the deviation costs no accuracy. The division into parts does not depend on the number of threads, so the result
+   does not either.
 
-   No headers of Python or torch: what is used of Python belongs to its stable ABI, and tensors are looked at through
+   No headers of Python or torch are needed: of Python only the stable ABI is used, and tensors are read through
    DLPack's exchange functions (dmlc/dlpack, version 1), read-only. */
 
 #include <math.h>
@@ -73,8 +74,8 @@ enum { CPU = 1, FLOAT = 2, BFLOAT = 4 };
 
 /* ---- one block ------------------------------------------------------------------------------------------------ */
 
-/* Elements of a block, which stays in a core's cache, of one of halves, which are converted first, and of a part, the
-   blocks of which are added up in their order. */
+/* Elements of a block, which fits in a core's cache; of a block of 16-bit floats, which are converted first; and of a
+   part, whose blocks are added up in order. */
 enum { BLOCK = 8192, BLOCK_OF_HALVES = 2048, PART = 16 * BLOCK };
 
 typedef struct {
@@ -86,11 +87,11 @@ typedef struct {
 
 enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
 
-/* The sums are around the first element: of differences to it nothing is lost where the mean is large. The sum of
-   squares follows from them; that of float64 is added up as well, for it is not rounded to float32.
+/* Sums are of differences to the first element, which keeps accuracy where the mean is large. The sum of squares
+   follows from them; for float64 it is also accumulated directly, since that result is not rounded to float32.
 
-   The quarters of a block are read side by side: a processor fetches each of them ahead, where it would fetch one
-   stream alone too late, and no addition waits for the one before it. */
+   The four quarters of a block are read side by side: the processor prefetches four streams sooner than one, and no
+   addition waits for the previous one. */
 #define MEASURE_BLOCK(NAME, T, WIDE)                                                                                  \
     static void NAME(const T *restrict x, int n, int flags, Moments *out)                                             \
     {                                                                                                                 \
@@ -151,7 +152,7 @@ enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
             NAME##_not_finite(x, n, out);                                                                             \
     }
 
-/* Something in the block, or the sum of the squared differences, is not finite: the slow way. */
+/* The slow path, for a block with an element or a sum of squared differences that is not finite. */
 #define NOT_FINITE(NAME, T)                                                                                           \
     static void NAME##_not_finite(const T *x, int n, Moments *out)                                                    \
     {                                                                                                                 \
@@ -192,7 +193,7 @@ static void from_float16(const uint16_t *x, int n, float *out)
         uint32_t sign = (uint32_t)(x[i] & 0x8000) << 16, rest = x[i] & 0x7fff;
         uint32_t normal = (rest << 13) + ((127 - 15) << 23);
         normal += rest >= 0x7c00 ? (uint32_t)(127 - 15) << 23 : 0; /* infinity and NaN */
-        float tiny = (float)(int32_t)rest * 0x1p-24f;                  /* subnormal: a count of the smallest */
+        float tiny = (float)(int32_t)rest * 0x1p-24f;                  /* subnormal: a multiple of the smallest */
         uint32_t tiny_bits;
         memcpy(&tiny_bits, &tiny, sizeof tiny);
         bits[i] = sign | (rest < 0x400 ? tiny_bits : normal);
@@ -282,24 +283,24 @@ static void *in_thread(void *given)
     return NULL;
 }
 
-/* OpenMP's function that runs a task in all threads of the caller's pool and waits for them, as GCC names it.
+/* GCC's name for OpenMP's function that runs a task in all threads of the caller's pool and waits for them.
 
-   threads: so many; 0: as many as torch computes with. The pool would end those that a smaller number leaves out */
+   threads: their number; 0: as many as torch uses. A smaller number would end the other threads of the pool */
 typedef void (*Parallel)(void (*task)(void *), void *data, unsigned threads, unsigned flags);
 
 /* Which threads measure large tensors.
 
-   most:     so many at most
-   parallel: gives a task to the threads that torch computes with. They wait busily for a while after each of torch's
-             operations, so that others would compete with them for a core. NULL: threads are started
-   process:  the one that has that pool; a process that is forked from it has not */
+   most:     the most threads to use
+   parallel: runs a task in torch's own threads. They spin for a while after each torch operation, so that other
+             threads would compete with them for cores. NULL: new threads are started
+   process:  the process that has this pool; a forked child does not have it */
 typedef struct {
     int most;
     Parallel parallel;
     pid_t process;
 } Threads;
 
-/* Parts for which a thread pays: one of the pool, and one that is started. */
+/* Parts per thread from which a thread pays off: a thread of the pool, and a new thread. */
 enum { PARTS_OF_A_THREAD = 1, PARTS_OF_A_NEW_THREAD = 4, MOST_NEW_THREADS = 64 };
 
 static void measure_in_new_threads(Work *work)
@@ -330,7 +331,7 @@ static void measure_in_threads(Work *work, const Threads *threads)
         measure_in_new_threads(work);
 }
 
-/* False: no memory. */
+/* Returns false if memory runs out. */
 static int measure(const char *data, Kind kind, int64_t n, int flags, const Threads *threads, Moments *out)
 {
     int64_t parts = (n + PART - 1) / PART;
@@ -350,7 +351,7 @@ static int measure(const char *data, Kind kind, int64_t n, int flags, const Thre
     return 1;
 }
 
-/* The elements fill one piece of memory, in whatever order of dimensions. Their number; 0: they do not. */
+/* The number of elements if they fill one piece of memory, in any order of dimensions; else 0. */
 static int64_t dense(const DLTensor *x)
 {
     int64_t n = 1;
@@ -397,16 +398,16 @@ static int kind_of(const DLTensor *x, Kind *kind)
 typedef enum { MEAN, STD, VAR, MIN, MAX, NORM, ABS_MEAN, ABS_MAX, SUM, ZEROS, NANS, INFS, BYTES, NUMEL } Statistic;
 
 enum { MOST_STATISTICS = 64, OF_A_FIRING = 4 };
-enum { LONG = 1 << 16 }; /* elements that are measured without the interpreter's lock */
+enum { LONG = 1 << 16 }; /* elements from which the GIL is released while measuring */
 
 /* What one function measures.
 
-   keys:    the names of what a record says of a firing, then those of the statistics
-   start:   a record with all its keys, and the values that are the same at every firing
-   pending: a list of lists that hold one record each; `most`: whoever adds more is to be told */
+   keys:    the record's keys that describe a call of the hook, then those of the statistics
+   start:   a record with all its keys, and the values that are the same at every call of the hook
+   pending: a list of lists that hold one record each; with `most` of them the caller is told to read them */
 typedef struct {
     const Exchange *exchange;
-    PyObject *tensor, *parameter; /* the two types, which live as long as torch does */
+    PyObject *tensor, *parameter; /* torch.Tensor and nn.Parameter, which are never freed */
     int count, flags;
     Threads threads;
     unsigned char wanted[MOST_STATISTICS];
@@ -448,7 +449,7 @@ static PyObject *given(PyObject *object)
     return object;
 }
 
-/* The moments of a tensor of at least two elements in memory of this process. False: it is something else. */
+/* Find the moments of a CPU tensor of at least two elements. Returns false for anything else. */
 static int look(const Wanted *wanted, PyObject *object, Kind *kind, Moments *found)
 {
     PyObject *type = PyObject_Type(object);
@@ -462,7 +463,8 @@ static int look(const Wanted *wanted, PyObject *object, Kind *kind, Moments *fou
     }
     if (x.device.type != CPU || !x.data || !kind_of(&x, kind))
         return 0;
-    /* One element may be the imaginary part of a conjugate, whose sign is kept apart. Of several those are apart too. */
+    /* A single element may be the imaginary part of a lazy conjugate, whose sign is stored separately. With several
+       elements such a tensor is not contiguous and is refused anyway. */
     int64_t n = dense(&x);
     if (n < 2)
         return 0;
@@ -488,7 +490,7 @@ static PyObject *measured(PyObject *self, PyObject *const *arguments, ptrdiff_t 
     return values;
 }
 
-/* Set a new value, which is given away. False: no memory. */
+/* Set a new value and take over its reference. Returns false if memory runs out. */
 static int put(PyObject *record, PyObject *key, PyObject *value)
 {
     int done = value && !PyDict_SetItem(record, key, value);
@@ -514,7 +516,7 @@ static PyObject *make_record(const Wanted *wanted, PyObject *const *firing, cons
     return NULL;
 }
 
-/* Arguments: the tensor, then what the record says of the firing. */
+/* Arguments: the tensor, then the record's values that describe the call of the hook. */
 static PyObject *recorded(PyObject *self, PyObject *const *arguments, ptrdiff_t count)
 {
     const Wanted *wanted = PyCapsule_GetPointer(self, NULL);
@@ -554,8 +556,8 @@ static void release(PyObject *capsule)
 /* A Python function for the statistics of a tensor. NULL: no memory; None: another version of DLPack.
 
    names:    which statistics, `count` of them
-   threads:  how many measure a large tensor, of the pool behind `parallel` where that is not NULL
-   keys:     None: it gives a tuple of them. A tuple: it appends a record to `pending`, see Wanted */
+   threads:  number of threads for a large tensor, from the pool behind `parallel` if that is not NULL
+   keys:     None: the function returns a tuple of statistics. A tuple: it appends a record to `pending`, see Wanted */
 PyObject *measuring(const Exchange *exchange, PyObject *tensor, PyObject *parameter, const unsigned char *names,
                     int count, int threads, Parallel parallel, PyObject *keys, PyObject *start, PyObject *pending,
                     ptrdiff_t most)

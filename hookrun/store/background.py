@@ -1,4 +1,4 @@
-"""Work done by one thread, in order, while the program goes on: at most one piece waits.
+"""A worker thread that processes pieces in order while the program goes on; at most one piece waits.
 
 Ctrl-C may interrupt the thread that hands over and waits at any step, and more than once. So each fact about a piece is
 set by one thread only, and waiting for it may be repeated: an interrupted step leaves nothing inconsistent.
@@ -16,7 +16,7 @@ U = TypeVar("U")
 
 
 class Background(Generic[T]):
-    """Calls `work` with each piece in a thread of its own, which starts with the first.
+    """Calls `work` with each piece in a separate thread, which starts with the first piece.
 
     error: what `work` raised; after that `work` is not called again
     left:  the piece that failed and those after it
@@ -56,7 +56,7 @@ class Background(Generic[T]):
 
     def _starts(self) -> bool:
         pieces: SimpleQueue[tuple[T, _Progress] | None] = SimpleQueue()
-        # a daemon: a program that ends without `stop` is not kept
+        # a daemon thread does not keep the process alive if `stop` is never called
         thread = Thread(target=self._run, args=(pieces,), name=self._name, daemon=True)
         try:
             thread.start()
@@ -104,7 +104,7 @@ class InTwoSteps(Generic[T, U]):
         return self._second.error or self._first.error
 
     def put(self, piece: T) -> None:
-        """Hand over a piece; waits while another one waits for its first step."""
+        """Queue a piece; blocks while another piece is queued for step 1."""
         self._first.put(piece)
 
     def wait(self) -> None:
@@ -152,7 +152,7 @@ class _Moment:
 
 
 class _Progress:
-    """How far the work on a piece has come."""
+    """The state of the work on one piece."""
 
     def __init__(self) -> None:
         self.begun = _Moment()

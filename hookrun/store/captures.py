@@ -25,7 +25,7 @@ _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 _ROW_NUMBERS = {"int64", "int32", "int16", "int8", "uint8"}
 _OPEN_SHARDS = 16
 
-# Of each of COLUMNS: what is meant where the column is missing, and the least that it may hold.
+# Column of COLUMNS -> (value where the column is missing, smallest allowed value).
 _DEFAULTS = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 _LEAST = (FIRING, 0, 0, 0, 0, -1, -1, -1, -1, -1)
 
@@ -76,7 +76,7 @@ class StoredCapture:
 
     @property
     def sample_ids(self) -> Tensor:
-        """[rows] int64: the sample of each row; -1 where a row is a whole firing."""
+        """[rows] int64: the sample of each row; -1 where a row is a whole call of the hook."""
         return self._column("sample")
 
     @property
@@ -91,7 +91,7 @@ class StoredCapture:
 
     @property
     def calls(self) -> Tensor:
-        """[rows] int64: the call of the module within one forward pass that each row is from."""
+        """[rows] int64: which call of the module within one forward pass each row was captured in."""
         return self._column("call")
 
     @property
@@ -205,7 +205,7 @@ class StoredCapture:
 
     @cached_property
     def _table(self) -> tuple[Tensor, Tensor]:
-        """[rows, columns] in row order, and the place of each row in the order of recording."""
+        """[rows, columns] in row order, and the position of each row in recording order."""
         tables = [self._table_of(part) for part in self._parts]
         table = torch.cat(tables)
         samples, splits = table[:, 0], table[:, COLUMNS.index("split")]

@@ -31,7 +31,7 @@ class WeightsFile:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """The total size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copied(self) -> WeightsFile:
@@ -55,7 +55,7 @@ def save(
 ) -> None:
     """Write the model's state dict; an old file at `path` stays until the new one is complete.
 
-    See `checkpoint_of`. StoreError if the disk refuses.
+    See `checkpoint_of`. StoreError if the file cannot be written.
     """
     checkpoint_of(model, path, applied=applied, state=state).write()
 
@@ -67,7 +67,7 @@ def checkpoint_of(
     applied: Iterable[str] = (),
     state: Mapping[str, Tensor] | None = None,
 ) -> WeightsFile:
-    """The model's state dict, as a checkpoint holds it.
+    """Collect the content of a checkpoint from the model's state dict.
 
     applied: the identities of the hooks that changed the model at installation, for the file's metadata
     state:   the whole state dict of a model that is sharded over several ranks; None: the model's own
@@ -102,13 +102,13 @@ def read(path: str | Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise StoreError(f"there is no checkpoint {path}")
     with open_tensors(path.resolve()) as file:
-        state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+        state = {name: read_tensor(file, name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         stored = (file.metadata() or {}).get(_ALIASES, "{}")
     return state | {name: state[same] for name, same in _aliases(path, stored, state).items()}
 
 
 def _aliases(path: Path, stored: str, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Name -> the name under which its tensor is stored."""
+    """Name -> the name that its tensor is stored under."""
     try:
         aliases = decode(stored.encode())
     except ValueError as error:

@@ -16,8 +16,8 @@ from hookrun.version import __version__
 def environment(argv: Sequence[str] | None = None, device: str | None = None) -> dict[str, Any]:
     """Versions, machine and command line of a run; values of environment variables are left out.
 
-    argv:   the command line; the process's own unless given
-    device: the device computed on; the machine's accelerator, else cpu, unless given
+    argv:   the command line; default: that of this process
+    device: the device that the run uses; default: the machine's accelerator, else cpu
     """
     import torch
 

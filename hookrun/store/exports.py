@@ -72,7 +72,7 @@ class _Batches(Sequence[Tensor]):
 
     def __getitem__(self, number: Any) -> Any:
         if not 0 <= number < len(self):
-            raise IndexError(number)  # which ends an iteration
+            raise IndexError(number)  # ends an iteration
         return self._capture[number * ROWS_AT_ONCE : (number + 1) * ROWS_AT_ONCE]
 
 

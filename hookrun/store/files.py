@@ -16,22 +16,22 @@ from hookrun.store.format import decode, encode
 from hookrun.store.inside import is_there, open_inside, read_inside
 
 MOST_JSON = 32 * 2**20
-"""Bytes of a JSON file."""
+"""Most bytes of a JSON file that is read."""
 
 MOST_LINES = 2**30
-"""Bytes of a file of JSON lines that is read as a whole."""
+"""Most bytes of a file of JSON lines that is read."""
 
 MOST_LINE = 32 * 2**20
 BYTES_AT_ONCE = 2**20
 
 
 class StoreError(HookrunError):
-    """A file of a run could not be written or read; the message names it and says what was kept."""
+    """A file of a run could not be written or read; the message names the file and says what was kept."""
 
 
 @contextmanager
 def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
-    """A file to write, which takes the name `path` only once it is complete and on disk.
+    """Write a file atomically: `path` is replaced only once the new content is complete and on disk.
 
     It is written under another name in the same folder, flushed, renamed, and the folder is flushed. An error
     before the renaming leaves `path` as it was; an OSError becomes a StoreError.
@@ -58,7 +58,7 @@ class Aside:
         """The open file; all of its content is written inside the block."""
         with self._removed_on_error():
             self._name.unlink(missing_ok=True)
-            # Exclusively: a directory from a stranger may hold a link of that name.
+            # Mode x: an untrusted directory may hold a link of that name.
             self._file = open(self._name, "xb")  # noqa: SIM115 - `complete` closes it
             yield self._file
 
@@ -114,7 +114,7 @@ def overwrite_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def is_full(error: StoreError) -> bool:
-    """Whether a disk or a quota had no room left."""
+    """Whether the error is a full disk or an exceeded quota."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -183,12 +183,12 @@ class Lines:
             file = self._open()
             end = os.fstat(file).st_size
             try:
-                while lines:  # the system may take less than it is given
+                while lines:  # a write may be partial
                     lines = lines[os.write(file, lines) :]
                 if self._durable:
                     os.fsync(file)
             except BaseException:
-                with suppress(OSError):  # a reader leaves out a torn last line
+                with suppress(OSError):  # readers skip an incomplete last line
                     os.ftruncate(file, end)
                 raise
         except OSError as error:
@@ -332,7 +332,7 @@ def _last(path: Path, line: bytes, number: int) -> Block:
 
 
 def _decoded(path: Path, lines: Sequence[bytes], first: int) -> list[Any]:
-    try:  # in one go, which takes a third of the time
+    try:  # parsing all lines at once takes a third of the time
         records: list[Any] = decode(b"[" + b",".join(lines) + b"]")
         if len(records) == len(lines):
             return records

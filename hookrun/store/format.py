@@ -1,4 +1,4 @@
-"""The run directory's format: file names, states, and JSON with NaN, which is read within bounds."""
+"""The run directory's format: file names, states, and JSON with NaN, read with limits on its size."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ _ENDS = ("NaN", "Infinity")
 
 def encode(value: Any, *, indent: int | None = None) -> str:
     """Strict ASCII JSON, on one line without `indent`. Takes paths, and numbers of torch and NumPy too."""
-    if indent is None and type(value) is dict and _is_flat(value):  # as most lines are
+    if indent is None and type(value) is dict and _is_flat(value):  # the usual case
         return encode_plain(value)
     return json.dumps(_plain(value), allow_nan=False, indent=indent)
 
@@ -142,7 +142,7 @@ def _is_flat(value: dict[Any, Any]) -> bool:
 
 
 def decode(text: bytes) -> Any:
-    """What `encode` wrote, with NaN and infinities as floats.
+    """The inverse of `encode`: NaN and infinities become floats again.
 
     Raises ValueError for text that is not JSON, and for JSON deeper than `MOST_DEPTH`, with more values than
     `MOST_VALUES` or an integer of more than `MOST_DIGITS` digits.
@@ -175,7 +175,7 @@ def _refuse_constant(word: str) -> Any:
 
 
 def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS + 1:  # and a sign
+    if len(digits) > MOST_DIGITS + 1:  # + 1 for the sign
         raise ValueError(f"it holds a number of {len(digits):,} digits")
     return int(digits)
 

@@ -1,4 +1,4 @@
-"""A line of generations.jsonl as a typed model: what it may hold, and within which bounds."""
+"""A line of generations.jsonl as a typed model: its keys, types and bounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ending = Literal["length", "end"]
 class GenerationLine(Record):
     """A line of generations.jsonl: the continuation of a prompt, and the one without hooks if both were generated.
 
-    reason:   length: it has all of its new tokens; end: the last one is an end token
+    reason:   `length`: the limit on new tokens was reached; `end`: the last one is an end token
     next:     the most probable first new tokens
     kl_first: KL divergence of the first new token's distribution with hooks from that without, in nats
     """

@@ -14,7 +14,7 @@ _OF_RANK = re.compile(r"index_([1-9]\d{0,5})\.jsonl")
 
 
 def index_name(rank: int) -> str:
-    """The file in which a rank indexes its shards."""
+    """The name of a rank's index file."""
     return INDEX if rank == 0 else f"index_{rank}.jsonl"
 
 
@@ -36,7 +36,7 @@ def index_names(folder: Path) -> list[str]:
 
 
 def read_index(folder: Path) -> tuple[list[Shard], str]:
-    """The shards that the indexes of a folder name, and a note on a last line that is cut off, or ``""``.
+    """The shards listed in the indexes of a folder, and a note on an incomplete last line, or ``""``.
 
     The folder is one of a run directory: neither it nor its files may be links. StoreError if a line does not
     describe a shard, and for two lines of one shard.

@@ -29,11 +29,11 @@ _MOST_TOLD = 200
 
 
 class LockedError(StoreError):
-    """Another process writes into the directory."""
+    """Another process is writing into the directory."""
 
 
 class _Held:
-    """The descriptors of locks that this process holds."""
+    """The file descriptors of the locks that this process holds."""
 
     def __init__(self) -> None:
         self.descriptors = set[int]()
@@ -69,8 +69,8 @@ def sole_writer(folder: Path, within: Path | None = None) -> Iterator[None]:
 
     within: a folder above whose writer is ignored, as a job ignores its own sweep
 
-    Raises LockedError where another process holds the lock, StoreError where the folder or the lock cannot be made. A
-    directory that was made here is removed again if the block leaves it empty.
+    Raises LockedError if another process holds the lock, StoreError if the folder or the lock cannot be created. A
+    folder that was created here is removed again if the block leaves it empty.
     """
     made = not folder.exists()
     make_folder(folder)
@@ -101,7 +101,7 @@ def locked(folder: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
     waiting: called once if another process holds the lock, before this one waits
 
-    Raises StoreError where the folder or the lock cannot be made.
+    Raises StoreError if the folder or the lock cannot be created.
     """
     make_folder(folder)
     try:
@@ -130,7 +130,7 @@ def _acquired(folder: Path, *, wait: bool = False) -> int:
         except StoreError:
             os.close(descriptor)
             raise
-        os.close(descriptor)  # the holder before removed the file after this process had opened it
+        os.close(descriptor)  # the previous holder removed the file after this process had opened it
 
 
 def refuse_held(folder: Path) -> None:
@@ -155,7 +155,7 @@ def _opened(path: Path, flags: int) -> int:
 
 
 def _lock(descriptor: int, folder: Path, *, exclusive: bool, wait: bool = False) -> None:
-    """Take the lock, or wait for it, or raise LockedError.
+    """Take the lock; if it is held, wait or raise LockedError.
 
     A file system that does not support locks does not keep writers apart.
     """

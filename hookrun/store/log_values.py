@@ -9,7 +9,7 @@ from hookrun.store.records import MOST_COUNT, MOST_NAME
 
 
 def number(name: str, value: Any) -> int | float:
-    """The value of a metric as a Python number. HookrunError, with its name, for what is not one number."""
+    """The value of a metric as a Python number. HookrunError, naming the metric, for anything but one number."""
     if len(name) > MOST_NAME:
         raise HookrunError(f"log: a name of {len(name):,} characters, at most {MOST_NAME:,} are kept")
     found = value

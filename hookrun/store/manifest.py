@@ -1,8 +1,8 @@
-"""The manifest: every file of a run as it was when the run came to its end, which `verify` judges by.
+"""The manifest: size and hash of every file of a run when it ended; `verify` compares the files with it.
 
 `manifest.json` is ``{"files": {path: {"bytes": n, "sha256": hex}}}``, paths from the run directory with ``/``. It
-leaves out itself, status.json, the lock, report.html and resumable states, which hold check sums of their own. The
-status of a run that came to its end holds its SHA-256 under ``manifest``.
+leaves out itself, status.json, the lock, report.html and resumable states, which hold their own checksums. The
+status of a run that ended holds the manifest's SHA-256 under ``manifest``.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ BLOCK = 1 << 20
 def write_manifest(folder: Path) -> str:
     """Write manifest.json, atomically, and return its SHA-256.
 
-    A shard was hashed when it was written and is not read again: its index has the hash. Links and other entries
-    that are not regular files are left out. StoreError if a file cannot be read or the manifest not be written, and
-    where a shard that was written is no longer there.
+    Hashes of shards are taken from their index, where they were stored at writing. Entries that are not regular files
+    (such as links) are left out. StoreError if a file cannot be read, the manifest cannot be written, or a shard is
+    missing.
     """
     known = _hashed_shards(folder)
     files = dict[str, dict[str, int | str]]()
@@ -48,7 +48,7 @@ def write_manifest(folder: Path) -> str:
 
 
 def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
-    """Path -> bytes and SHA-256 of each file. StoreError if the manifest is not the one with that SHA-256."""
+    """Path -> bytes and SHA-256 of each file. StoreError if the manifest has another SHA-256."""
     from hookrun.store.records import ManifestRecord, checked
 
     path = folder / MANIFEST
@@ -65,9 +65,9 @@ def read_manifest(folder: Path, sha256: str) -> dict[str, tuple[int, str]]:
 def manifest_faults(
     folder: Path, manifest: Mapping[str, tuple[int, str]], recorded: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """The path of each file that is not as the manifest says, and what is wrong with it.
+    """The path of each file that does not match the manifest, and what is wrong with it.
 
-    recorded: path -> SHA-256 of files whose hash stands in an index too, which must be the same
+    recorded: path -> SHA-256 of files whose hash an index holds too; both must agree
     """
     there = dict(_judged_files(folder))
     for name in manifest.keys() - there.keys():
@@ -98,7 +98,7 @@ def _content_faults(path: Path, folder: Path, sha256: str, recorded: Mapping[str
 
 
 def hashed(path: Path, root: Path | None = None, digest: Digest | None = None) -> tuple[int, str]:
-    """Bytes and SHA-256, or another digest, of a regular file, read in blocks. StoreError if it cannot be read."""
+    """Size in bytes and SHA-256 (or the given digest) of a file, read in blocks. StoreError if it cannot be read."""
     digest, size = hashlib.sha256() if digest is None else digest, 0
     try:
         with open_inside(path, root) as file:

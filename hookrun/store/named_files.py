@@ -1,4 +1,4 @@
-"""What lies in the files and folders that a configuration names, as short texts that differ where the content does."""
+"""Fingerprints of the files and folders that a configuration names, which change with their content."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any
 from hookrun.store.format import STATUS
 
 WHOLE = 2**26
-"""Bytes: of a larger file, blocks at even distances stand for its content, the first and the last among them."""
+"""Bytes. Of a larger file only evenly spaced blocks are read, including the first and the last."""
 
 BLOCK = 2**20
 BLOCKS = 64
 MOST_READ = 1_000
-"""Files of a folder whose content is read, at even distances; of the others the names count."""
+"""How many evenly spaced files of a folder are read; the others count by name only."""
 
 PATHS = frozenset({"file", "root", "run", "path", "weights", "tokenizer"})
-"""Keys whose texts are paths."""
+"""Keys whose values are paths."""
 
 _EMPTY = "no bytes"
-"""Of a file that has none, and of one of the system's that only says so and may never end."""
+"""Fingerprint of an empty file, and of a system file that reports 0 bytes but may never end."""
 
 _OF_EACH = 2**16
 _MOST_PATH = 4_096
 
 
 def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str, str]:
-    """Each text in a configuration that is the path of a file or a folder -> what is there now.
+    """Each path in a configuration -> the fingerprint of the file or folder there.
 
-    Texts of keys such as `file` and `root` are paths, and those that look like one. A run directory stands for its
-    status. Of other folders only those of the section `data` are gone through.
+    Values of keys such as `file` and `root` count as paths, and so do values that look like one. For a run directory
+    its status is the fingerprint. Other folders are read only if the section `data` names them.
 
-    run: the run directory of the configuration itself, which it does not name
+    run: the run directory of the configuration itself, which is left out
     """
     data = set(_paths(config.get("data")))
     own = None if run is None else run.resolve()
@@ -46,7 +46,7 @@ def named_files(config: Mapping[str, Any], run: Path | None = None) -> dict[str,
 
 
 def _paths(node: Any) -> Iterator[str]:
-    """The texts that may be paths."""
+    """The strings that may be paths."""
     pending: list[tuple[Any, Any]] = [("", node)]
     while pending:
         key, found = pending.pop()
@@ -63,12 +63,12 @@ def _paths(node: Any) -> Iterator[str]:
 
 
 def _looks_like_path(text: str) -> bool:
-    """Whether a word could hardly be anything else: a folder may well be called as a model or a module is."""
+    """Whether a string is clearly a path: a bare word is not, since a folder may have the name of a model or module."""
     return "\0" not in text and (os.sep in text or bool(Path(text).suffix))
 
 
 def _content(text: str, *, is_data: bool) -> str:
-    """What is there; empty where nothing is, or nothing that counts."""
+    """The fingerprint of a path; empty if nothing is there, or nothing that counts."""
     with suppress(OSError, ValueError):
         path = Path(text).expanduser()
         found = path.stat()
@@ -108,7 +108,7 @@ def _of_folder(folder: Path) -> str:
 
 
 def _beginning(path: Path) -> bytes:
-    """Size and first bytes of a file; nothing of a pipe or a device, which might never end."""
+    """Size and first bytes of a file; empty for a pipe or a device, which might never end."""
     with suppress(OSError):
         found = path.stat()
         if stat.S_ISREG(found.st_mode) and found.st_size:

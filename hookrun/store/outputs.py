@@ -27,7 +27,7 @@ def outputs_folder() -> Path:
 def newest_unchanged(folder: Path) -> Path | None:
     """The newest run in `folder` that is done and whose files have not changed since; None if there is none.
 
-    Every file is read.
+    Reads every file of the run.
     """
     for status in sorted(folder.glob(f"*/{STATUS}"), reverse=True):
         run = status.parent

@@ -17,7 +17,7 @@ LARGE = 1 << 20
 
 
 class BlockWriter:
-    """Writes one block after the other to the end of a file.
+    """Appends blocks to a file.
 
     A large block is written directly to the disk if the system and the file system can do so and the block is aligned
     in memory and in the file; else it is written through the cache, and flushing it begins at once.
@@ -55,7 +55,7 @@ class BlockWriter:
         except OSError as error:
             if error.errno not in (errno.EINVAL, errno.ENOTSUP):
                 raise
-            self._is_direct = False  # not in this file system, or not in these steps
+            self._is_direct = False  # not supported by this file system or with this alignment
         finally:
             fcntl.fcntl(file, fcntl.F_SETFL, flags)
         return done

@@ -1,4 +1,4 @@
-"""What a line of pictures.jsonl holds."""
+"""A line of pictures.jsonl as a typed model."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from hookrun.store.run_dir import RunDir
 
 
 class RankDir(RunDir):
-    """The directory of a run, which rank 0 has made, in the process of another rank.
+    """The run directory in a process of another rank; rank 0 created it.
 
     position: of the files if the run is resumed, from the state; None if it is not resumed
 
@@ -40,7 +40,7 @@ class RankDir(RunDir):
         exit_code: int | None = None,
         objective: Mapping[str, Any] | None = None,
     ) -> None:
-        """Rank 0 writes the status of the run."""
+        """Does nothing: rank 0 writes the status."""
         self.ended = status != "running"
 
     def write_manifest(self) -> None:
@@ -52,7 +52,7 @@ class RankDir(RunDir):
         return {}
 
     def sync(self) -> None:
-        """Rank 0 writes the lines."""
+        """Does nothing: rank 0 writes the lines."""
 
     def _write(self, name: str, value: Mapping[str, Any]) -> None:
         """Rank 0 writes the plan and the other JSON files."""

@@ -20,7 +20,7 @@ _DTYPES = {dtype_name(dtype): dtype for dtype in DTYPES}
 def gathered_trees(ranks: Ranks, tree: Any) -> list[Any]:
     """The trees of all ranks, in the order of the ranks, with tensors on the CPU; every rank must call it.
 
-    Raises NotPlain for what a tree cannot hold.
+    Raises NotPlain for a value that a tree cannot hold.
     """
     values, tensors = flatten(tree)
     mine = {"values": values, "tensors": {name: _written(each) for name, each in tensors.items()}}
@@ -33,7 +33,7 @@ def _tensor(written: Mapping[str, tuple[str, list[int], str]], name: str) -> Ten
 
 
 def _written(tensor: Tensor) -> tuple[str, list[int], str]:
-    """dtype, shape and content."""
+    """(dtype, shape, content as text)."""
     whole = tensor.detach().cpu().contiguous()
     content = as_bytes(whole.reshape(-1)).numpy().tobytes() if whole.numel() else b""
     return dtype_name(tensor.dtype), list(tensor.shape), b64encode(content).decode("ascii")

@@ -22,7 +22,7 @@ def read_record(path: Path, model: type[Record]) -> dict[str, Any]:
 
 
 def read_records(path: Path, line: TypeAdapter[Any]) -> list[dict[str, Any]]:
-    """The lines of a file directly in a run directory; a last one that is cut off is left out.
+    """The lines of a file directly in a run directory, without an incomplete last line.
 
     StoreError if a line does not fit `line`.
     """

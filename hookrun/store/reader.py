@@ -227,7 +227,10 @@ class Run:
         return as_table(rows[of](), form)
 
     def export(self, path: str | os.PathLike[str]) -> list[str]:
-        """Write every capture into one safetensors file: ``hook/module`` and ``hook/module.sample_ids``; its keys."""
+        """Write every capture into one safetensors file as ``hook/module`` and ``hook/module.sample_ids``.
+
+        Returns the keys of the file.
+        """
         return merge(self.captures, Path(path).expanduser())
 
     def __repr__(self) -> str:
@@ -249,7 +252,7 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     `path` itself may be a link; links inside the directory are not followed.
     """
     try:
-        folder = Path(path).expanduser().resolve()  # the link `latest` may move on while the run is read
+        folder = Path(path).expanduser().resolve()  # the link `latest` may change while the run is read
         if is_there(folder / STATUS):
             return Run(folder)
         raise StoreError(_not_a_run(folder))

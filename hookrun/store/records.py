@@ -1,4 +1,4 @@
-"""The records of a run directory as typed models: what each may hold, and within which bounds.
+"""The records of a run directory as typed models with their keys, types and bounds.
 
 A run directory may come from anybody. Keys that are not named here are kept as they are, because a later version may
 have added them; a key may be missing, because an earlier version did not write it.
@@ -23,10 +23,10 @@ from pydantic import (
 from hookrun.spec.objective import Direction, OfRun
 
 MOST_NAME = 1_000
-"""Characters of a name: of a hook, a module, a parameter, a metric."""
+"""Most characters of the name of a hook, module, parameter or metric."""
 
 MOST_TEXT = 2**20
-"""Characters of any other text."""
+"""Most characters of any other text."""
 
 MOST_COUNT = 2**53
 """The largest count of rows, bytes, parameters or steps: integers up to this one are exact as floats too."""
@@ -44,7 +44,7 @@ Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class Record(BaseModel):
-    """A mapping whose known keys are checked, without conversions."""
+    """A mapping whose known keys are checked without type conversion."""
 
     model_config = ConfigDict(
         strict=True, extra="allow", frozen=True, protected_namespaces=(), defer_build=True
@@ -160,7 +160,7 @@ class ModuleRecord(Record):
 
 
 class ModelRecord(Record):
-    """model.json. `weights`: where they came from: `random`, the name of published ones, or a path."""
+    """model.json. `weights` is their source: `random`, the name of published weights, or a path."""
 
     type: Annotated[Name | None, Field(alias="class")] = None
     weights: Text | None = None
@@ -227,7 +227,7 @@ MOST_METRICS = 1_000
 
 
 class MetricsLine(Record):
-    """A line of metrics.jsonl: the keys that have a meaning in every line. The others are the metrics, all scalars.
+    """A line of metrics.jsonl: the keys common to all lines. The other keys are metrics, all scalars.
 
     of: None in lines of earlier versions, which did not log the means of training epochs
     """

@@ -1,6 +1,6 @@
 """An open run directory: status, plan, metrics and captures, written so that a crash leaves them readable.
 
-Nothing at the top imports torch: a run has a status before the imports that may fail.
+torch is not imported at module level, so that the status is written before imports that may fail.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from hookrun.store.writer import CaptureWriter
 
 MOST_REASON = 200_000
-"""Characters of the reason in status.json."""
+"""Most characters of the reason in status.json."""
 
 _SHORT = 500
 """The length of a reason that fits into the disk block of the old status.json in any case."""
@@ -119,7 +119,7 @@ class RunDir:
         position: Mapping[str, Any] | None,
         buffer: int | None = None,
     ) -> RunDir:
-        """Open the directory of a run that was cut off, to go on from `position`, as `position()` gave it.
+        """Open the directory of an interrupted run to resume it from `position`, a value of `position()`.
 
         Records after the position are cut off; with None, all of them. The start time of the run is kept.
 
@@ -142,7 +142,7 @@ class RunDir:
     def position(self) -> dict[str, Any]:
         """How far each file reaches, all of it on the disk; a resumable state holds it for `reopen`.
 
-        Captured rows that are buffered become shards. StoreError if the disk refuses.
+        Buffered captured rows are written as shards. StoreError if that fails.
         """
         found = self.written()
         self.sync()
@@ -168,7 +168,7 @@ class RunDir:
     def sync(self) -> None:
         """Wait until every line so far is on the disk; another thread may add lines meanwhile.
 
-        StoreError if the disk refuses.
+        StoreError if that fails.
         """
         for each in self._lines:
             each.sync()
@@ -199,7 +199,7 @@ class RunDir:
         self._require_same_place()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._started = self._started or now
-        now = max(now, self._started)  # the clock may have been put back meanwhile
+        now = max(now, self._started)  # the clock may have been set back in the meantime
         code = EXIT_CODES[status] if exit_code is None else exit_code
         record: dict[str, Any] = {
             "status": status,
@@ -241,7 +241,7 @@ class RunDir:
     def write_manifest(self) -> None:
         """Write manifest.json: sizes and hashes of all files at the end of the run, before the final status.
 
-        Nothing but the status and the report may be written afterwards. StoreError if the disk refuses.
+        Only the status and the report may be written afterwards. StoreError if that fails.
         """
         self._require_same_place()
         self._manifest = write_manifest(self.path)
@@ -266,7 +266,7 @@ class RunDir:
         self._samples.extend(records)
 
     def write_pictures(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Write pictures.jsonl: small pictures of samples, a line each. StoreError if the disk refuses."""
+        """Write pictures.jsonl: small pictures of samples, one line per sample. StoreError if that fails."""
         with replacing(self.path / PICTURES, flushes_folder=False) as file:
             file.write("".join(f"{json.dumps(line)}\n" for line in lines).encode())
 
@@ -364,7 +364,7 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True  # it belongs to another user
     except OverflowError:
-        return False  # no process has such a number
+        return False  # not a valid process number
     return True
 
 
@@ -380,7 +380,7 @@ def update_latest(path: str | os.PathLike[str]) -> str:
         return f"{link} is not a link: it is left alone and does not point to the newest run"
     try:
         aside.unlink(missing_ok=True)
-        os.symlink(folder.name, aside)  # relative: the link survives a move of its folder
+        os.symlink(folder.name, aside)  # relative, so that the folder can be moved
         os.replace(aside, link)
     except OSError as error:
         return f"{link} does not point to the newest run: {os_reason(error)}"

@@ -25,7 +25,7 @@ class SampleTable:
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:
-        """Of each sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
+        """One line per sample in the order of the run: `split`, `sample`, `file`, `class`, `predicted_class`."""
         return read_records(self._path, SAMPLES_LINE) if is_there(self._path) else []
 
     @cached_property

@@ -30,7 +30,7 @@ class Result:
     epoch: int | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As status.json holds it."""
+        """The form in status.json."""
         return {**vars(self.goal), "value": self.value, "epoch": self.epoch}
 
 
@@ -69,7 +69,7 @@ def measures(line: Line) -> dict[str, float]:
     if is_part(line):
         return {}
     if "other" in line and line["other"] == line.get("module"):
-        return {}  # a module is always like itself
+        return {}  # the similarity of a module with itself is always 1
     split = line.get("split")
     head = f"{split}/" if split else ""
     return {
@@ -80,7 +80,7 @@ def measures(line: Line) -> dict[str, float]:
 
 
 def names(lines: Iterable[Line]) -> list[str]:
-    """Every metric with a finite value in a line that is not of a single batch."""
+    """Every metric with a finite value in a line that is not about a single batch."""
     return list(
         dict.fromkeys(
             name

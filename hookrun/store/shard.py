@@ -64,7 +64,7 @@ class Shard:
 
     @classmethod
     def of(cls, record: Any) -> Shard:
-        """The shard that a line describes, without unknown keys.
+        """Parse an index line; unknown keys are dropped.
 
         Raises ValueError for any other line, and if its rows need more bytes than the file has.
         """
@@ -96,7 +96,7 @@ class Shard:
 
 def row_bytes(dtype: str, shape: Sequence[int]) -> int:
     """The bytes of one row of a dtype in `STORED_DTYPES`."""
-    bits = re.search(r"\d+", dtype)  # bool takes a byte
+    bits = re.search(r"\d+", dtype)  # bool has no number and takes one byte
     return (int(bits[0]) // 8 if bits else 1) * math.prod(shape)
 
 

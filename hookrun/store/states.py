@@ -35,7 +35,7 @@ _NAME = re.compile(r"state_(\d{6,12})")
 
 @dataclass(frozen=True)
 class SavedState:
-    """A state as it was read.
+    """A state that was read.
 
     path:  its folder
     about: the run that it belongs to: a mapping of plain values
@@ -54,13 +54,13 @@ class SavedState:
 
 
 def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: int = LEAST_KEPT) -> Path:
-    """Write one more state of the run in `run`, and remove all but the newest `keep`.
+    """Write a new state of the run in `run`, and remove all but the newest `keep` states.
 
-    about: what a reader has to know before it restores anything; plain values, also as `encode` gave them
-    tree:  also as `flatten` gave it
+    about: what a reader has to know before restoring; plain values, or their JSON from `encode`
+    tree:  the content to save, or the result of `flatten`
 
-    Returns its folder. Raises NotPlain for what a state cannot hold, StoreError if the disk refuses; the states that
-    were there are then as they were.
+    Returns the state's folder. Raises NotPlain for a value that a state cannot hold, StoreError if writing fails;
+    earlier states are unchanged then.
     """
     values, tensors = tree if isinstance(tree, Flat) else flatten(tree)
     folder = run / CHECKPOINTS
@@ -100,9 +100,9 @@ def write_state(run: Path, about: Mapping[str, Any] | str, tree: Any, *, keep: i
 
 
 def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
-    """The newest state that is whole, None where there is none; number -> what is wrong, of each one after it.
+    """The newest undamaged state (None if there is none), and number -> fault for each newer, damaged one.
 
-    A state is of the run's own making or a stranger's: nothing outside the directory is read and nothing is run.
+    States are untrusted input: nothing outside the directory is read and no code is run.
     """
     damaged = dict[int, str]()
     for number in sorted(_numbers(run), reverse=True):
@@ -114,12 +114,12 @@ def newest_state(run: Path) -> tuple[SavedState | None, dict[int, str]]:
 
 
 def named_state(run: Path, name: str) -> SavedState:
-    """The state of that name. StoreError where it is not whole."""
+    """The state with this name. StoreError if it is damaged."""
     return _read(run, run / CHECKPOINTS / name)
 
 
 def remove_states(run: Path) -> None:
-    """Remove every state: the run came to its end. StoreError where the file system refuses."""
+    """Remove every state, since the run has ended. StoreError if that fails."""
     for number in _numbers(run):
         path = run / CHECKPOINTS / _named(number)
         try:
@@ -127,11 +127,11 @@ def remove_states(run: Path) -> None:
         except OSError as error:
             raise StoreError(f"cannot remove {path}: {os_reason(error)}") from error
     with suppress(OSError):
-        (run / CHECKPOINTS).rmdir()  # where nothing else is kept
+        (run / CHECKPOINTS).rmdir()  # succeeds only if the folder is empty
 
 
 def remove_unfinished(run: Path, damaged: Iterable[int]) -> None:
-    """Remove the damaged states, and what a process that was killed has left of one that it was writing."""
+    """Remove damaged states, and unfinished ones that a killed process left."""
     folder = run / CHECKPOINTS
     if folder.is_symlink():
         return
@@ -181,7 +181,7 @@ def _named(number: int) -> str:
 
 
 def _numbers(run: Path) -> list[int]:
-    """Of the states in the run directory, in no order."""
+    """The numbers of the states in the run directory, unsorted."""
     if (run / CHECKPOINTS).is_symlink():
         return []
     try:

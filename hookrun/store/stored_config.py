@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from hookrun.spec.experiment import Data
 
 MOST_YAML = 2**20
-"""Bytes of a YAML file."""
+"""Most bytes of a YAML file."""
 
 _SMALL = 2**16
-"""Characters of one that is remembered."""
+"""Most characters of a file whose content is cached."""
 
 _MOST_KNOWN = 64
 _known = dict[str, Any]()
-"""Text -> content."""
+"""Cache: text of a file -> its content."""
 
 _NOT_KNOWN = object()
 
@@ -66,7 +66,7 @@ def _content(text: str) -> Any:
     check(text)
     found = plain(text, fast=True)
     if isinstance(found, str):
-        found = {found: None}  # as OmegaConf reads a text alone
+        found = {found: None}  # as OmegaConf reads a bare string
     return OmegaConf.to_container(OmegaConf.create(found), resolve=False) if found is not None else {}
 
 
@@ -102,9 +102,9 @@ def comes_back(content: Any) -> bool:
 
 @dataclass(frozen=True)
 class DataUsed:
-    """What a run's samples were read from.
+    """The data that a run's samples were read from.
 
-    split: the part of the data that its task names; train where it names none, or all
+    split: the split that its task names; train if it names none or `all`
     """
 
     data: Data
@@ -115,7 +115,7 @@ class DataUsed:
 def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
     """The data that a stored configuration names, checked as that of an experiment is.
 
-    Raises SpecError for what an experiment could not say either, StoreError where something is missing.
+    Raises SpecError for settings that are invalid in an experiment too, StoreError if something is missing.
     """
     from pydantic import ValidationError
 
@@ -134,7 +134,7 @@ def data_used(config: Mapping[str, Any], path: Path) -> DataUsed:
 
 
 def _resolved_data(config: Mapping[str, Any], path: Path) -> Any:
-    """The section `data` with its interpolations resolved, within the bounds of an experiment; else StoreError."""
+    """The section `data` with interpolations resolved. StoreError if it exceeds the limits of an experiment."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 

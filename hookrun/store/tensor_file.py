@@ -26,7 +26,7 @@ from hookrun.store.inside import open_inside
 from hookrun.store.past_cache import LARGE, STEP, BlockWriter
 
 DTYPES: Mapping[torch.dtype, str] = {getattr(torch, name): code for name, code in STORED_DTYPES.items()}
-"""The dtypes that a file can hold, with their names there."""
+"""dtype -> its name in a safetensors file, for the dtypes that a file can hold."""
 
 
 def unstorable(tensor: Tensor) -> str:
@@ -50,7 +50,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 def as_bytes(tensor: Tensor) -> Tensor:
     """The rows of a contiguous [n, ...] tensor as [n, bytes of a row] uint8, without a copy.
 
-    Many dtypes that can be stored cannot be indexed; their bytes can.
+    torch cannot index tensors of some storable dtypes, but it can index their bytes.
     """
     return tensor.reshape(len(tensor), tensor.shape[1:].numel()).view(torch.uint8)
 
@@ -115,7 +115,7 @@ def write_tensors(
     size = 0
     memory = (_memory(chunk) for _, chunks in ordered for chunk in chunks)
     blocks = _joined(chain([memoryview(len(head).to_bytes(8, "little") + head)], memory))
-    if end < LARGE:  # a thread would take longer than it saves
+    if end < LARGE:  # too small for a thread to pay off
         for data in blocks:
             digest.update(data)
             file.write(data)
@@ -123,7 +123,7 @@ def write_tensors(
         return digest.hexdigest(), size
     behind = 0
     writer = BlockWriter(file)
-    # Hashing takes twice as long as writing, and both leave Python alone.
+    # Hashing takes twice as long as writing; both release the GIL.
     with ThreadPoolExecutor(1) as hashing:
         for data in blocks:
             hashed = hashing.submit(digest.update, data)
@@ -174,7 +174,7 @@ def open_tensors(path: Path, root: Path | None = None) -> Any:
 
 
 def read_tensor(file: Any, name: str) -> Tensor:
-    """One tensor of an open file, on the CPU: the library alone would follow torch's default device."""
+    """One tensor of an open file, on the CPU even if torch's default device is another."""
     with torch.device("cpu"):
         tensor: Tensor = file.get_tensor(name)
         return tensor

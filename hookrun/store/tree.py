@@ -30,7 +30,7 @@ class Flat(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """The total size of the tensors in bytes."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def copied(self) -> Flat:
@@ -41,7 +41,7 @@ class Flat(NamedTuple):
 def flatten(tree: Any) -> Flat:
     """The tree as JSON values, and its tensors by number; a tensor that occurs twice is stored once.
 
-    Raises NotPlain.
+    Raises NotPlain for a value that a tree cannot hold.
     """
     flattening = _Flattening()
     return Flat(flattening.value(tree, ()), flattening.tensors)
@@ -78,7 +78,7 @@ class _Flattening:
             return {_TENSOR: self._named(value, where)}
         if isinstance(value, bool | str):
             return value
-        if isinstance(value, int | float):  # of NumPy's numbers, float64 is a float
+        if isinstance(value, int | float):  # NumPy's float64 is a subclass of float
             return int(value) if isinstance(value, int) else float(value)
         if isinstance(value, Counter):
             return {_COUNTER: self._items(value, where)}

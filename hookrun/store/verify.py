@@ -127,7 +127,7 @@ def verify(path: Path) -> Verified:
     _judge_records(findings)
     _judge_tensors(findings, shards)
     _judge_repetitions(findings)
-    if status.get("status") == "done":  # then there was nothing to cut off
+    if status.get("status") == "done":  # a finished run has no incomplete lines
         for name, note in findings.notes:
             if name:
                 findings.add(name, note)
@@ -162,7 +162,7 @@ def _judge_by_manifest(findings: _Findings, sha256: str, shards: Mapping[str, Sh
     with findings.judging(MANIFEST):
         manifest = read_manifest(folder, sha256)
         for name, fault in sorted(manifest_faults(folder, manifest, recorded)):
-            findings.faults[name] = fault  # that a file was changed comes before what is wrong in it
+            findings.faults[name] = fault  # a changed file outranks faults found inside it
         return
     _judge_by_indexes(findings, shards)
 
@@ -171,7 +171,7 @@ def _judge_by_indexes(findings: _Findings, shards: Mapping[str, Shard]) -> None:
     folder = findings.folder
     for name in (CAPTURES, PREDICTIONS):
         if f"{name}/{INDEX}" in findings.faults:
-            continue  # what it names is not known
+            continue  # which shards it names is unknown
         with findings.judging(name):
             own = {f"{name}/{index}" for index in index_names(folder / name)}
             findings.notes += [

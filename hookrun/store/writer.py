@@ -1,4 +1,4 @@
-"""Captured tensors to disk: buffered up to a bound, written as shards by a thread, and only then indexed."""
+"""Writing captured tensors: buffered up to a limit, written as shards by a thread, then indexed."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SHARD_BYTES = 64 * 2**20
 BUFFERS = 3
 """One buffer is filled, one may wait, one is written."""
 
-_TABLE_BYTES = 8 * len(COLUMNS)  # of a row
-_CHUNK_BYTES = 1024  # what a chunk costs beside its data: many small ones must keep to the bound too
+_TABLE_BYTES = 8 * len(COLUMNS)  # per row
+_CHUNK_BYTES = 1024  # overhead per chunk, so that many small chunks respect the limit too
 
 
-_MOST_FIRINGS = 2**20  # of a hook at a module in one batch
+_MOST_FIRINGS = 2**20  # most calls of a hook at one module in one batch
 
-_ALIGNED = 64  # bytes: of where a chunk may begin; a large one begins where it can go to a disk directly
+_ALIGNED = 64  # bytes: alignment of chunks; large chunks are aligned for direct I/O
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class _Filled(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """A shard that waits to be flushed, renamed and indexed."""
+    """A written shard that is still to be flushed, renamed and indexed."""
 
     file: Aside
     shard: Shard
@@ -90,7 +90,7 @@ class _Written(NamedTuple):
 
 
 class CaptureWriter:
-    """Writes captured values below `folder`, which is made with the first shard.
+    """Writes captured values below `folder`, which is created with the first shard.
 
     The folder must not hold an index yet, unless `goes_on` gives the position that the folder was cut back to.
 
@@ -112,7 +112,7 @@ class CaptureWriter:
         shard_bytes: int = SHARD_BYTES,
         rank: int = 0,
         batch: Callable[[], int] | None = None,
-        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - it is frozen
+        goes_on: IndexPosition = IndexPosition(),  # noqa: B008 - immutable
     ) -> None:
         own = rank if batch is not None else 0
         if (folder / index_name(own)).exists() and not goes_on.shards:
@@ -155,7 +155,7 @@ class CaptureWriter:
         path: str = "",
         tokens: TokenRows | None = None,
     ) -> None:
-        """Record a copy of every tensor in `value`, which stays untouched.
+        """Record a copy of every tensor in `value`, which is not changed.
 
         value:      a tensor, or a nested tuple, list, dict, namedtuple or dataclass of tensors
         sample_ids: the samples of the batch, if the value belongs to a batch. A tensor whose first dimension has
@@ -214,16 +214,16 @@ class CaptureWriter:
         return batch * _MOST_FIRINGS + min(count, _MOST_FIRINGS - 1)
 
     def flush(self) -> None:
-        """Write what is buffered as one shard, index it, and wait for that.
+        """Write the buffered rows as one shard, index it, and wait until that is done.
 
-        On a StoreError the buffer is lost and nothing more is taken.
+        After a StoreError the buffered rows are lost and the writer takes no more.
         """
         self._hand_over()
         self._disk.wait()
         self._raise_failure()
 
     def position(self) -> dict[str, Any]:
-        """How far the folder reaches once what is buffered is on the disk, as an IndexPosition."""
+        """Flush the buffer and return the folder's position, as an IndexPosition."""
         self.flush()
         counts = dict[str, dict[str, tuple[int, int, int]]]()
         for (hook, module), each in self.counts.items():
@@ -232,7 +232,7 @@ class CaptureWriter:
         return {"index": self._index.reach(), "shards": self.shards, "counts": counts, "turns": turns}
 
     def close(self) -> None:
-        """Write what is buffered and take no more."""
+        """Write the buffered rows; the writer takes no more afterwards."""
         try:
             self.flush()
         finally:
@@ -313,7 +313,7 @@ class CaptureWriter:
         aligned = STEP if rows.nbytes >= LARGE else _ALIGNED
         start = -(-self._used // aligned) * aligned
         stop = start + rows.nbytes
-        if stop > self._shard_bytes:  # one row that is larger than a buffer
+        if stop > self._shard_bytes:  # a single row larger than a buffer
             return torch.empty(rows.shape, dtype=rows.dtype, device="cpu")
         if self._memory is None:
             self._memory = self._spare.pop() if self._spare else _memory(self._shard_bytes)
@@ -351,7 +351,7 @@ def _memory(size: int) -> Tensor:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8, device="cpu")
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a system without large pages
+    with suppress(OSError):  # a system without huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
