@@ -1,0 +1,37 @@
+"""Parameters that hooks add are known as such, also in a copy, until they are removed."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+
+from hookrun.actions import Action
+from hookrun.actions.base import add_parameter, remove_parameter, was_added
+
+
+def test_an_added_parameter_is_told_from_the_module_s_own() -> None:
+    module = nn.Linear(1, 1)
+    before = set(vars(module))
+    add_parameter(module, "shift", nn.Parameter(torch.zeros(1)))
+    for each in (module, copy.deepcopy(module)):
+        assert was_added(each, "shift") and not was_added(each, "weight")
+    remove_parameter(module, "shift")
+    assert not was_added(module, "shift") and "shift" not in dict(module.named_parameters())
+    assert set(vars(module)) == before
+
+
+def test_a_summary_has_what_was_set_in_short() -> None:
+    class Own(Action):
+        action_name = "own"
+        a: float = 1.0
+        b: tuple[float, ...] = ()
+        c: str = "x"
+
+        def build(self, site: object) -> object:  # type: ignore[override]
+            return None
+
+    assert Own().summary() == ""
+    assert Own(a=0.10, b=tuple(range(40))).summary().startswith("a=0.1 b=[0, 1, 2")
+    assert len(Own(b=tuple(range(40))).summary()) == len("b=") + 32

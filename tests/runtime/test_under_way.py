@@ -1,0 +1,28 @@
+"""Inside of `computing` operations are simply computed, whatever mode or trace is around them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from hookrun.runtime.under_way import computes, computing
+
+
+def test_fake_tensors_and_transforms_are_left_and_entered_again() -> None:
+    assert computes()
+    with FakeTensorMode():
+        assert not computes()
+        with computing():
+            assert computes() and not isinstance(torch.ones(2), FakeTensor)
+        assert not computes() and isinstance(torch.ones(2), FakeTensor)
+    count = torch.zeros(())
+
+    def counted(x: Tensor) -> Tensor:
+        assert not computes()
+        with computing():
+            count.add_(1)
+        return x * 2
+
+    assert torch.vmap(counted)(torch.ones(3)).tolist() == [2.0] * 3
+    assert count.item() == 1 and computes()

@@ -1,0 +1,54 @@
+"""What a call says of its tokens, by position or by name, and what it does not say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.runtime.tokens.calls import CallReader, LabelsReader, Told, as_mask
+
+IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
+
+
+class Model(nn.Module):
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any) -> Tensor:
+        return input_ids
+
+
+def test_ids_and_mask_are_read_by_position_and_by_name_as_copies() -> None:
+    reader = CallReader(Model())
+    for args, kwargs in (((IDS, MASK), {}), ((), {"input_ids": IDS, "attention_mask": MASK})):
+        told = reader.read(args, kwargs)
+        assert told is not None and (told.rows, told.columns, told.past) == (2, 3, None)
+        assert told.ids is not None and torch.equal(told.ids, IDS)
+        assert told.ids.data_ptr() != IDS.data_ptr()
+        assert told.mask is not None and torch.equal(told.mask, MASK.bool())
+    assert reader.read((), {"pixel_values": torch.zeros(2, 3)}) is None
+
+
+def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
+    wide = torch.ones(2, 5, dtype=torch.int64)
+    told = CallReader(Model()).read((IDS, wide), {})
+    assert told is not None and told.past == 2 and Told.of(IDS, wide).past == 2
+    assert Told.of(IDS, MASK).past is None
+
+
+def test_tensors_without_data_give_shapes_alone() -> None:
+    told = CallReader(Model()).read((IDS.to("meta"),), {})
+    assert told is not None and not told.real and told.ids is None and told.columns == 3
+
+
+def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> None:
+    reader = LabelsReader(nn.Identity())
+    labels = torch.tensor([[4, -100]])
+    found = reader.read((), {"labels": labels})
+    assert found is not None and found.tolist() == [[True, False]]
+    assert reader.read((), {"labels": labels, "decoder_input_ids": labels}) is None
+    assert LabelsReader.of(nn.Sequential(Model())) is None
+
+
+def test_a_mask_is_true_at_real_tokens() -> None:
+    found = as_mask(MASK, 2, None)
+    assert found is not None and found.dtype is torch.bool and torch.equal(found, MASK.bool())

@@ -1,0 +1,46 @@
+"""The calls of a model are passes over tokens: each begins anew unless it goes on with a cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hookrun.runtime.tokens.calls import Told
+from hookrun.runtime.tokens.passes import Pass
+from hookrun.runtime.tokens.sequences import Sequences
+
+IDS = torch.tensor([[5, 6, 7]])
+
+
+class Model(nn.Module):
+    """Notes the pass under way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sequences = Sequences(self)
+        self.seen = list[Pass | None]()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        self.seen.append(self.sequences.current)
+        return input_ids
+
+
+def test_a_call_is_a_pass_until_it_ends() -> None:
+    model = Model()
+    for _ in model.sequences.register():
+        pass
+    model.sequences.register_end()
+    model(IDS)
+    model(IDS[:, :2])
+    first, second = model.seen
+    assert first is not None and first.ids is not None and first.ids.tolist() == [[5, 6, 7]]
+    assert second is not None and (second.total, second.new_from, second.number) == (2, 0, 1)
+    assert model.sequences.current is None
+
+
+def test_what_a_person_says_holds_until_something_else_is_said() -> None:
+    sequences = Sequences(Model())
+    sequences.tell(Told.of(IDS))
+    first = sequences.current
+    assert first is not None and (first.total, first.prompt) == (3, 3)
+    assert sequences.current is first
