@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import hookrun
-from hookrun.runtime.counts import what_did_nothing
+from hookrun.runtime.counts import describe_inactive
 
 
 def test_a_shared_module_s_count_is_found_under_each_of_its_names() -> None:
@@ -22,6 +22,6 @@ def test_a_shared_module_s_count_is_found_under_each_of_its_names() -> None:
         fired["h", "2"]
 
 
-def test_what_did_nothing_is_one_line_for_each_hook() -> None:
-    lines = what_did_nothing([("a", "x", "never fired"), ("a", "", "never fired"), ("b", "y", "no tensor")])
+def test_describe_inactive_is_one_line_for_each_hook() -> None:
+    lines = describe_inactive([("a", "x", "never fired"), ("a", "", "never fired"), ("b", "y", "no tensor")])
     assert lines == ["a never fired on x, (root)", "b no tensor on y"]

@@ -30,6 +30,6 @@ def test_keys_of_cross_attention_are_of_the_encoder_s_tokens() -> None:
         ("0.attn.k_proj", current),
     ):
         now, clock.passes = TokensNow(path, FiringState(), clock), None
-        assert now.of is None, path
+        assert now.current is None, path
         clock.passes = SimpleNamespace(current=current)
-        assert now.of == expected and now.under_way is current, path
+        assert now.current == expected and now.model_pass is current, path

@@ -31,7 +31,7 @@ def test_heads_are_taken_out_and_put_back_where_they_are() -> None:
 
 
 def test_a_tensor_whose_heads_cannot_be_told_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"dimensions \[1, 2\] .* could all be that of the heads"):
+    with pytest.raises(ValueError, match=r"dimensions \[1, 2\] .* could all be the head dimension"):
         heads(0).of(numbers(2, 4, 4, 5))
     assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)
     with pytest.raises(ValueError, match="does not hold 4 heads"):

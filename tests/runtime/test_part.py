@@ -30,7 +30,7 @@ def test_a_part_put_back_changes_its_place_alone() -> None:
 def test_positions_that_are_not_there_twice_the_same_or_out_of_order_are_refused() -> None:
     for of, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
-        (part(..., (1, -3)), "names one position of dimension 2 twice"),
+        (part(..., (1, -3)), "selects a position of dimension 2 twice"),
         (part((1, 0), in_order=True), "out of their order"),
         (part(slice(2, 5)), r"selects nothing of a tensor of shape \[2, 3, 4\]"),
     ):

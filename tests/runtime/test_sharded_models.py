@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 import hookrun
-from hookrun.runtime.sharded_models import inside_of_sharding, is_fully_sharded, reduces, sharded_modules
+from hookrun.runtime.sharded_models import is_fully_sharded, move_inside_sharding, reduces, sharded_modules
 
 
 def test_an_undivided_model_is_left_alone() -> None:
@@ -13,6 +13,6 @@ def test_an_undivided_model_is_left_alone() -> None:
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}}
     with hookrun.hooked(model, spec):
         numbers = list(model[0]._forward_hooks)
-        inside_of_sharding(model, numbers)
+        move_inside_sharding(model, numbers)
         assert list(model[0]._forward_hooks) == numbers
     assert not list(sharded_modules(model)) and not is_fully_sharded(model) and reduces(model)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hookrun.runtime.tokens.calls import CallReader, LabelsReader, Told, as_mask
+from hookrun.runtime.tokens.calls import CallReader, CallTokens, LabelsReader, as_mask
 
 IDS, MASK = torch.tensor([[5, 6, 0], [7, 8, 9]]), torch.tensor([[1, 1, 0], [1, 1, 1]])
 
@@ -31,13 +31,13 @@ def test_ids_and_mask_are_read_by_position_and_by_name_as_copies() -> None:
 def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
     wide = torch.ones(2, 5, dtype=torch.int64)
     told = CallReader(Model()).read((IDS, wide), {})
-    assert told is not None and told.past == 2 and Told.of(IDS, wide).past == 2
-    assert Told.of(IDS, MASK).past is None
+    assert told is not None and told.past == 2 and CallTokens.of(IDS, wide).past == 2
+    assert CallTokens.of(IDS, MASK).past is None
 
 
 def test_tensors_without_data_give_shapes_alone() -> None:
     told = CallReader(Model()).read((IDS.to("meta"),), {})
-    assert told is not None and not told.real and told.ids is None and told.columns == 3
+    assert told is not None and not told.has_data and told.ids is None and told.columns == 3
 
 
 def test_labels_say_which_decoder_tokens_are_real_unless_the_call_says_it() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter
 
-from hookrun.runtime.tokens.calls import Told
+from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.tokens.choice import Chosen, Rule
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.spec.tokens import Tokens
@@ -19,7 +19,7 @@ IDS = torch.tensor([[0, 5, 6], [5, 8, 9]])
 
 def choose(clause: Any, size: int = 3) -> Chosen:
     of = Pass(
-        Told(2, 3, IDS),
+        CallTokens(2, 3, IDS),
         **{"real": REAL, "ids": IDS, "prompt": 3, "new_from": 0, "number": 0, "session": None},
         **{"spans": {}, "by_hand": False},
     )

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from hookrun.runtime.tokens.calls import Told
+from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.tokens.passes import Pass
 
 
 def of(real: Tensor, **fields: Any) -> Pass:
     rows, columns = real.shape
     said = {"ids": None, "prompt": columns, "new_from": 0, "number": 0, "session": None}
-    return Pass(Told(rows, columns), real=real, spans={}, by_hand=False, **{**said, **fields})
+    return Pass(CallTokens(rows, columns), real=real, spans={}, by_hand=False, **{**said, **fields})
 
 
 def test_positions_begin_at_the_first_real_token() -> None:

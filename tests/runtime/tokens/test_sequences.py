@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hookrun.runtime.tokens.calls import Told
+from hookrun.runtime.tokens.calls import CallTokens
 from hookrun.runtime.tokens.passes import Pass
 from hookrun.runtime.tokens.sequences import Sequences
 
@@ -40,7 +40,7 @@ def test_a_call_is_a_pass_until_it_ends() -> None:
 
 def test_what_a_person_says_holds_until_something_else_is_said() -> None:
     sequences = Sequences(Model())
-    sequences.tell(Told.of(IDS))
+    sequences.set_by_hand(CallTokens.of(IDS))
     first = sequences.current
     assert first is not None and (first.total, first.prompt) == (3, 3)
     assert sequences.current is first

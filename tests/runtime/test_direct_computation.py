@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from hookrun.runtime.under_way import computes, computing
+from hookrun.runtime.direct_computation import computes, computing
 
 
 def test_fake_tensors_and_transforms_are_left_and_entered_again() -> None:
