@@ -31,7 +31,7 @@ def test_positions_that_are_not_there_twice_the_same_or_out_of_order_are_refused
     for of, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
         (part(..., (1, -3)), "selects a position of dimension 2 twice"),
-        (part((1, 0), in_order=True), "out of their order"),
+        (part((1, 0), in_order=True), "out of order"),
         (part(slice(2, 5)), r"selects nothing of a tensor of shape \[2, 3, 4\]"),
     ):
         with pytest.raises(IndexError, match=said):
