@@ -1,0 +1,63 @@
+"""The base of the callbacks: each run of a loop has hooks, a run directory, and the loop's own steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hookrun
+from hookrun.integrations.following import LoopFollower
+
+HOOKS = {"seen": {"select": "fc", "hook": "forward", "action": "capture"}}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)
+
+
+def test_a_second_run_lies_beside_the_first_and_no_hook_stays(tmp_path: Path) -> None:
+    model, follower = Net(), LoopFollower(HOOKS, tmp_path / "run")
+    for number in range(2):
+        follower.begin(model)
+        follower.epoch(number)
+        follower.batch(torch.zeros(4, 3), "train")
+        model(torch.full((4, 3), float(number)))
+        follower.write("train", {"loss": 0.5, "split": 2, "text": "no number"})
+        follower.end()
+        assert follower.following is None and not model.fc._forward_hooks
+    assert follower.run_dirs == [tmp_path / "run", tmp_path / "run-2"]
+    for number, path in enumerate(follower.run_dirs):
+        run = hookrun.open_run(path)
+        captured = run.captures["seen"]["fc"]
+        assert captured.sample_ids.tolist() == [0, 1, 2, 3] and captured.epochs.unique().tolist() == [number]
+        assert [line["loss"] for line in run.metrics] == [0.5] and run.metrics[0]["logged_split"] == 2
+        assert run.status["status"] == "done"
+
+
+def test_a_validation_counts_its_own_steps_and_gives_them_back(tmp_path: Path) -> None:
+    follower = LoopFollower(HOOKS, tmp_path / "run")
+    hooks = follower.begin(Net())
+    hooks.clock.step, hooks.numbered = 7, 28
+    with pytest.raises(RuntimeError, match="in the middle"), follower.evaluating():
+        follower.evaluated_batch()
+        assert (hooks.clock.step, hooks.numbered) == (1, 0)
+        raise RuntimeError("in the middle")
+    assert (hooks.clock.step, hooks.numbered) == (7, 28)
+    follower.end()
+
+
+def test_a_loop_that_failed_is_a_failed_run(tmp_path: Path) -> None:
+    follower = LoopFollower(HOOKS, os.fspath(tmp_path / "run"))
+    follower.begin(Net())
+    follower.end(ValueError("a bad batch"))
+    status = hookrun.open_run(tmp_path / "run").status
+    assert status["status"] == "failed" and "a bad batch" in status["reason"]
