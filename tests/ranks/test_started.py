@@ -32,5 +32,5 @@ def test_the_rank_and_the_rank_on_its_machine_are_read(monkeypatch: pytest.Monke
 def test_several_processes_without_a_rank_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "first")
-    with pytest.raises(SpecError, match="2 processes .*\n *start it by torchrun"):
+    with pytest.raises(SpecError, match=r"2 processes .*\n *start it by torchrun"):
         started()
