@@ -1,4 +1,7 @@
-"""Carry out one command line: show help, the configuration or completions; or run, which is imported only then."""
+"""Execute one command line: show help, the configuration or completions, or start a run.
+
+The modules that a run needs are imported only for a run, so that help and completion stay fast.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def execute(arguments: Sequence[str]) -> int:
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
                 return _show_information(asked, args)
-        # what was typed counts as what the environment says, to the end of the command
+        # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
         with read_once(trust):
             from hookrun.cli.running import SweepMode, one_run, resumed, run
 
@@ -71,7 +74,10 @@ def execute(arguments: Sequence[str]) -> int:
 def _stored_sweep(
     args: argparse.Namespace, resume: Resume | None, overrides: Sequence[str]
 ) -> tuple[Path | None, StoredSweep | None]:
-    """The directory of the sweep that is to go on, and the sweep as it is stored there where nothing else is typed."""
+    """The directory of the sweep to resume, and the stored sweep if only overrides of `hydra` were typed.
+
+    (None, None) where no sweep is resumed.
+    """
     if resume is None:
         return None, None
     from hookrun.cli.stored_sweep import is_sweep, stored_sweep, sweep_folder
@@ -83,7 +89,7 @@ def _stored_sweep(
 
 
 def _is_hydras(override: str) -> bool:
-    """Whether it is of Hydra's own section: it says how a sweep runs, and not what it sweeps."""
+    """Whether the override is of Hydra's own section: it sets how a sweep runs, not what is swept."""
     return override.lstrip("+~").startswith("hydra")
 
 

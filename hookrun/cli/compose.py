@@ -1,4 +1,4 @@
-"""From the config folders and overrides to the plain mapping that hookrun validates."""
+"""Compose config folders and overrides into the plain mapping that hookrun validates."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from hookrun.tasks import parse_experiment, task_of, tasks
 def compose_dict(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None, config_name: str = "config"
 ) -> dict[str, Any]:
-    """What ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
+    """The configuration that ``hookrun --config-dir config_dir OVERRIDES`` would run, as a plain mapping.
 
-    Touches nothing on disk. Raises SpecError.
+    Writes nothing to disk. Raises SpecError.
     """
     extra = [] if config_dir is None else [existing_folder("config_dir", config_dir)]
     with opened(conf_dir(), *extra) as app:
@@ -51,11 +51,16 @@ def plain_job(cfg: DictConfig) -> dict[str, Any]:
 
 def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     with explained():
-        # Hydra does this before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
+        # Hydra sets these before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
         tell(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
         tell_output_dir(cfg, output_dir)
-        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):  # what else Hydra writes by
+        for key in (
+            "output_subdir",
+            "job.name",
+            "job_logging",
+            "hydra_logging",
+        ):  # what Hydra itself resolves
             written = OmegaConf.select(cfg.hydra, key)
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
@@ -65,9 +70,9 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
 
 
 def unused_run_dir(cfg: DictConfig, where: str) -> Path:
-    """The directory of a run or job whose configuration is plain by now.
+    """The directory of a run or job, after `plain_run` or `plain_job` has set it in `cfg`.
 
-    Raises SpecError if it holds a run already: Hydra would overwrite the `.hydra` of that run.
+    Raises SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run.
     """
     run_dir = Path(cfg.hydra.runtime.output_dir)
     _refuse_run_in(run_dir, where)
@@ -81,12 +86,12 @@ def _refuse_run_in(run_dir: Path, where: str) -> None:
 
 @contextmanager
 def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]:
-    """Be the only process to write into the directory of a run or sweep.
+    """Lock the directory of a run or sweep, so that no other process writes into it during the block.
 
-    where: the key that chose it
-    go_on: it holds a run, which is to go on
+    where: the key that chose the directory, for errors
+    go_on: whether the directory holds a run that is resumed
 
-    Raises SpecError where another process is writing there: nothing is changed for it.
+    Raises SpecError where another process is writing there; that process is not affected.
     """
     with ExitStack() as stack:
         try:
@@ -96,7 +101,7 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
         except StoreError as error:
             raise SpecError([Problem(where, str(error), "give another directory")]) from error
         if not go_on:
-            _refuse_run_in(run_dir, where)  # of a process that came to its end just now
+            _refuse_run_in(run_dir, where)  # another process may have finished there just now
         yield
 
 
@@ -107,7 +112,10 @@ def plain(users: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
-    """Refuse an experiment file that would run something else than the person asked for."""
+    """Raise SpecError for an experiment file that would run something other than what was typed.
+
+    Such a file has no header, or sets `task.name` so that a typed ``task=`` has no effect.
+    """
     if problems := lost_keys(cfg):
         raise SpecError(problems)
     choices = cfg.hydra.runtime.choices
@@ -123,9 +131,9 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
 def planned(
     experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
 ) -> Experiment:
-    """The experiment as it is without `task=plan`, where hooks are compiled for its own task; any other as it is.
+    """For `task=plan`, the experiment with its own task, for which its hooks are compiled; else the same experiment.
 
-    compose: overrides -> the configuration
+    compose: composes the configuration of a list of overrides
     """
     task = task_of(experiment)
     if not task.takes_place:
@@ -136,7 +144,7 @@ def planned(
 
 
 def over_shown_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides, where keys of the experiment's own task are let stand beside ``task=plan``, which has none."""
+    """The overrides; beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
     shown = {f"task={name}" for name, task in tasks().items() if task.takes_place}
     if shown.isdisjoint(overrides):
         return list(overrides)

@@ -1,4 +1,4 @@
-"""Copies of configurations, of which a sweep makes many for every job, in a tenth of the time of `copy.deepcopy`."""
+"""Copies of configurations in a tenth of the time of `copy.deepcopy`: a sweep makes many copies for every job."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KNOWN = frozenset(
         ),
     }
 )
-"""Nodes that hold what stands in ``__dict__``: single values, which nobody changes, or other nodes."""
+"""Types of nodes whose whole state is in ``__dict__``: immutable values, or other nodes."""
 
 
 def copied(cfg: DictConfig) -> DictConfig:
-    """What `copy.deepcopy` gives for a configuration that is nobody's part."""
+    """A deep copy of a root configuration, equal to that of `copy.deepcopy`."""
     return cast(DictConfig, _copied(cfg, None))
 
 
@@ -40,7 +40,7 @@ def users_part(cfg: DictConfig) -> DictConfig:
 
 
 def _copied(node: Node, parent: Any) -> Node:
-    if type(node) not in _KNOWN:  # of an application's own, with attributes of its own
+    if type(node) not in _KNOWN:  # a subclass of an application may have more attributes
         found = copy.deepcopy(node)
         found._set_parent(parent)
         return found
@@ -54,7 +54,7 @@ def _copied(node: Node, parent: Any) -> Node:
 
 
 def _copied_without(node: Node, parent: Any) -> Node:
-    """A copy that still shares the nodes inside."""
+    """A copy of the node itself; the nodes inside it are shared with the original."""
     new = object.__new__(type(node))
     old: Any = node.__dict__["_metadata"]
     metadata: Any = object.__new__(type(old))
@@ -68,9 +68,9 @@ def _copied_without(node: Node, parent: Any) -> Node:
 
 
 def tell(cfg: DictConfig) -> None:
-    """Let ``${hydra:…}`` stand for what Hydra's section of `cfg` says, from now on.
+    """Make ``${hydra:…}`` resolve to Hydra's section of `cfg`, from now on.
 
-    It is what `HydraConfig.set_config` does, without its copy of the section: later changes of it are seen.
+    As `HydraConfig.set_config`, but without a copy of the section: later changes of the section count.
     """
     OmegaConf.set_readonly(cfg.hydra, True)
     HydraConfig.instance().cfg = cast(Any, cfg)

@@ -1,4 +1,4 @@
-"""The jobs that a sweep's directory holds, each known by the hash of its configuration."""
+"""The jobs in the directory of a sweep, each identified by the hash of its configuration."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
 
 _OVER = ("done", "stopped")
-"""A run that a check stopped would stop there again."""
+"""The statuses of jobs that are not resumed: a run that a check stopped would stop there again."""
 
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A job that was begun.
+    """A job that was started before.
 
-    name:      its directory within the sweep's
-    exit_code: of a job that came to its end; None: it was cut off, failed or was interrupted, and goes on
+    name:      its directory, relative to the sweep's
+    exit_code: of a job that is over; None for a job that was killed, failed or was interrupted, and is resumed
     """
 
     name: str
@@ -36,13 +36,13 @@ class KnownJob:
 
 
 class JobDirectories:
-    """What is in the directory of a sweep when it goes on; each job is taken once.
+    """The jobs in the directory of a sweep that is resumed; each job is taken once.
 
-    begun: the directories of its jobs, within the sweep's
+    begun: the directories of its jobs, relative to the sweep's
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises SpecError for a job that nobody can tell, or that another process still runs."""
+        """Raises SpecError for a job that cannot be identified, or that another process still runs."""
         self.folder = folder
         self._jobs = defaultdict[str, list[KnownJob]](list)
         self._used = set[str]()
@@ -56,7 +56,7 @@ class JobDirectories:
         self.begun = frozenset(self._used)
 
     def take(self, config: str) -> KnownJob | None:
-        """The next job with that hash; None where there is none."""
+        """Take the next job with that hash; None if there is no such job left."""
         found = self._jobs.get(config)
         return found.pop(0) if found else None
 
@@ -70,24 +70,24 @@ class JobDirectories:
         return name not in self._used
 
     def use(self, name: str) -> None:
-        """Give the directory to a new job."""
+        """Mark the directory as taken by a new job."""
         self._used.add(name)
 
     def over(self, configs: Sequence[str]) -> list[bool]:
-        """Of each hash whether its job came to its end; nothing is taken."""
+        """Whether the job of each hash is over; no job is taken."""
         waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
         taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
         return [job is not None and job.exit_code is not None for job in taken]
 
 
 def refuse_links(folder: Path, name: str) -> None:
-    """Raise SpecError where what a job writes first would go through a link to somewhere else.
+    """Raise SpecError where a job would write through a symbolic link in its directory.
 
-    folder: of the sweep
-    name:   the job's directory within it
+    folder: the directory of the sweep
+    name:   the directory of the job, relative to `folder`
     """
     name = os.path.normpath(name)
-    if os.path.isabs(name) or name.startswith(".."):  # typed: the sweep's directory does not hold it
+    if os.path.isabs(name) or name.startswith(".."):  # a typed path outside the sweep's directory
         return
     path = folder
     for part in (*Path(name).parts, HYDRA):

@@ -1,4 +1,4 @@
-"""What Hydra calls in a run directory: a run, or one job of a sweep, in whichever process a launcher chooses."""
+"""The callables that Hydra calls in a run directory: a single run, or one job of a sweep in any launcher's process."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from hookrun.tasks import Ready
 
 NOT_STARTED = -1
-"""What a job returns that does not run because another one failed; no process ends with it."""
+"""The return value of a job that does not start because another job failed; it is never an exit code."""
 
 
 PAGE_SECONDS = 10
-"""Between two pages of a sweep that is under way."""
+"""The least time between two pages of a running sweep."""
 _next_page = dict[Path, float]()
 
 
 class JobFailed(HookrunError):
-    """A job of an optimizing sweep failed, with `exit_code`; its sweeper decides whether to go on."""
+    """A job of an optimizing sweep failed with `exit_code`; the sweeper decides whether the sweep continues."""
 
     def __init__(self, run_dir: str, exit_code: int) -> None:
         self.exit_code = exit_code
-        super().__init__(run_dir, exit_code)  # the arguments that rebuild it in another process
+        super().__init__(run_dir, exit_code)  # pickle rebuilds the exception from these
 
     def __str__(self) -> str:
         return "job failed with exit code {1}: {0}".format(*self.args)
@@ -58,10 +58,10 @@ class JobFailed(HookrunError):
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A single run: everything was checked and built before its directory was made.
+    """A single run, checked and built before its directory is created.
 
-    latest: `outputs/latest` is to point to it, if it is new
-    resume: it goes on in its directory; None: it is new
+    latest: whether `outputs/latest` is set to a new run
+    resume: what was typed to resume the run; None for a new run
     ranks:  the processes of the run, of which this is rank 0
     """
 
@@ -91,14 +91,14 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-    trust:      the packages that were trusted when the command was entered, whatever the environment says by now
-    optimizing: the sweeper wants the objective of each job, and an exception from a failed one
-    goal:       the objective that every job must have; None: whichever it has
-    runs:       the run of each need, and that before the sweep
-    go_on:      the sweep's directory holds jobs already
-    begun:      the directories of these jobs, within the sweep's: there a run goes on
-    anyway:     also where its state is of another model, data or version
-    stop:       a file that a failed job makes, and that lets no other job start; None: the others run
+    trust:      the packages that were trusted when the command was entered, whatever the environment says now
+    optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
+    goal:       the objective that every job must have; None: each job may have its own
+    runs:       the run of each need, and the run before the sweep
+    go_on:      whether the sweep is resumed, so that its directory holds jobs already
+    begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
+    anyway:     whether they are resumed even if their state is of another model, data or version
+    stop:       a file that a failed job creates and that keeps other jobs from starting; None: the others run
     """
 
     trust: frozenset[str]
@@ -116,7 +116,7 @@ class SweepJob:
             return self._returned(cfg)
 
     def _returned(self, cfg: DictConfig) -> int | float:
-        if (signal := pending()) is not None:  # whoever was to raise it was kept from it
+        if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
             raise signal
         if self.stop is not None and self.stop.exists():
             return NOT_STARTED
@@ -127,7 +127,7 @@ class SweepJob:
         finally:
             release_memory()
         if code != DONE and self.stop is not None:
-            self.stop.touch()  # before the page, which takes its time: no other process is to start a job meanwhile
+            self.stop.touch()  # before the page, which takes time: another process must not start a job meanwhile
         renew_page(_sweep_dir(), run_dir)
         if not self.optimizing:
             return code
@@ -138,9 +138,9 @@ class SweepJob:
         return tasks.objective(run_dir)
 
     def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
-        """The exit code of the job, which is the only one to write into its directory.
+        """Run the job with its directory locked; returns its exit code.
 
-        The sweep that started it may have been killed while the job went on in another process.
+        The lock is needed where an earlier sweep was killed while its job still runs in another process.
         """
         sweep_dir = _sweep_dir()
         name = os.path.relpath(run_dir, sweep_dir)
@@ -185,7 +185,7 @@ class SweepJob:
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:
-    """Refuse a job whose objective is not the sweep's: their values could not be compared. Raises SpecError."""
+    """Raise SpecError for a job whose objective is not the sweep's, since their values could not be compared."""
     from hookrun import tasks
 
     if (own := tasks.required_goal(experiment)) != goal:
@@ -198,7 +198,7 @@ def _run_dir() -> Path:
 
 
 def _sweep_dir() -> Path:
-    """Absolute; with `hydra.job.chdir` the job is in another directory by now."""
+    """The absolute path of the sweep's directory: with `hydra.job.chdir` the working directory is another one."""
     hydra = HydraConfig.get()
     return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
 
@@ -222,7 +222,7 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
 
 
 def _status(run_dir: Path) -> bytes | None:
-    """What status.json holds; None where there is none."""
+    """The content of status.json; None where the file does not exist."""
     try:
         return (run_dir / STATUS).read_bytes()
     except OSError:
@@ -230,7 +230,7 @@ def _status(run_dir: Path) -> bytes | None:
 
 
 def _tell_how_to_go_on(run_dir: Path) -> None:
-    """Where a state of the run was saved, the command that goes on from it; for a job it is that of its sweep."""
+    """If the run saved a state, print the command that resumes the run, or for a job the command for its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
         sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
         if sweep is not None and (run_dir / JOB).exists():
@@ -255,28 +255,28 @@ def make_page(folder: Path) -> None:
 
 
 def renew_page(sweep_dir: Path, run_dir: Path) -> None:
-    """Write the page of a sweep that is under way, unless that was done a short while ago. The last one is not quiet.
+    """Write the page of a running sweep without printing anything, unless the page was written a short while ago.
 
-    run_dir: that of the job that is just over
+    run_dir: the directory of the job that has just ended
 
-    Reading thousands of jobs takes its time: at most a fiftieth of a sweep's goes into its pages.
+    Reading thousands of jobs takes time: at most a fiftieth of a sweep's time is spent on its pages.
     """
     from hookrun.report import write_report
     from hookrun.report.jobs import keep_job
 
-    with suppress(Exception):  # as below
+    with suppress(Exception):  # a failed page must not affect the job
         keep_job(sweep_dir, run_dir)
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return
 
-    with suppress(Exception):  # a job is not in danger for a page: what is wrong is told of the last page
+    with suppress(Exception):  # `make_page` reports the error at the end of the sweep
         write_report(sweep_dir)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
 
 
 class _Settled:
-    """Whether a sweep is under way whose first job is not over."""
+    """Whether a sweep is running whose first job has not ended."""
 
     awaits_first = False
 
@@ -286,8 +286,8 @@ _settled = _Settled()
 
 @contextmanager
 def settled_memory() -> Iterator[None]:
-    """Python's collector leaves alone what is there before: all modules, which it would look through again."""
-    if gc.get_freeze_count():  # whoever calls has done so already
+    """Exclude existing objects, mostly modules, from garbage collection in the block: rescanning them takes time."""
+    if gc.get_freeze_count():  # the caller has done so already
         yield
         return
     gc.collect()
@@ -301,10 +301,10 @@ def settled_memory() -> Iterator[None]:
 
 
 def release_memory() -> None:
-    """Free what the last job of this process held in memory, before the next one starts.
+    """Free the memory of the last job of this process, before the next job starts.
 
-    What is left after the first job of a sweep are modules that it was the first to need, and what they remember:
-    within `settled_memory` the collector leaves that alone, too.
+    After the first job of a sweep, the modules that it imported and their caches remain: within `settled_memory`
+    these are excluded from garbage collection, too.
     """
     gc.collect()
     if _settled.awaits_first:

@@ -1,4 +1,4 @@
-"""The runs that an experiment names otherwise than by their directory, and what of it is kept in its own."""
+"""The directories of the runs that an experiment names as a need, `latest` or `previous`; a run stores them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownRuns:
-    """Where the runs are. It can be pickled, so that the jobs of a sweep find them in other processes.
+    """The directories of the runs. It can be pickled, so that the jobs of a sweep find them in other processes.
 
-    needs:    what is needed -> its directory; None: it is still to be run
-    previous: the directory of the run before this one; None: it is looked for when it is asked for
+    needs:    need -> the directory of its run; None: the need has not been run yet
+    previous: the directory of the run before this one; None: it is looked up when an experiment refers to it
     """
 
     needs: Mapping[Need, str | None] = field(default_factory=dict)
     previous: str | None = None
 
     def of(self, experiment: Experiment) -> Experiment:
-        """The experiment with its runs. SpecError for a need that was not known before."""
+        """The experiment with the directories of its runs. Raises SpecError for a need that is not in `needs`."""
         runs = dict[str, str | None]()
         for name, need in experiment.settings.needs.items():
             if need not in self.needs:
@@ -48,7 +48,7 @@ class KnownRuns:
 
 
 def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
-    """Write the stored configuration once more, with the directories that `outputs/latest` and the like meant.
+    """Rewrite the stored configuration with the directories that names such as `outputs/latest` stood for.
 
     cfg: the configuration of the run
     """
