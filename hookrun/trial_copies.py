@@ -1,8 +1,8 @@
-"""Copies of a model, and of the arguments of one call, to try hooks on: what happens to them changes nothing else.
+"""Copies of a model and of the arguments of one call, on which hooks are tried without changing the originals.
 
-torch's fake tensors have shapes and no data, and stand for tensors of any model on any device; they import torch's
-compiler, which takes as long as torch itself. Of models whose modules never look at their device there are cheaper
-copies: a small one is copied as it is, and computes; a larger one is on the meta device, where tensors have no data.
+torch's fake tensors have shapes but no data, and work for any model on any device; but they import torch's compiler,
+which takes as long as importing torch. Models whose modules do not depend on the device have cheaper copies: a small
+model is copied with its data; a larger model is copied to the meta device, where tensors have no data.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ _SAME_ANYWHERE = (
     "torchvision.ops.stochastic_depth",
     "hookrun.models",
 )
-"""Where the classes of modules are that compute the same shapes on every device, in the same calls."""
+"""Packages whose modules compute the same shapes, by the same calls, on every device."""
 
 
 _SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
-"""Elements of all parameters and buffers, and of the arguments: with no more, computing takes a few milliseconds."""
+"""The most elements of all parameters and buffers, and of all arguments, for a copy with data: a few milliseconds."""
 
 
 @dataclass(frozen=True)
 class TrialCopy:
-    """What stands for a model and the arguments of one call of it.
+    """A copy of a model and of the arguments of one call.
 
-    inside: the context in which it runs
+    inside: returns the context manager in which the copy runs
     """
 
     model: nn.Module
@@ -73,7 +73,7 @@ class TrialCopy:
 
 
 def fake_copy(model: nn.Module, example: Example) -> TrialCopy:
-    """Of fake tensors, for any model. Nothing is changed."""
+    """A copy with fake tensors, for any model. The originals are not changed."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(mode):
         made = copy.deepcopy(model)
@@ -83,9 +83,9 @@ def fake_copy(model: nn.Module, example: Example) -> TrialCopy:
 
 
 def quick_copy(model: nn.Module, example: Example, *, may_compute: bool) -> TrialCopy | None:
-    """One that imports no compiler; None where it might not tell the same. Nothing is changed.
+    """A copy that needs no compiler; None where it might behave differently. The originals are not changed.
 
-    may_compute: the copy may be of tensors with data
+    may_compute: whether the copy may have tensors with data
     """
     held, given = [*model.parameters(), *model.buffers()], list(tensors(_plain(example)))
     if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *given])):
@@ -112,7 +112,7 @@ def _if_tensor(leaf: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _computes_the_same(model: nn.Module) -> bool:
-    """Whether every module is of a class that does, as its class has it: nobody else's hooks run in it."""
+    """Whether every module is of a known class, with the forward of its class and without hooks."""
     hooked = any(
         getattr(nn_module, name)
         for name in vars(nn_module)
@@ -125,7 +125,7 @@ def _is_known(module: nn.Module) -> bool:
     home = type(module).__module__
     if not any(home == each or home.startswith(f"{each}.") for each in _SAME_ANYWHERE):
         return False
-    if isinstance(module, nn.MultiheadAttention):  # it has another way for some devices
+    if isinstance(module, nn.MultiheadAttention):  # its computation depends on the device
         return False
     own = vars(module)
     return (
@@ -136,11 +136,11 @@ def _is_known(module: nn.Module) -> bool:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Its parameters, buffers, modules, hooks and mode."""
+"""The attributes that every module has: parameters, buffers, modules, hooks and mode."""
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether it is the like of a size, a mode or a name, of which a copy costs nothing and always succeeds."""
+    """Whether the value is a setting such as a size, a mode or a name, which is cheap and safe to copy."""
     if isinstance(value, tuple | list | set | frozenset):
         return all(map(_is_setting, value))
     if isinstance(value, dict):
@@ -167,7 +167,7 @@ _SETTINGS = (
 
 
 def _is_ordinary(tensor: Tensor) -> bool:
-    """Whether a tensor on the meta device with its shape, strides and dtype stands for it."""
+    """Whether a meta tensor with the same shape, strides and dtype can replace the tensor."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and tensor.device.type == "cpu"

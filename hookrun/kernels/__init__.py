@@ -1,8 +1,8 @@
-"""What is compiled on the machine that it runs on, where that has a C compiler; torch alone does the same elsewhere."""
+"""Functions compiled on the user's machine, where that has a C compiler; elsewhere torch computes the same."""
 
 SWITCH = "HOOKRUN_KERNELS"
 """The environment variable that turns compiled functions off: ``0``."""
 
 
 class NoLibrary(Exception):
-    """Why nothing is compiled here."""
+    """No compiled function is available; the message says why."""

@@ -1,4 +1,4 @@
-"""The statistics of a tensor in one pass, by a compiled function: what `statistics.c` gives to Python."""
+"""The statistics of a tensor in one pass, by a compiled function: the Python interface of `statistics.c`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ NAMES: tuple[str, ...] = get_args(Statistic)
 """Every statistic, in the order of `Statistic` in statistics.c."""
 
 Measure = Callable[[Tensor], tuple[Any, ...] | None]
-"""The statistics of a tensor in the order in which they were asked for; None where torch has to compute them.
+"""The statistics of a tensor in the requested order; None where torch has to compute them.
 
-It computes those of plain tensors of at least two floating-point numbers that fill one piece of this process's memory.
-Sums are taken in float64, and given in float32 unless the tensor is of float64.
+Supported are plain CPU tensors of at least two floating-point numbers that fill one block of memory without gaps.
+Sums are computed in float64, and returned in float32 unless the tensor is of float64.
 """
 
 Record = Callable[[Tensor, str, int, int, int], bool | None]
-"""Append a record: of a tensor, with mode, epoch, step and call. None: none was made; False: enough are pending."""
+"""Append a record of a tensor, with mode, epoch, step and call. None: no record was made; False: enough are pending."""
 
 
 def prepare() -> None:
-    """Compile and load now what can be: half a second, once for each machine."""
+    """Compile and load the library now, if possible: half a second, once per machine."""
     _kernel()
 
 
 def measuring(of: Sequence[str]) -> Measure | None:
-    """A function that gives these statistics of a tensor. None: nothing is compiled here."""
+    """A function that computes these statistics of a tensor; None without a compiled library."""
     return None if (kernel := _kernel()) is None else kernel.function(of)
 
 
 def recording(of: Sequence[str], start: dict[str, Any], pending: list[Any], most: int) -> Record | None:
-    """A function that appends a list with one record to `pending`. None: nothing is compiled here.
+    """A function that appends a list with one record to `pending`; None without a compiled library.
 
-    start: the record with the values that are the same at every firing, in the order of its keys
-    most:  how many may be pending before someone should read them
+    start: the values of the record that are the same at every firing, in the order of its keys
+    most:  the number of pending records from which the function returns False
     """
     return None if (kernel := _kernel()) is None else kernel.function(of, start, pending, most)
 
@@ -84,7 +84,7 @@ class _Kernel:
         pending: list[Any] | None = None,
         most: int = 0,
     ) -> Any:
-        """See `measuring` and `recording`."""
+        """The function of `measuring`, or with `start` and `pending` that of `recording`."""
         names = bytes(map(NAMES.index, of))
         keys = None if start is None else ("mode", "epoch", "step", "call", *of)
         threads = torch.get_num_threads()
@@ -105,7 +105,7 @@ class _Kernel:
 
 @cache
 def _kernel() -> _Kernel | None:
-    """Loaded once in a process."""
+    """The compiled library, loaded once per process; None if there is none."""
     try:
         if os.environ.get(SWITCH) == "0":
             raise NoLibrary(f"{SWITCH} is 0")
@@ -114,7 +114,7 @@ def _kernel() -> _Kernel | None:
 
         kernel = _Kernel(library(Path(__file__).with_name("statistics.c")))
         _require_right(kernel)
-    except (NoLibrary, OSError, AttributeError) as error:  # the last: what it does not hold
+    except (NoLibrary, OSError, AttributeError) as error:  # AttributeError: a missing function
         logging.getLogger(__name__).debug("statistics are computed by torch: %s", error)
         return None
     return kernel
@@ -128,7 +128,7 @@ def _require_python() -> None:
 
 
 def _exchange() -> int:
-    """The address of the functions with which torch shows a tensor to others, for reading alone."""
+    """The address of torch's DLPack functions that export a tensor read-only. Raises NoLibrary before torch 2.15."""
     from torch.utils import dlpack
 
     wrapper = getattr(dlpack, "ReadOnlyTensorWrapper", None)  # from torch 2.15 on
@@ -141,7 +141,7 @@ def _exchange() -> int:
 
 
 def _require_right(kernel: _Kernel) -> None:
-    """NoLibrary unless it finds what is known of a small tensor."""
+    """Raise NoLibrary unless the statistics of a small tensor are correct."""
     measure = kernel.function(("mean", "var", "min", "max", "sum", "numel"))
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 8.0]], dtype=torch.float64, device="cpu")
