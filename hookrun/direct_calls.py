@@ -2,16 +2,16 @@
 
 torch calls a module with any hook through code for all kinds of hooks, which costs ten times as much as checking that
 there are no hooks. A direct call makes that check itself: if the one hook is the only one, it calls the module's
-forward and then the hook's function. The hook stays registered with torch. Whenever there is anything else (other
-hooks, a compiler tracing the model, `torch.jit.trace`, a backward pass, another thread), torch's own code calls the
-module and the hook.
+forward and then the hook's function. The hook stays registered with torch. In all other cases (other hooks, a compiler
+that traces the model, `torch.jit.trace`, a backward pass, another thread), torch's own code calls the module and the
+hook.
 
 `Module.__call__` looks up `_compiled_call_impl` first, which `Module.compile` sets; a direct call is stored there.
 torch leaves this attribute out of copies and pickles, and `torch.compile` traces a direct call into torch's own call.
 For a class that copies its attributes differently (torch gives a parametrized module such a class), a deep copy or a
-pickle has None there. A module that received a copy of the `__dict__` (a replica of DataParallel) shares the dictionary of
-forward hooks: its reference count shows that, and torch's own code is used. A copied `__dict__` with its own dictionary
-of hooks is not detected.
+pickle has None there. A module that received a copy of the `__dict__` (a replica of DataParallel) shares the dictionary
+of forward hooks: its reference count shows that, and torch's own code is used. A copied `__dict__` with its own
+dictionary of hooks is not detected.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def recording(of: Sequence[str], start: dict[str, Any], pending: list[Any], most
     """A function that appends a list with one record to `pending`; None without a compiled library.
 
     start: the values of the record that are the same at every firing, in the order of its keys
-    most:  the number of pending records from which the function returns False
+    most:  the number of pending records above which the function returns False
     """
     return None if (kernel := _kernel()) is None else kernel.function(of, start, pending, most)
 
