@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
-from hookrun.cli.overrides import quoted, several_values, torn, unreadable
+from hookrun.cli.overrides import quoted, several_values, split_at_spaces, unreadable
 from hookrun.errors import Problem, listed, nearest
 from hookrun.root_keys import ROOT_KEYS
 
@@ -102,7 +102,7 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
     parsed, problems = list[Override](), list[Problem]()
     words = list(asked.overrides)
     while words:
-        if problem := torn(words, asked.app):
+        if problem := split_at_spaces(words, asked.app):
             problems.append(problem)
             del words[: 1 + problem.where.count(" ")]
             continue

@@ -99,7 +99,7 @@ def refuse_links(folder: Path, name: str) -> None:
 
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
-        what = f"{path} is a link, and a sweep that goes on writes to none"
+        what = f"{path} is a link, and a resumed sweep does not write through links"
         raise SpecError([Problem(KEY, what, "replace it with what it leads to, or remove it")])
 
 

@@ -251,7 +251,7 @@ def make_page(folder: Path) -> None:
     except Exception as error:  # the run is over and its exit code known, whatever fails in the report
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {folder}"
-        print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
+        print(f"report: not made: {what}\n  to make it later: {again}", file=sys.stderr, flush=True)
 
 
 def renew_page(sweep_dir: Path, run_dir: Path) -> None:
@@ -275,13 +275,13 @@ def renew_page(sweep_dir: Path, run_dir: Path) -> None:
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
 
 
-class _Settled:
+class _FirstJob:
     """Whether a sweep is running whose first job has not ended."""
 
-    awaits_first = False
+    is_running = False
 
 
-_settled = _Settled()
+_first_job = _FirstJob()
 
 
 @contextmanager
@@ -292,11 +292,11 @@ def settled_memory() -> Iterator[None]:
         return
     gc.collect()
     gc.freeze()
-    _settled.awaits_first = True
+    _first_job.is_running = True
     try:
         yield
     finally:
-        _settled.awaits_first = False
+        _first_job.is_running = False
         gc.unfreeze()
 
 
@@ -307,8 +307,8 @@ def release_memory() -> None:
     these are excluded from garbage collection, too.
     """
     gc.collect()
-    if _settled.awaits_first:
-        _settled.awaits_first = False
+    if _first_job.is_running:
+        _first_job.is_running = False
         gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

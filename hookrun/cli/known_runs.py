@@ -38,7 +38,7 @@ class KnownRuns:
         runs = dict[str, str | None]()
         for name, need in experiment.settings.needs.items():
             if need not in self.needs:
-                what = "is another one than when the sweep began, and a job runs nothing but itself"
+                what = "was not known when the sweep began, and a job does not run its own needs"
                 hint = "let the overrides of a need hold no key that the sweeper chooses as it goes"
                 raise SpecError([Problem(f"needs.{name}", f"{need} {what}", hint)])
             runs[name] = self.needs[need]

@@ -43,8 +43,8 @@ def tell_sweeper(cfg: DictConfig, goal: Goal) -> str:
     if setting is None:
         kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
         return (
-            f"{said}\nNOTE: {kind} has no setting that says which direction is better, that hookrun knows of: "
-            f"it gets the value as it is. See that it is set to {goal.direction}"
+            f"{said}\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
+            f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
         )
     where, value = f"{_SWEEPER}.{setting.key}", OmegaConf.select(sweeper, setting.key)
     if OmegaConf.is_list(value):

@@ -82,7 +82,7 @@ def _is_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None and root in (*ROOT_KEYS, *GROUPS, "hydra")
 
 
-def torn(words: Sequence[str], app: App) -> Problem | None:
+def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
     """The problem of an override that spaces have split into several words: ``experiment = clip_fc``.
 
     The `where` of the problem is the words of the override; None if the first word is not part of a split override.

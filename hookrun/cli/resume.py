@@ -50,7 +50,7 @@ def state_of_run(folder: Path) -> str:
         what = f"{folder} has no {STATUS}: no run began there"
         raise SpecError([Problem(RESUME, what, "name the directory of a run, or of a sweep")])
     if not (folder / CONFIG).exists():
-        what = f"{folder} has no {CONFIG}: it was recorded in a loop of somebody's own, and cannot be resumed from here"
+        what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
         raise SpecError([Problem(RESUME, what)])
     found: str = read_record(folder / STATUS, Status)["status"]
     return found

@@ -334,7 +334,7 @@ def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, co
         raise
     if not codes:
         raise SpecError(
-            [Problem("hydra.sweeper", "the sweeper ran no job", "see how many it is told to run")]
+            [Problem("hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings")]
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
     before = f", {launching.again} of them before" if launching.again else ""
