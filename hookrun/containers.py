@@ -92,7 +92,7 @@ def replaced(value: Any, changed: dict[Any, Any]) -> Any:
 
 
 class TargetError(LookupError):
-    """The value has no member at the target; the message says where the path ends and what there is."""
+    """The value has no member at the target; the message says where the path ends and which members exist."""
 
 
 def get(value: Any, keys: Sequence[Key]) -> Any:
@@ -131,7 +131,9 @@ def _member(value: Any, key: Key, before: tuple[Key, ...], *, readonly: bool = F
         return value[key]
     members = dict(children(value))
     if readonly and not members and not isinstance(value, Tensor | Module):
-        members = dict[Key, Any](attributes(value))  # read only: other code may refer to the same object
+        members = dict[Key, Any](
+            attributes(value)
+        )  # not for writing: other code may refer to the same object
     if key in members:
         return members[key]
     at = path_text(before)

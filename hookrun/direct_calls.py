@@ -1,16 +1,17 @@
-"""Fast calls of a module with exactly one forward hook, which bypass torch's general hook handling.
+"""Direct calls: faster calls of a module that has exactly one forward hook and no other hook.
 
-A module with any hook takes torch's code path for all kinds of hooks, which costs ten times as much as checking whether
-there are hooks. A direct call does that check itself: if the one hook is the only one, it calls the module's forward
-and then the hook's function. The hook stays registered with torch. In any other case (other hooks, a compiler or trace
-that reads the model, a backward pass, another thread) torch calls the module and the hook itself.
+torch calls a module with any hook through code for all kinds of hooks, which costs ten times as much as checking that
+there are no hooks. A direct call makes that check itself: if the one hook is the only one, it calls the module's
+forward and then the hook's function. The hook stays registered with torch. In all other cases (other hooks, a compiler
+that traces the model, `torch.jit.trace`, a backward pass, another thread), torch's own code calls the module and the
+hook.
 
-`Module.__call__` first looks for the module's `_compiled_call_impl`, which `Module.compile` sets; a direct call is
-stored there. torch leaves this attribute out of copies and pickles. `torch.compile` traces a direct call like any
-function and follows its branch that calls torch. If a class copies its attributes in another way (as torch's class of
-parametrized modules does), the attribute is None in a deep copy or pickle. A module with a copy of the `__dict__` (a
-DataParallel replica) shares the dictionary of forward hooks: its reference count shows that, and torch calls the module
-itself. A copy of the `__dict__` with a separate dictionary of hooks is not detected.
+`Module.__call__` looks up `_compiled_call_impl` first, which `Module.compile` sets; a direct call is stored there.
+torch leaves this attribute out of copies and pickles, and `torch.compile` traces a direct call into torch's own call.
+For a class that copies its attributes differently (torch gives a parametrized module such a class), a deep copy or a
+pickle has None there. A module that received a copy of the `__dict__` (a replica of DataParallel) shares the dictionary
+of forward hooks: its reference count shows that, and torch's own code is used. A copied `__dict__` with its own
+dictionary of hooks is not detected.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _is_recorded = getattr(torch._C, "_is_tracing", torch._C._get_tracing_state)
 
 
 class _DirectCall(partial[Any]):
-    """The function of a direct call, stored as an attribute of the one module that it belongs to."""
+    """The function of a direct call, stored as an attribute of its module and never copied to another module."""
 
     __slots__ = ()
 
@@ -54,7 +55,7 @@ class _DirectCall(partial[Any]):
 
 
 def _references(self: nn.Module) -> int:
-    """Python's reference count of the module's dictionary of forward hooks, including one local reference."""
+    """The reference count of the module's dictionary of forward hooks, including one local variable."""
     hooks = self._forward_hooks
     return getrefcount(hooks)
 
@@ -64,10 +65,10 @@ _UNSHARED = _references(nn.Module())
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """What a direct call does to the module's output.
+    """What a direct call does with the module's output.
 
-    fire:    output -> output
-    forward: the class's forward, if `fire` relies on its output and does not write in place; None: any forward
+    fire:    the hook's function, output -> output
+    forward: the class's forward, if `fire` is only valid for its output (not computed in place); None: any forward
     """
 
     fire: Callable[[Any], Any]
@@ -75,7 +76,7 @@ class Direct:
 
 
 def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[], None] | None:
-    """Start direct calls of the module. Returns a function that ends them; None if direct calls are not possible.
+    """Start direct calls of the module; returns a function that ends them, or None if the module does not allow them.
 
     number: the id of the forward hook's handle
     """
@@ -92,12 +93,12 @@ def call_directly(module: nn.Module, number: int, direct: Direct) -> Callable[[]
 
 
 def is_called_directly(module: nn.Module) -> bool:
-    """Whether `_compiled_call_impl` is a direct call, and not what `Module.compile` made."""
+    """Whether the module's `_compiled_call_impl` is a direct call, not the function that `Module.compile` sets."""
     return isinstance(module.__dict__.get(_NAME), _DirectCall)
 
 
 def call_through_torch(modules: Iterable[nn.Module]) -> None:
-    """End the direct calls of these modules: a compiled graph would check a guard for each at every call."""
+    """End the direct calls of these modules: a compiled graph would check guards for each of them at every call."""
     for module in modules:
         if is_called_directly(module):
             del module.__dict__[_NAME]
@@ -135,7 +136,7 @@ def _direct_call(
         if (
             len(hooks) != 1
             or number not in hooks
-            or kind._call_impl is not _CALL_IMPL  # the method was wrapped or replaced
+            or kind._call_impl is not _CALL_IMPL  # other code has wrapped or replaced it
             or "_call_impl" in own
             or own["_forward_pre_hooks"]
             or own["_backward_hooks"]
@@ -165,12 +166,12 @@ def _direct_call(
 
 
 def _called(caller: Any, module: nn.Module) -> Any:
-    """The module that is being called: the caller's own."""
+    """The module that is being called: `self` of the calling frame, if that is torch's; else `module`."""
     return caller.f_locals["self"] if caller.f_code is _CALLER else module
 
 
 def _after_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-    """Run the module's forward hooks on its output as torch does."""
+    """The output after all forward hooks, run as torch does after the forward."""
     hooks = *_global_forward_hooks.items(), *module._forward_hooks.items()
     with_kwargs = module._forward_hooks_with_kwargs
     for number, hook in hooks:
@@ -185,4 +186,4 @@ _global_with_kwargs = torch.nn.modules.module._global_forward_hooks_with_kwargs
 CODE = next(
     constant for constant in _direct_call.__code__.co_consts if getattr(constant, "co_name", "") == "call"
 )
-"""The code object of every direct call, which identifies its frame on the stack."""
+"""The code object of every direct call, which identifies its frames on the stack."""

@@ -1,4 +1,4 @@
-"""Snapshots of values: containers are copied, tensors detached and copied, other objects refused with an error."""
+"""Snapshots of a value: its containers are copied and its tensors detached and copied; unknown types are refused."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _NEVER_CHANGE = (
 
 
 class Uncopyable(ValueError):
-    """A value holds an object that cannot be copied; the message names it, its place and the next step."""
+    """A value holds an object that cannot be copied; the message says which, where, and what to do."""
 
 
 def snapshot(value: Any) -> Any:
-    """A detached copy of the value, unaffected by later writes to its tensors and containers.
+    """A detached copy of the value, which later writes to its tensors and containers do not change.
 
     Raises Uncopyable for an object that is not a known container of tensors.
     """
@@ -68,7 +68,7 @@ def _copied(value: Any, change: Callable[[Tensor], Tensor], keys: tuple[Key, ...
 
 
 def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """`change` with memory: a tensor that occurs twice is changed once and stays shared."""
+    """`change` with a cache: a tensor that a value holds twice stays one tensor in the copy."""
     made = dict[int, Tensor]()
 
     def changed(tensor: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ def _once(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def opened(value: Any) -> Any:
-    """The value with its containers converted to dicts, so that every tensor, also in a cache, has a path.
+    """The value with its containers as dicts by key, so that every tensor has a path, also in transformers caches.
 
     Raises Uncopyable.
     """
@@ -94,7 +94,7 @@ def _opened(value: Any, keys: tuple[Key, ...], whole: Any) -> Any:
 
 
 def held(value: Any) -> Iterator[Tensor]:
-    """Every tensor of a value, including those in caches. Raises Uncopyable."""
+    """Every tensor of a value, including those in transformers caches. Raises Uncopyable."""
     yield from _held(value, (), value)
 
 
@@ -107,9 +107,9 @@ def _held(value: Any, keys: tuple[Key, ...], whole: Any) -> Iterator[Tensor]:
 
 
 def in_reach(value: Any) -> Any:
-    """The value with its tensors unwrapped from `torch.func`; None if it is being traced and has no data.
+    """The value with its tensors unwrapped from `torch.func`; None if a tensor has no data because it is being traced.
 
-    Meta tensors are kept as they are. Raises Uncopyable.
+    A meta tensor is left as it is. Raises Uncopyable.
     """
     others = dict[int, Tensor]()
     for tensor in held(value):
@@ -132,7 +132,7 @@ def _known_members(value: Any, keys: tuple[Key, ...], whole: Any) -> Members:
 
 
 def _members(value: Any) -> Members | None:
-    """The members of a value by key: empty for a plain value; None if the type is unknown."""
+    """The members of a value by key: empty for a plain value; None for an object of an unknown type."""
     if value is None or isinstance(value, _NEVER_CHANGE) or _is_data(value):
         return []
     if isinstance(value, torch.nn.Module):
@@ -154,14 +154,14 @@ def _members(value: Any) -> Members | None:
 
 
 def _is_data(value: Any) -> bool:
-    """Whether the value is raw memory that refers to no other object."""
+    """Whether the value is a buffer of numbers, without references to other objects."""
     return isinstance(value, bytearray | array) or (
         isinstance(value, np.ndarray) and not value.dtype.hasobject
     )
 
 
 def _is_cache(value: Any) -> bool:
-    """Whether the value is a cache of transformers or a layer of one: both hold tensors as attributes."""
+    """Whether the value is a cache of transformers, or a layer of one: they hold tensors as attributes."""
     return any(
         base.__module__ == "transformers.cache_utils"
         or (base.__module__.startswith("transformers.models.") and base.__name__.endswith("Cache"))
@@ -228,7 +228,7 @@ def _refusal(value: Any, keys: tuple[Key, ...], whole: Any) -> str:
 
 
 def _target(value: Any, keys: tuple[Key, ...], whole: Any) -> str | None:
-    """The path of a tensor that could be captured instead: within the object, or beside it."""
+    """The path of a tensor that could be captured instead: in the object, or elsewhere in the whole value."""
     for name, member in attributes(value):
         if isinstance(member, Tensor):
             return path_text((*keys, name))

@@ -1,4 +1,4 @@
-"""Copies of tensors without side effects on the original: copy-on-write where that is safe, else real copies.
+"""Copies of tensors: copy-on-write where the original is not affected, real copies elsewhere.
 
 A write to a copy-on-write tensor moves it to other memory. Every torch tensor that shares the storage moves with it; a
 NumPy array, a DLPack import, another process or a mapped file does not, and would stop sharing the memory. So only a
@@ -21,7 +21,7 @@ from hookrun.actions.tensors import holds_data
 
 lazy_clone = torch._lazy_clone
 functorch_level = torch._C._functorch.maybe_current_level
-"""The level of the active `torch.func` transform (vmap, grad, jvp, ...), or None."""
+"""The level of the current `torch.func` transform (vmap, grad, jvp, ...), or None."""
 
 _functorch = torch._C._functorch
 _holders = torch._C._storage_Use_Count
@@ -29,7 +29,7 @@ _is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 
 
 def _alone() -> tuple[int, int, int]:
-    """torch's reference counts of a storage, of its only tensor, and of a base with one view."""
+    """torch's reference counts of a storage with one tensor, of that tensor, and of a base with one view."""
     tensor = torch.empty(1, device="cpu")
     storage, references = tensor.untyped_storage(), tensor._use_count()
     holders = _holders(storage._cdata)
@@ -42,7 +42,7 @@ _ALONE, _UNSHARED, _BASE_OF_ONE = _alone()
 
 
 OF_GRADIENT = _UNSHARED + 1
-"""torch's reference count of a gradient passed to a tensor hook: the backward pass refers to it too."""
+"""torch's reference count of a gradient in a tensor hook: the backward pass refers to it too."""
 
 
 def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -> bool:
@@ -51,8 +51,8 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -
     False for memory that torch did not allocate or that NumPy or DLPack shares, for tensors without their own storage
     (sparse, wrapped by `torch.func`), and if the answer would be expensive to find.
 
-    whole:      the storage must also be no larger than the tensor, so that a copy does not keep other data alive
-    references: torch's reference count of the tensor if, outside torch, only Python refers to it
+    whole:      whether the storage must also be no larger than the tensor, so that a copy holds nothing else
+    references: torch's reference count of a tensor to which only torch and Python refer
     """
     kind = type(tensor)
     if (kind is not Tensor and kind is not Parameter) or functorch_level() is not None:
@@ -67,19 +67,19 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -
     holders = _holders(storage._cdata)
     if holders == _ALONE and tensor._use_count() == references:  # the usual case
         return True
-    # Exporting the memory would have ended copy-on-write.
+    # An export after the memory became copy-on-write would have ended copy-on-write.
     return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)
 
 
 def not_exported(tensor: Tensor) -> bool:
-    """A quick `owned` for a tensor that torch has probably just created; False if anything else refers to it."""
+    """A faster `owned` for new tensors: False for any tensor with further references."""
     return tensor._use_count() == _UNSHARED and tensor.untyped_storage().resizable()
 
 
 def alone_in_memory(tensor: Tensor) -> bool:
-    """Whether the tensor fills its storage, and no view, export, autograd graph, process or storage object shares it.
+    """Whether no view, export, autograd graph, process or storage object shares the memory of the tensor.
 
-    Python references to the tensor itself are not counted.
+    Further Python references to the tensor itself are not checked.
     """
     return (
         _holders_of_all_kinds(tensor) == _NO_OTHERS
@@ -89,8 +89,8 @@ def alone_in_memory(tensor: Tensor) -> bool:
 
 
 def _holders_of_all_kinds(tensor: Tensor) -> tuple[Any, ...]:
-    """The reference counts and export flags that show who shares the tensor's storage."""
-    storage = tensor.untyped_storage()  # the same Python object for all callers
+    """The reference counts of the tensor's memory; equal to `_NO_OTHERS` if nothing shares it."""
+    storage = tensor.untyped_storage()  # the same object for everyone
     return (
         _holders(storage._cdata),
         tensor._use_count(),
@@ -111,7 +111,7 @@ def _unexported(tensor: Tensor, references: int) -> bool:
 
 
 def _held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
-    """Whether only the tensor, its base and tensors that autograd saved from them hold the storage."""
+    """Whether only the tensor, its base, and autograd's saved copies of them refer to the storage."""
     base = tensor._base
     known = _ALONE + _saved_results(tensor)
     if base is None:
@@ -125,7 +125,7 @@ _saves_result: dict[type, bool] = {}
 
 
 def _saved_results(tensor: Tensor) -> int:
-    """1 where the operation that made the tensor has saved it for its backward pass, as ReLU and softmax do."""
+    """1 if the operation that computed the tensor saved it for the backward pass, as ReLU and softmax do; else 0."""
     node = tensor.grad_fn
     if node is None:
         return 0
@@ -136,7 +136,7 @@ def _saved_results(tensor: Tensor) -> int:
 
 
 def clone(tensor: Tensor) -> Tensor:
-    """A copy of the tensor, copy-on-write where that is safe."""
+    """A copy, which is copy-on-write where that is safe, see `owned`."""
     if owned(tensor):
         try:
             return lazy_clone(tensor)
@@ -146,7 +146,7 @@ def clone(tensor: Tensor) -> Tensor:
 
 
 def snapshot_of_tensor(tensor: Tensor) -> Tensor:
-    """A detached copy of the tensor, in memory that holds nothing else."""
+    """A detached copy of the tensor, whose storage holds nothing else; copy-on-write where that is safe."""
     if owned(tensor, whole=True):
         try:
             return lazy_clone(tensor.detach())
@@ -156,7 +156,7 @@ def snapshot_of_tensor(tensor: Tensor) -> Tensor:
 
 
 def held_bytes(tensor: Tensor) -> int:
-    """The bytes that `snapshot_of_tensor` occupies: for an expanded tensor, those of its storage."""
+    """The bytes that `snapshot_of_tensor` of the tensor holds: for an expanded tensor, those of its storage."""
     if tensor.layout is torch.sparse_coo:
         return held_bytes(tensor._indices()) + held_bytes(tensor._values())
     if tensor.layout in _BY_ROWS:
@@ -174,9 +174,9 @@ _BY_COLUMNS = frozenset({torch.sparse_csc, torch.sparse_bsc})
 
 
 def readable(tensor: Tensor) -> Tensor | None:
-    """The tensor unwrapped from `torch.func`; None if it has no data or is being traced.
+    """The tensor unwrapped from `torch.func`; None where it has no data or is being traced.
 
-    Dimensions mapped by `vmap` come first: [D] under a vmap over B becomes [B, D].
+    Dimensions that `vmap` maps over come first: [D] under a vmap over B becomes [B, D].
     """
     if holds_data(tensor):
         return tensor
@@ -198,15 +198,15 @@ def readable(tensor: Tensor) -> Tensor | None:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor unwrapped from `torch.func` if it has data, else the tensor itself."""
+    """The result of `readable` if it is a tensor, else the tensor itself."""
     found = readable(tensor)
     return tensor if found is None else found
 
 
 def differentiable(value: Any, *, leaf: bool = False) -> Any:
-    """A copy of a floating-point tensor that requires a gradient; any other value is returned unchanged.
+    """A copy of a floating-point or complex tensor that requires a gradient; any other value as it is.
 
-    leaf: make a leaf of the graph, which must not be written in place; compilers warn about other tensors
+    leaf: whether the copy is a leaf of the graph, which must not be written in place; compilers warn about non-leaves
     """
     if not isinstance(value, Tensor) or not (value.is_floating_point() or value.is_complex()):
         return value

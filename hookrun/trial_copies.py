@@ -1,8 +1,8 @@
-"""Copies of a model and of the arguments of one call, to try hooks on without side effects on the originals.
+"""Copies of a model and of the arguments of one call, on which hooks are tried without changing the originals.
 
 torch's fake tensors have shapes but no data, and work for any model on any device; but they import torch's compiler,
-which takes as long as importing torch. If a model's modules do not depend on the device there are cheaper copies: a
-small model is copied with its data and computes; a larger one is copied to the meta device, where tensors have no data.
+which takes as long as importing torch. Models whose modules do not depend on the device have cheaper copies: a small
+model is copied with its data; a larger model is copied to the meta device, where tensors have no data.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ _SAME_ANYWHERE = (
     "torchvision.ops.stochastic_depth",
     "hookrun.models",
 )
-"""Packages of module classes that make the same calls with the same shapes on every device."""
+"""Packages whose modules compute the same shapes, by the same calls, on every device."""
 
 
 _SMALL_MODEL, _SMALL_EXAMPLE = 2**20, 2**14
-"""Most elements of parameters and buffers, and of arguments, for which computing takes only milliseconds."""
+"""The most elements of all parameters and buffers, and of all arguments, for a copy with data: a few milliseconds."""
 
 
 @dataclass(frozen=True)
 class TrialCopy:
     """A copy of a model and of the arguments of one call.
 
-    inside: the context manager to run it in
+    inside: returns the context manager in which the copy runs
     """
 
     model: nn.Module
@@ -83,9 +83,9 @@ def fake_copy(model: nn.Module, example: Example) -> TrialCopy:
 
 
 def quick_copy(model: nn.Module, example: Example, *, may_compute: bool) -> TrialCopy | None:
-    """A copy that does not import the compiler; None if its result might differ. The originals are not changed.
+    """A copy that needs no compiler; None where it might behave differently. The originals are not changed.
 
-    may_compute: the copy may hold tensors with data
+    may_compute: whether the copy may have tensors with data
     """
     held, given = [*model.parameters(), *model.buffers()], list(tensors(_plain(example)))
     if not _computes_the_same(model) or not all(map(_is_ordinary, [*held, *given])):
@@ -112,7 +112,7 @@ def _if_tensor(leaf: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _computes_the_same(model: nn.Module) -> bool:
-    """Whether every module is an unmodified instance of a known class, without other hooks."""
+    """Whether every module is of a known class, with the forward of its class and without hooks."""
     hooked = any(
         getattr(nn_module, name)
         for name in vars(nn_module)
@@ -125,7 +125,7 @@ def _is_known(module: nn.Module) -> bool:
     home = type(module).__module__
     if not any(home == each or home.startswith(f"{each}.") for each in _SAME_ANYWHERE):
         return False
-    if isinstance(module, nn.MultiheadAttention):  # its code path depends on the device
+    if isinstance(module, nn.MultiheadAttention):  # its computation depends on the device
         return False
     own = vars(module)
     return (
@@ -136,11 +136,11 @@ def _is_known(module: nn.Module) -> bool:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes of a module for its parameters, buffers, submodules, hooks and mode."""
+"""The attributes that every module has: parameters, buffers, modules, hooks and mode."""
 
 
 def _is_setting(value: Any) -> bool:
-    """Whether the value is a plain setting (size, mode, name), which is cheap to copy and never fails."""
+    """Whether the value is a setting such as a size, a mode or a name, which is cheap and safe to copy."""
     if isinstance(value, tuple | list | set | frozenset):
         return all(map(_is_setting, value))
     if isinstance(value, dict):

@@ -17,8 +17,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done; 1 the run failed; 2 a wrong configuration, selector or file; 3 a `check` hook tripped;
     128 + its number where a signal ended the run: 130 SIGINT, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1. Errors go to
-    stderr as plain text. It may be called again in the same process: `sys.argv`, the loggers, the handlers of signals
-    and an application's own Hydra are afterwards what they were.
+    stderr as plain text. It may be called again in the same process: `sys.argv`, the loggers, the signal handlers
+    and an application's own Hydra are restored afterwards.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -49,7 +49,7 @@ def _main(arguments: list[str]) -> int:
         from hookrun.errors import Refusal
         from hookrun.ranks.started import is_main
 
-        if is_main() or not isinstance(error, Refusal):  # rank 0 tells what is wrong with a configuration
+        if is_main() or not isinstance(error, Refusal):  # rank 0 reports a wrong configuration
             report(error)
         return exit_code(error)
 
@@ -64,7 +64,7 @@ def _executed(arguments: list[str]) -> int:
 
 @contextmanager
 def _named_hookrun(arguments: Sequence[str]) -> Iterator[None]:
-    """Let Hydra see the console script: it completes for that name, never for ``python -m``."""
+    """Set `sys.argv[0]` to ``hookrun``: Hydra's shell completion works for that name, not for ``python -m``."""
     outer = sys.argv
     sys.argv = ["hookrun", *arguments]
     try:
@@ -79,7 +79,7 @@ def _flush() -> None:
 
 
 def _leave(code: int) -> None:
-    """The process itself ends, interrupted: nothing that comes now changes its exit code, or prints a traceback."""
+    """End the process after a signal: a later signal neither changes the exit code nor prints a traceback."""
     try:
         _flush()
     except BrokenPipeError:
@@ -88,7 +88,7 @@ def _leave(code: int) -> None:
 
 
 def _reader_gone() -> int:
-    """Whoever read stdout has left, as ``| head`` does: no error, and nothing more to write at exit."""
+    """Returns 0 after a reader of stdout such as ``| head`` closed the pipe, and discards what is still buffered."""
     if sys.stdout is sys.__stdout__ and sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -1,4 +1,4 @@
-"""The runs without hooks that `baseline: true` adds to a sweep; its report compares the other jobs with them."""
+"""The runs without hooks that `baseline: true` adds to a sweep; the sweep's page compares the others with them."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _HOOKS = "hooks"
 def with_baselines(
     app: App, cfg: DictConfig, jobs: Sequence[list[str]], hashes: JobHashes
 ) -> list[list[str]]:
-    """The overrides of the baselines, where `baseline` is true, followed by those of the sweep's jobs.
+    """The overrides of the jobs of a sweep, preceded by those of its baselines where `baseline` is true.
 
-    A baseline is a job with ``hooks=none`` in place of its overrides of hooks. Jobs that differ only in their hooks
-    share one baseline; none is added if a job of the sweep already runs without hooks.
+    A baseline is an ordinary job with ``hooks=none`` in place of the job's overrides of hooks. Jobs that differ only
+    in their hooks share one baseline, and none is added where the sweep already has that job without hooks.
     """
     compared = {tuple(job) for job in jobs if _is_compared(app, cfg, job)}
     if not compared:
         return list(jobs)
-    there, added = set[str](), dict[str, list[str]]()
+    existing, added = set[str](), dict[str, list[str]]()
     for job in jobs:
         try:
             record = hashes.record(job)
-        except SpecError:  # told with what is wrong with the other jobs
+        except SpecError:  # `_validated` in sweep.py reports it with the other jobs' problems
             continue
         if not record["has_hooks"]:
-            there.add(record["without_hooks"])
+            existing.add(record["without_hooks"])
         elif tuple(job) in compared:
             added.setdefault(record["without_hooks"], _without_hooks(job))
-    return [*(overrides for run, overrides in added.items() if run not in there), *jobs]
+    return [*(overrides for run, overrides in added.items() if run not in existing), *jobs]
 
 
 def of_baseline(error: SpecError) -> SpecError:
-    """The error of a baseline job, with its origin (the user did not type it) and the next step."""
+    """The problems of a baseline job, with hints that say that `baseline: true` added it."""
     return SpecError(
         [replace(each, hint="; ".join(filter(None, [_why(each), each.hint]))) for each in error.errors]
     )
@@ -57,15 +57,15 @@ def _why(problem: Problem) -> str:
 
 
 def refuse_baseline(cfg: DictConfig) -> None:
-    """Raise SpecError for a sweep whose sweeper chooses its jobs while it runs."""
+    """Raise SpecError where `baseline` is true for a sweep whose sweeper chooses the jobs while it runs."""
     if cfg.get(KEY) is True:
         what = "the sweeper of this sweep chooses its jobs as it goes, and a baseline is not one that it would choose"
         raise SpecError([Problem(KEY, what, f"run it beside the sweep: {WITHOUT_HOOKS}, without -m")])
 
 
 def _is_compared(app: App, cfg: DictConfig, job: Sequence[str]) -> bool:
-    """Whether `baseline` is true for a job; in a sweep over experiments each experiment sets it."""
-    typed = set(cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task)))  # already applied in `cfg`
+    """Whether `baseline` is true for a job. In a sweep over experiments, each experiment sets it itself."""
+    typed = set(cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task)))  # applied to `cfg` already
     if cfg.get(KEY) is True or not any(
         _root(text) in ("experiment", KEY) and text not in typed for text in job
     ):
@@ -73,7 +73,7 @@ def _is_compared(app: App, cfg: DictConfig, job: Sequence[str]) -> bool:
     try:
         with explained():
             return app.job_config(cfg, list(job), 0).get(KEY) is True
-    except SpecError:  # told with what is wrong with the other jobs
+    except SpecError:  # `_validated` in sweep.py reports it with the other jobs' problems
         return False
 
 

@@ -1,4 +1,4 @@
-"""Why a command line does not compose: every wrong override, with the nearest valid names."""
+"""Why a command line does not compose: every wrong override, with the nearest existing names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from hookrun.cli.hydra import App, IConfigRepository, options, parse_override
-from hookrun.cli.overrides import quoted, several_values, torn, unreadable
+from hookrun.cli.overrides import quoted, several_values, split_at_spaces, unreadable
 from hookrun.errors import Problem, listed, nearest
 from hookrun.root_keys import ROOT_KEYS
 
-# Sections where a user may add keys.
+# Sections in which users may add keys of their own.
 _OPEN = (
     "hooks.",
     "vars.",
@@ -39,7 +39,7 @@ _SEARCH_PATH = "hydra.searchpath"
 
 @dataclass(frozen=True)
 class Composition:
-    """What one command line, or one job of a sweep, asks Hydra to compose."""
+    """The arguments of one composition by Hydra: those of a command line, or of one job of a sweep."""
 
     app: App
     config_name: str
@@ -48,7 +48,7 @@ class Composition:
 
     @cached_property
     def repository(self) -> IConfigRepository:
-        """Where Hydra looks configs up, the folders of `hydra.searchpath` included."""
+        """The config folders that Hydra searches, including those of `hydra.searchpath`."""
         search = [text for text in self.overrides if text.lstrip("+").startswith(f"{_SEARCH_PATH}=")]
         return self.app.repository(self.config_name, search)
 
@@ -57,8 +57,8 @@ class Composition:
 class Mistakes:
     """What is wrong with the overrides of a composition.
 
-    problems: every mistake that can be found before the others are corrected
-    right:    the correct overrides, if they compose on their own and can be checked; else None
+    problems: every mistake that can be found before the others are fixed
+    right:    the correct overrides, where they compose without the wrong ones; else None
     """
 
     problems: list[Problem]
@@ -66,9 +66,9 @@ class Mistakes:
 
 
 def wrong_overrides(asked: Composition) -> Mistakes:
-    """The problems of the overrides: syntax errors if there are any, else wrong choices and keys.
+    """The problems of the overrides: syntax errors, or if there are none, wrong choices and keys.
 
-    Empty if all of them are correct. Raises Hydra's exception if the config files do not compose.
+    Empty where every override is correct. Raises what Hydra raises where the config files do not compose.
     """
     parsed, problems = _parsed(asked)
     if problems:
@@ -78,7 +78,7 @@ def wrong_overrides(asked: Composition) -> Mistakes:
     chosen_wrong = {id(each): found for each in choices if (found := list(_wrong_choices(each, asked)))}
     groups = {each.key_or_group for each in choices if id(each) in chosen_wrong}
     problems = [problem for found in chosen_wrong.values() for problem in found]
-    if not groups <= _APART:  # the valid keys depend on the intended choice
+    if not groups <= _ONE_SECTION_GROUPS:  # the keys cannot be checked without the right choice
         return Mistakes(problems)
     skipped = [each for each in single if each.key_or_group.partition(".")[0] in groups]
     keys = [
@@ -94,15 +94,15 @@ def wrong_overrides(asked: Composition) -> Mistakes:
     return Mistakes(problems, [str(each.input_line) for each in right] if is_sure else None)
 
 
-_APART = {"model", "data", "train", "compute", "hooks"}
-"""Groups whose choice affects the keys of a single section only."""
+_ONE_SECTION_GROUPS = {"model", "data", "train", "compute", "hooks"}
+"""The groups whose choice affects the keys of one section only."""
 
 
 def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
     parsed, problems = list[Override](), list[Problem]()
     words = list(asked.overrides)
     while words:
-        if problem := torn(words, asked.app):
+        if problem := split_at_spaces(words, asked.app):
             problems.append(problem)
             del words[: 1 + problem.where.count(" ")]
             continue
@@ -121,7 +121,7 @@ def _parsed(asked: Composition) -> tuple[list[Override], list[Problem]]:
 
 
 def _is_choice(override: Override, asked: Composition) -> bool:
-    """Whether Hydra takes the override as a choice of a config; a mapping is merged into the keys."""
+    """Whether Hydra reads the override as a choice from a config group; it merges a mapping into the keys instead."""
     return asked.repository.group_exists(override.key_or_group) and not isinstance(override.value(), dict)
 
 
@@ -161,7 +161,7 @@ def no_such_config(path: str, asked: Composition) -> Problem:
         return Problem("--config-name", f"found the path {asked.config_name!r}, expected a name", hint)
     group, _, name = path.rpartition("/")
     top = path.partition("/")[0]
-    if top not in ("hydra", path):  # the wrong part may be a folder inside the group
+    if top not in ("hydra", path):  # a folder inside the group may be the wrong part
         group, name = top, path.removeprefix(f"{top}/")
     folders = asked.app.folders()
     if top == "hydra":
@@ -183,12 +183,12 @@ def no_such_config(path: str, asked: Composition) -> Problem:
 
 
 def is_config_name(path: str, asked: Composition) -> bool:
-    """Whether `path`, in which Hydra did not find a config, is what ``--config-name`` asked for."""
+    """Whether `path`, at which Hydra found no config, is the value of ``--config-name``."""
     return path == (asked.config_name or "").lstrip("/")
 
 
 def without_header(file: str) -> Problem:
-    """The problem of an experiment file without the line `# @package _global_`."""
+    """The problem of an experiment file without the header ``# @package _global_``."""
     what = "its keys land under `experiment`, where nothing reads them"
     return Problem(file, what, "make `# @package _global_` its first line")
 
@@ -207,9 +207,9 @@ def experiment_file(cfg: DictConfig) -> str:
 
 
 def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition) -> dict[int | str, Problem]:
-    """The problems of `keys` over the configuration that the `others` compose, by the id of each.
+    """The problems of the overrides `keys`, by the `id` of each, in the configuration that the `others` compose.
 
-    If an experiment file lacks its header, that is the only problem, since its keys cannot be placed.
+    An experiment file without its header is the only problem, by the file's name: its keys are in the wrong place.
     """
     texts = [str(each.input_line) for each in others]
     cfg = asked.app.compose_config(asked.config_name, texts, asked.mode, validate_sweep_overrides=False)
@@ -224,12 +224,12 @@ def _wrong_keys(keys: list[Override], others: list[Override], asked: Composition
 def _wrong_key(
     override: Override, cfg: DictConfig, asked: Composition, is_swept: bool, dropped: DictConfig
 ) -> Problem | None:
-    """The problem of the override of a key; a correct override is applied to `cfg`, as Hydra would.
+    """The problem of the override of a key. A correct override is applied to `cfg`, as Hydra would, and gives None.
 
-    dropped: the hooks that ``hooks=none`` has left out
+    dropped: the hooks that ``hooks=none`` has removed
     """
     key, value = override.key_or_group, override.value()
-    if override.package is not None:  # for a missing config group, which Hydra reports
+    if override.package is not None:  # its config group does not exist: Hydra reports that
         return None
     if "/" in key:
         hint = nearest(key, asked.app.list_all_config_groups())
@@ -266,7 +266,7 @@ def _wrong_key(
 
 
 def _with_hooks(cfg: DictConfig, dropped: DictConfig) -> DictConfig:
-    """The configuration as it is before ``hooks=none`` leaves hooks out."""
+    """The configuration with the hooks that ``hooks=none`` removed."""
     whole = copy.deepcopy(cfg)
     with open_dict(whole):
         whole.hooks = {**dropped, **(whole.get("hooks") or {})}
@@ -283,7 +283,7 @@ def _unknown_key(override: Override, key: str, cfg: DictConfig, is_swept: bool) 
 
 
 def _leaf_above(key: str, cfg: DictConfig) -> str | None:
-    """The part of `key` that is there and holds a value instead of keys, as `train.ema` of ``train.ema.decay``."""
+    """The part of `key` that exists and holds a value instead of keys, such as `train.ema` of ``train.ema.decay``."""
     node, above = cfg, ""
     for part in key.split(".")[:-1]:
         if not OmegaConf.is_dict(node) or part not in node:
@@ -310,7 +310,7 @@ def _below_a_leaf(override: Override, leaf: str, cfg: DictConfig) -> Problem:
 
 
 def _near(key: str, cfg: DictConfig) -> str:
-    """The nearest keys: those that end in `key`, else those that differ from it in its first wrong part."""
+    """A hint with the nearest keys: those that end in `key`, else those like it in its first wrong part."""
     found, above, siblings = _nearest_keys(key, cfg)
     if found:
         return f"did you mean {' or '.join(map(repr, found))}?"
@@ -318,12 +318,12 @@ def _near(key: str, cfg: DictConfig) -> str:
 
 
 def nearest_key(key: str, cfg: DictConfig) -> str | None:
-    """The most similar existing key; None if no key is similar."""
+    """The existing key that is most like `key`; None if no key is like it."""
     return next(iter(_nearest_keys(key, cfg)[0]), None)
 
 
 def _nearest_keys(key: str, cfg: DictConfig) -> tuple[list[str], str, Collection[str]]:
-    """The keys similar to `key`, the correct leading part of `key`, and the names that exist below that part."""
+    """The keys that are like `key`; the part of `key` that exists, and the names under that part."""
     groups = [group for group in cfg.hydra.runtime.choices if "/" not in group]
     paths = [*groups, *_paths(OmegaConf.to_container(cfg))]
     if endings := [path for path in paths if path.endswith(f".{key}") and not path.startswith("hydra.")]:

@@ -1,4 +1,7 @@
-"""Carry out one command line: show help, the configuration or completions, or run (imported only then)."""
+"""Execute one command line: show help, the configuration or completions, or start a run.
+
+The modules that a run needs are imported only for a run, so that help and completion stay fast.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,7 @@ def execute(arguments: Sequence[str]) -> int:
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion:
             with explained(asked):
                 return _show_information(asked, args)
-        # typed trust is treated like HOOKRUN_TRUST until the command ends
+        # the typed packages are trusted like those of HOOKRUN_TRUST, to the end of the command
         with read_once(trust):
             from hookrun.cli.running import SweepMode, one_run, resumed, run
 
@@ -71,7 +74,10 @@ def execute(arguments: Sequence[str]) -> int:
 def _stored_sweep(
     args: argparse.Namespace, resume: Resume | None, overrides: Sequence[str]
 ) -> tuple[Path | None, StoredSweep | None]:
-    """The directory of the sweep to resume, and the stored sweep if no other overrides are typed."""
+    """The directory of the sweep to resume, and the stored sweep if only overrides of `hydra` were typed.
+
+    (None, None) where no sweep is resumed.
+    """
     if resume is None:
         return None, None
     from hookrun.cli.stored_sweep import is_sweep, stored_sweep, sweep_folder
@@ -83,7 +89,7 @@ def _stored_sweep(
 
 
 def _is_hydras(override: str) -> bool:
-    """Whether the override is for Hydra's own section: how a sweep runs, not what it sweeps over."""
+    """Whether the override is of Hydra's own section: it sets how a sweep runs, not what is swept."""
     return override.lstrip("+~").startswith("hydra")
 
 

@@ -1,4 +1,4 @@
-"""From the config folders and overrides to the plain mapping that hookrun validates."""
+"""Compose config folders and overrides into the plain mapping that hookrun validates."""
 
 from __future__ import annotations
 
@@ -51,12 +51,16 @@ def plain_job(cfg: DictConfig) -> dict[str, Any]:
 
 def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
     with explained():
-        # Hydra does this before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
+        # Hydra sets these before it calls a job: a configuration may refer to ${hydra:runtime.output_dir}.
         tell(cfg)
         output_dir = os.path.abspath(os.path.join(*(str(OmegaConf.select(cfg, key)) for key in directory)))
         tell_output_dir(cfg, output_dir)
-        # Other keys that decide what Hydra writes.
-        for key in ("output_subdir", "job.name", "job_logging", "hydra_logging"):
+        for key in (
+            "output_subdir",
+            "job.name",
+            "job_logging",
+            "hydra_logging",
+        ):  # what Hydra itself resolves
             written = OmegaConf.select(cfg.hydra, key)
             if OmegaConf.is_config(written):
                 OmegaConf.to_container(written, resolve=True)
@@ -66,9 +70,9 @@ def _placed(cfg: DictConfig, *directory: str) -> dict[str, Any]:
 
 
 def unused_run_dir(cfg: DictConfig, where: str) -> Path:
-    """The directory of a run or job whose configuration has been resolved.
+    """The directory of a run or job, after `plain_run` or `plain_job` has set it in `cfg`.
 
-    Raises SpecError if it holds a run already: Hydra would overwrite the `.hydra` of that run.
+    Raises SpecError if the directory holds a run already: Hydra would overwrite the `.hydra` of that run.
     """
     run_dir = Path(cfg.hydra.runtime.output_dir)
     _refuse_run_in(run_dir, where)
@@ -82,12 +86,12 @@ def _refuse_run_in(run_dir: Path, where: str) -> None:
 
 @contextmanager
 def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]:
-    """Lock the directory of a run or sweep during the block.
+    """Lock the directory of a run or sweep, so that no other process writes into it during the block.
 
-    where: the key that set the directory
-    go_on: it holds a run that is being resumed
+    where: the key that chose the directory, for errors
+    go_on: whether the directory holds a run that is resumed
 
-    Raises SpecError, with nothing changed, if another process is writing there.
+    Raises SpecError where another process is writing there; that process is not affected.
     """
     with ExitStack() as stack:
         try:
@@ -97,7 +101,7 @@ def claimed(run_dir: Path, where: str, *, go_on: bool = False) -> Iterator[None]
         except StoreError as error:
             raise SpecError([Problem(where, str(error), "give another directory")]) from error
         if not go_on:
-            _refuse_run_in(run_dir, where)  # another process may have finished a run there just now
+            _refuse_run_in(run_dir, where)  # another process may have finished there just now
         yield
 
 
@@ -108,7 +112,10 @@ def plain(users: DictConfig) -> dict[str, Any]:
 
 
 def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
-    """Refuse an experiment file that would not run what the user asked for."""
+    """Raise SpecError for an experiment file that would run something other than what was typed.
+
+    Such a file has no header, or sets `task.name` so that a typed ``task=`` has no effect.
+    """
     if problems := lost_keys(cfg):
         raise SpecError(problems)
     choices = cfg.hydra.runtime.choices
@@ -124,9 +131,9 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
 def planned(
     experiment: Experiment, overrides: Sequence[str], compose: Callable[[list[str]], dict[str, Any]]
 ) -> Experiment:
-    """The experiment without `task=plan`, so that hooks are compiled for its own task; others are unchanged.
+    """For `task=plan`, the experiment with its own task, for which its hooks are compiled; else the same experiment.
 
-    compose: overrides -> the configuration
+    compose: composes the configuration of a list of overrides
     """
     task = task_of(experiment)
     if not task.takes_place:
@@ -137,7 +144,7 @@ def planned(
 
 
 def over_shown_task(overrides: Sequence[str]) -> list[str]:
-    """The overrides, changed so that keys of the experiment's own task are accepted together with ``task=plan``."""
+    """The overrides; beside ``task=plan``, which has no such keys, ``task.KEY=VALUE`` becomes ``++task.KEY=VALUE``."""
     shown = {f"task={name}" for name, task in tasks().items() if task.takes_place}
     if shown.isdisjoint(overrides):
         return list(overrides)

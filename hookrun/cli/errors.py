@@ -1,4 +1,4 @@
-"""Exceptions of Hydra and OmegaConf as problems: the place, what was asked, the nearest names, the next step."""
+"""Turns exceptions of Hydra and OmegaConf into problems: where, what was asked, the nearest names, the next step."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from hookrun.yaml_files import load
 def explained(asked: Composition | None = None) -> Iterator[None]:
     """Convert any exception while Hydra composes or resolves a configuration to SpecError.
 
-    No user code runs there, so every exception is a mistake in the command line or in a file. The overrides are checked
-    only after Hydra has refused them, so that a correct command line needs no extra check.
+    No user code runs in the block: every exception is a mistake in the command line or in a file. The overrides are
+    checked only after Hydra has refused them, so that a correct command line loses no time.
     """
     try:
         with guarded():
@@ -48,7 +48,7 @@ def explained(asked: Composition | None = None) -> Iterator[None]:
 
 
 class WrongOverrides(SpecError):
-    """Some overrides are wrong; the `right` ones compose without them, so that they can be checked too."""
+    """Some overrides are wrong; the correct ones, `right`, compose by themselves and can be checked further."""
 
     def __init__(self, errors: Sequence[Problem], right: Sequence[str]) -> None:
         super().__init__(errors)
@@ -63,8 +63,8 @@ def _mistakes(error: Exception, asked: Composition | None) -> Mistakes:
         mistakes = wrong_overrides(asked)
     except HookrunError:
         raise
-    except Exception as beneath:  # the files do not compose even without the overrides
-        return Mistakes([_problem(beneath, asked)])
+    except Exception as of_files:  # the files do not compose, even without the overrides
+        return Mistakes([_problem(of_files, asked)])
     return mistakes if mistakes.problems else Mistakes([_problem(error, asked)])
 
 
@@ -100,7 +100,7 @@ def _value(error: OmegaConfBaseException) -> Problem:
 
 
 def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
-    """Hydra's message unchanged, or that of its OmegaConf cause, with the file that it names."""
+    """The problem with Hydra's own message, or with that of the OmegaConf error behind it, at the file it names."""
     file = _named_file(error, asked)
     below = error.__cause__ or error.__context__
     if isinstance(below, OmegaConfBaseException):
@@ -115,7 +115,7 @@ def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
 
 
 def _named_file(error: Exception, asked: Composition | None) -> str:
-    """The first config file that Hydra's message names, as ``'experiment/mine'``; empty where there is none."""
+    """The path of the first config file that Hydra's message names, such as ``'experiment/mine'``; else empty."""
     words = (word.strip("'\":,.;") for word in str(error).split())
     folders = asked.app.folders() if asked else []
     files = (folder / f"{word}.yaml" for word in words if "/" in word for folder in folders)
@@ -127,7 +127,7 @@ def _has_header(file: str) -> bool:
 
 
 def _near_groups(file: str, asked: Composition) -> str:
-    """The names nearest to a group that the file's defaults list overrides and that does not exist."""
+    """The nearest names for each group that the file's defaults list overrides and that does not exist."""
     groups = asked.app.config_loader.list_groups("")
     defaults = OmegaConf.select(load(Path(file)), "defaults") or []
     named = [

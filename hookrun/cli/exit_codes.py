@@ -1,4 +1,4 @@
-"""The exit code of a command, and its error report on stderr."""
+"""The exit code of a command, and the report of an error on stderr."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
 
 
 def exit_code(error: BaseException) -> int:
-    """What the process returns for an exception."""
+    """The exit code of the process for an exception."""
     if isinstance(error, HookrunError):
         return error.exit_code
     return code_of(error) if isinstance(error, KeyboardInterrupt) else FAILED
 
 
 def most_serious(codes: Iterable[int]) -> int:
-    """The exit code of a sweep; a job that was ended by a signal takes precedence over all others."""
+    """The exit code of a sweep from those of its jobs; the code of a job that a signal ended outranks all others."""
     order = [DONE, CHECK, FAILED, REFUSED]
     return max(codes, key=lambda code: order.index(code) if code in order else len(order), default=DONE)
 
 
 def report(error: BaseException, run_dir: Path | None = None) -> None:
-    """Print the error on stderr as plain text.
+    """Print the error on stderr, in plain text.
 
     HYDRA_FULL_ERROR=1 shows every traceback. The traceback of an unexpected exception is saved in the run directory,
     or shown if there is no run directory.
     """
-    on_purpose = isinstance(error, HookrunError)
-    lines = [str(error) if on_purpose else f"{type(error).__name__}: {error}"]
+    is_expected = isinstance(error, HookrunError)
+    lines = [str(error) if is_expected else f"{type(error).__name__}: {error}"]
     trace = "".join(traceback.format_exception(error))
-    shown = os.environ.get("HYDRA_FULL_ERROR") == "1" or (run_dir is None and not on_purpose)
+    shown = os.environ.get("HYDRA_FULL_ERROR") == "1" or (run_dir is None and not is_expected)
     if run_dir is not None:
         lines.append(f"run directory: {run_dir}")
         if not isinstance(error, SpecError | CompileError | CheckFailed):
             file = run_dir / "error.txt"
             try:
-                file.unlink(missing_ok=True)  # do not write through a link with that name
+                file.unlink(missing_ok=True)  # never write through a symbolic link of that name
                 file.write_text(trace, encoding="utf-8")
                 lines.append(f"traceback: {file}")
             except OSError as unwritable:
                 lines.append(f"traceback: not saved ({unwritable})")
-                shown = shown or not on_purpose
+                shown = shown or not is_expected
                 with suppress(OSError):
-                    file.unlink(missing_ok=True)  # incomplete because the disk is full
+                    file.unlink(missing_ok=True)  # a full disk may have left a truncated file
     print(*([trace.rstrip()] if shown else []), *lines, sep="\n", file=sys.stderr, flush=True)

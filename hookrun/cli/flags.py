@@ -19,7 +19,7 @@ _WRITTEN = "settings are written key=value, without dashes"
 
 
 def read_flags(arguments: Sequence[str]) -> argparse.Namespace:
-    """The flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
+    """Parse the flags and the overrides. Raises SpecError, and SystemExit after ``--version``."""
     parser = argument_parser()
     known = {flag: action for action in parser._actions for flag in action.option_strings}
     if problems := [*_wrong_values(arguments, known), *_unknown(arguments, known)]:
@@ -86,7 +86,7 @@ def _unknown(arguments: Sequence[str], known: Mapping[str, argparse.Action]) -> 
 
 
 def _is_short(word: str, known: Mapping[str, argparse.Action]) -> bool:
-    """Whether the word is a short flag with its value attached: ``-cjob``."""
+    """Whether the word is a short flag with its choice attached: ``-cjob``."""
     action = known.get(word[:2])
     return action is not None and word[2:] in (action.choices or ())
 
@@ -109,7 +109,7 @@ def _hint(name: str, value: str | None, known: Mapping[str, argparse.Action], ap
 
 
 def existing_folder(where: str, folder: str | Path) -> Path:
-    """The absolute path of a folder; raises SpecError where there is none."""
+    """The absolute path of a folder; raises SpecError where it does not exist."""
     path = Path(folder).absolute()
     if not path.is_dir():
         hint = "give the folder that holds experiment/ or hooks/"

@@ -27,7 +27,7 @@ def help_text(app: App, cfg: DictConfig, resolve: bool = False) -> str:
         "DATA": lambda: _listed(app.options("data")),
         "HOOKS": lambda: _listed(app.options("hooks")),
         "ACTIONS": lambda: _listed(_actions()),
-        # Hydra's own help, if `hydra/help` is not hookrun's
+        # Hydra's own placeholders, for a `hydra/help` other than hookrun's
         "FLAGS_HELP": lambda: app.format_args_help(argument_parser()),
         "APP_CONFIG_GROUPS": lambda: app.format_config_groups(lambda group: not _is_hydras(group)),
         "HYDRA_CONFIG_GROUPS": lambda: app.format_config_groups(_is_hydras),
@@ -51,7 +51,7 @@ def _is_hydras(group: str) -> bool:
 def _actions() -> list[str]:
     if names := names_in("hookrun.actions", "action_name"):
         return names
-    from hookrun.actions import actions  # installed without its source
+    from hookrun.actions import actions  # hookrun is installed without its sources
 
     return list(actions())
 
@@ -63,7 +63,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _described(app: App, group: str) -> str:
-    """One line for each name. Each folder has a name column of its own, as wide as its longest name."""
+    """One line for each name of a group, with its summary. The width of the name column is set per subfolder."""
     lines = list[str]()
     for _, folder in groupby(app.options(group), key=lambda name: name.rpartition("/")[0]):
         names = list(folder)
@@ -75,7 +75,7 @@ def _described(app: App, group: str) -> str:
 
 
 def _summary(folders: list[Path], group: str, name: str) -> str:
-    """The first sentence of the comment that a config file begins with, Hydra's header aside."""
+    """The first sentence of the comment at the top of a config file, without Hydra's header."""
     file = next((path for folder in folders if (path := folder / group / f"{name}.yaml").is_file()), None)
     if file is None:
         return ""

@@ -1,8 +1,9 @@
 """The bridge to Hydra: with `hookrun.cli.loader` the only file that imports Hydra's private modules.
 
-`hydra.main` composes, creates the run directory and calls the task in one step, exits with 1 for every mistake, and
-cannot list the jobs of a sweep before they run. hookrun checks the configuration between these steps, so that a refused
-one writes nothing. So it calls the classes behind `hydra.main`, which are the same in Hydra 1.3 and 1.4.
+`hydra.main` composes, makes the run directory and calls the task in one go, exits with 1 for every mistake,
+and cannot list the jobs of a sweep before they run. hookrun checks the configuration between these steps, so that a
+refused configuration leaves nothing on disk. It therefore calls the classes that `hydra.main` calls, which are the
+same in Hydra 1.3 and 1.4.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ OUTPUT = "HOOKRUN_OUTPUT"
 
 
 class App(Hydra):
-    """A Hydra that runs the checked configuration instead of composing it again.
+    """A Hydra application that runs the checked configuration instead of composing it again.
 
     A second composition could differ from the first, for example in `${now:…}`.
     """
@@ -70,30 +71,30 @@ class App(Hydra):
         return self._checked
 
     def configured_mode(self, config_name: str, overrides: list[str]) -> RunMode | None:
-        """`hydra.mode` if a file or an override sets it; None also if the configuration does not compose."""
+        """The `hydra.mode` that a file or an override sets; None if unset, or if the configuration does not compose."""
         try:
             cfg = self.compose_config(
                 config_name, overrides, RunMode.MULTIRUN, validate_sweep_overrides=False
             )
-        except HookrunError:  # an error in a file, which does not depend on the mode
+        except HookrunError:  # a wrong file, in every mode
             raise
-        except Exception:  # the later composition reports the error
+        except Exception:  # the caller composes again, and reports the problem then
             return None
         return cast(RunMode | None, cfg.hydra.mode)
 
     def composed(
         self, config_name: str, overrides: list[str], typed: RunMode | None
     ) -> tuple[DictConfig, RunMode, list[str]] | None:
-        """The configuration and all its overrides, in the typed mode, or as a single run.
+        """The configuration in the typed mode, or else as a single run; its mode, and all its overrides.
 
-        None if the configuration sets another mode or does not compose.
+        None where a file or an override sets another mode, or the configuration does not compose.
 
-        typed: the mode given on the command line
+        typed: the mode given by a flag of the command line; None without a flag
         """
         mode = typed or RunMode.RUN
         try:
             cfg = self.compose_config(config_name, overrides, mode)
-        except Exception:  # `configured_mode` or a later step reports the error
+        except Exception:  # the caller goes on with `configured_mode`, and reports the problem then
             return None
         configured = cfg.hydra.mode
         if typed is None and configured not in (None, mode):
@@ -112,9 +113,9 @@ class App(Hydra):
             return self.run(cfg.hydra.job.config_name, task, [])
 
     def sweep_checked(self, cfg: DictConfig, task: TaskFunction, over: Callable[[Launcher], Launcher]) -> Any:
-        """Let sweeper and launcher of `cfg` call `task` once per job; returns what the sweeper returns.
+        """Let the sweeper and the launcher of `cfg` call `task` once per job; returns the sweeper's return value.
 
-        over: the launcher that `cfg` names -> the one that the sweeper gets
+        over: wraps the launcher that `cfg` names; the sweeper gets the result
         """
         with self._checking(cfg), _launchers(over), _composed_before():
             return self.multirun(cfg.hydra.job.config_name, task, [])
@@ -128,7 +129,7 @@ class App(Hydra):
             self._checked = None
 
     def jobs(self, cfg: DictConfig) -> list[list[str]] | None:
-        """The overrides of each job of a sweep; None if the sweeper chooses them while it runs."""
+        """The overrides of each job of a sweep; None where the sweeper chooses its jobs while it runs."""
         if cfg.hydra.sweeper.get("_target_") != BASIC_SWEEPER:
             return None
         overrides = self.swept(cfg)
@@ -149,26 +150,26 @@ class App(Hydra):
             return numbered(self.config_loader.load_sweep_config(cfg, list(overrides)), number)
 
     def list_all_config_groups(self, parent: str = "") -> Sequence[str]:
-        """The config groups of the first two levels: an untrusted folder may hold cyclic links."""
+        """The config groups down to the second level: symbolic links in a user's folder may form a cycle."""
         return [] if "/" in parent else super().list_all_config_groups(parent)
 
     def options(self, group: str) -> list[str]:
-        """The names in a config group, those of its subgroups included."""
+        """The names in a config group, including those of its subgroups."""
         return options(self.config_loader, group)
 
     def repository(self, config_name: str, overrides: list[str]) -> IConfigRepository:
-        """Where a composition with these overrides looks configs up: `hydra.searchpath` may add folders."""
+        """The config folders that a composition with these overrides searches: `hydra.searchpath` may add some."""
         with _warnings_are_errors(), guarded():
             loader = cast(ConfigLoaderImpl, self.config_loader)
             return loader._parse_overrides_and_create_caching_repo(config_name, overrides)[1]
 
     def dropped_hooks(self, config_name: str, overrides: list[str]) -> DictConfig:
-        """The hooks in files that ``hooks=none`` among the overrides removes; empty if there are none."""
+        """The hooks of config files that the override ``hooks=none`` removes; empty without that override."""
         with _warnings_are_errors(), guarded():
             return cast(Loader, self.config_loader).dropped_hooks(config_name, overrides)
 
     def get_shell_to_plugin_map(self, config_loader: ConfigLoader) -> Any:  # type: ignore[override]  # static there
-        """The completion class of each shell, with whole groups as options."""
+        """The completion plugin of each shell, which completes whole groups."""
         return super().get_shell_to_plugin_map(cast(ConfigLoader, _WholeGroups(self)))
 
     def folders(self) -> list[Path]:
@@ -177,7 +178,7 @@ class App(Hydra):
 
 
 def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
-    """The names in a config group, those of its subgroups included."""
+    """The names in a config group, including those of its subgroups."""
     names = list(source.get_group_options(group, ObjectType.CONFIG))
     for folder in source.get_group_options(group, ObjectType.GROUP):
         names += [f"{folder}/{name}" for name in options(source, f"{group}/{folder}")]
@@ -185,7 +186,7 @@ def options(source: ConfigLoader | IConfigRepository, group: str) -> list[str]:
 
 
 def _refuse_too_many(overrides: list[Override]) -> None:
-    """Raise SpecError for a sweep of more than MAX_JOBS jobs, without expanding huge ranges to count them."""
+    """Raise SpecError for a sweep of more than MAX_JOBS jobs; counting stops there, even in a range of a billion."""
     jobs = 1
     for override in overrides:
         if override.is_sweep_override() and override.is_discrete_sweep():
@@ -196,7 +197,10 @@ def _refuse_too_many(overrides: list[Override]) -> None:
 
 
 class _WholeGroups:
-    """A config loader for completion that also completes groups holding both files and folders."""
+    """A config loader for completion, in which a group that holds both files and folders counts as one group.
+
+    Hydra's completion would stop at such a group.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -206,7 +210,7 @@ class _WholeGroups:
         return getattr(self._loader, name)
 
     def get_group_options(self, group_name: str, results_filter: ObjectType, **options: Any) -> list[str]:
-        """The configs of a group, those of its subgroups included; or its subgroups if it holds nothing else."""
+        """The configs of a group, including those of its subgroups; or the subgroups of a group without configs."""
         files = self._loader.get_group_options(group_name, ObjectType.CONFIG, **options)
         if results_filter == ObjectType.CONFIG:
             return self._app.options(group_name) if files else []
@@ -218,7 +222,7 @@ class _WholeGroups:
 
 
 def numbered(cfg: DictConfig, number: int) -> DictConfig:
-    """The configuration `cfg` with the job number of a sweep set."""
+    """Set the number of the job in `cfg`; returns `cfg`."""
     with read_write(cfg.hydra.job), open_dict(cfg.hydra.job):
         cfg.hydra.job.id, cfg.hydra.job.num = str(number), number
     return cfg
@@ -226,9 +230,9 @@ def numbered(cfg: DictConfig, number: int) -> DictConfig:
 
 @contextmanager
 def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
-    """Make Hydra return ``over(launcher)`` for launchers during the block: sweepers offer no other extension point.
+    """In the block, Hydra's plugin registry returns ``over(launcher)`` for a launcher: sweepers have no hook for it.
 
-    Patches the class, since launchers pickle the instance for other processes.
+    The method is replaced on the class, since launchers pickle the instance.
     """
     made = Plugins.instantiate_launcher
 
@@ -244,9 +248,9 @@ def _launchers(over: Callable[[Launcher], Launcher]) -> Iterator[None]:
 
 @contextmanager
 def _composed_before() -> Iterator[None]:
-    """Skip the basic sweeper's test composition of every job, since hookrun has already composed all jobs.
+    """In the block, Hydra's basic sweeper does not compose every job as a check: hookrun has done so already.
 
-    All sweepers share the method; for those that choose jobs while they run it is unchanged.
+    The method belongs to the base class; other sweepers, which choose their jobs while they run, keep the check.
     """
     theirs = Sweeper.validate_batch_is_legal
 
@@ -263,14 +267,14 @@ def _composed_before() -> Iterator[None]:
 
 @contextmanager
 def _warnings_are_errors() -> Iterator[None]:
-    """Turn warnings of Hydra's loader into errors, such as a missing package of `hydra.searchpath`."""
+    """Turn the warnings of Hydra's loader into errors, such as that of a missing package in `hydra.searchpath`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("error", category=UserWarning, module=ConfigLoaderImpl.__module__)
         yield
 
 
 def argument_parser() -> argparse.ArgumentParser:
-    """A parser of Hydra's flags without abbreviations; a wrong flag raises argparse.ArgumentError."""
+    """The parser of Hydra's flags, without abbreviations; it raises argparse.ArgumentError for a wrong flag."""
     parser = get_args_parser()
     parser.prog = "hookrun"
     parser.allow_abbrev = False  # `--experiment` would be short for `--experimental-rerun`
@@ -282,15 +286,15 @@ def argument_parser() -> argparse.ArgumentParser:
 
 
 def parse_override(text: str) -> Override:
-    """One override of the command line; raises OverrideParseException."""
+    """Parse one override of the command line; raises OverrideParseException."""
     return OverridesParser.create().parse_overrides([text])[0]
 
 
 @contextmanager
 def opened(main: Path, *extra: Path) -> Iterator[App]:
-    """Hydra over the config folder `main`, with the folders `extra` before it.
+    """Hydra for the config folder `main`; the folders `extra` are searched before it.
 
-    An application's own Hydra comes back afterwards.
+    An application's own Hydra state is restored afterwards.
     """
     path = create_config_search_path(str(main))
     for folder in extra:
@@ -301,7 +305,7 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
     outer_base = base.version_base
     try:
         state[0].clear()
-        if hydra.__version__.startswith("1.3"):  # later versions always behave like this
+        if hydra.__version__.startswith("1.3"):  # later versions have this behaviour only
             version.setbase("1.3")
         for source in SOURCES:
             sources[source.scheme()] = source
@@ -317,7 +321,7 @@ def opened(main: Path, *extra: Path) -> Iterator[App]:
 
 
 def _output() -> str | None:
-    """The folder that HOOKRUN_OUTPUT names. Raises SpecError if a configuration cannot hold its name."""
+    """The folder that HOOKRUN_OUTPUT names. Raises SpecError for a name that a configuration cannot hold."""
     folder = os.environ.get(OUTPUT) or None
     if folder is not None and ("${" in folder or "\\" in folder):
         what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot stand in a configuration"

@@ -1,7 +1,7 @@
-"""The keys of Hydra's section that a config file may set: choices among installed plugins and their plain settings.
+"""The keys of Hydra's own section that a config file may set: a few that choose among installed plugins.
 
-Everything else in Hydra's own section (directories, logging, callbacks, the search path, environment variables) can be
-set on the command line only, since an experiment file is untrusted.
+Everything else in that section (directories, logging, callbacks, the search path, environment variables) is set on
+the command line only, since an experiment file may come from a stranger.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hookrun.root_keys import ROOT_KEYS
 CHOSEN_BY_FILES = ("hydra/launcher", "hydra/sweeper")
 """The groups of Hydra from which a file may choose an installed member."""
 SHIPPED_CHOICES = {"hydra/help": "hookrun", "hydra/job_logging": "none", "hydra/hydra_logging": "none"}
-"""The other choices of hookrun's own config.yaml, which a copy of it may repeat."""
+"""The other choices of hookrun's own config.yaml, which a user's copy of that file may repeat."""
 SHIPPED_DIRS = {
     "run.dir": "outputs/${now:%Y-%m-%d_%H-%M-%S-%f}",
     "sweep.dir": "multirun/${now:%Y-%m-%d_%H-%M-%S-%f}",
     "sweep.subdir": "${hydra.job.num}",
 }
-"""The directories in hookrun's own config.yaml, which a copy of it may repeat too."""
+"""The directories in hookrun's own config.yaml, which a user's copy of that file may repeat."""
 
 TEXTS = frozenset(
     [
@@ -43,9 +43,9 @@ TEXTS = frozenset(
         "study_name",
     ]
 )
-"""Settings of launchers and sweepers that may be a short text; any other may be a number, true, false or null."""
+"""Settings of launchers and sweepers that may be a short text; the others may be a number, true, false or null."""
 MOST = 1_000_000
-"""The greatest number among those settings."""
+"""The greatest absolute value of such a number."""
 MOST_PROCESSES = 1_024
 MOST_SWEPT_TEXT = 4_000
 NEVER_SWEPT = frozenset({"hydra", "trust", "resume", "resume_anyway", "fail_fast"})
@@ -56,7 +56,7 @@ _JOB_NAME = re.compile(r"\w[\w.-]{0,99}")
 _SWEPT_KEY = re.compile(r"(?:\+\+?|~)?(?P<root>[A-Za-z_]\w*)(?:[./][\w$-]+|\[[\w-]+\])*")
 _KNOWN = frozenset(HydraConf.__dataclass_fields__)
 MISSING = object()
-"""A sentinel that equals no value of a file."""
+"""A sentinel that is equal to no value of a file."""
 TRUST = Problem(
     "trust",
     "is taken from the command line only, never from a file",
@@ -66,7 +66,10 @@ _COMMAND_LINE = "it is for the command line alone: leave it out of the file, and
 
 
 def acting_keys(content: Any, where: str) -> list[Problem]:
-    """The problem of each key that makes Hydra or logging call code; `content` nests at most 64 levels deep."""
+    """The problem of each key, such as `_target_`, that makes Hydra or the logging library call code.
+
+    content: plain values, nested at most 64 deep
+    """
     problems = list[Problem]()
     pending = [content]
     while pending:
@@ -83,9 +86,9 @@ def acting_keys(content: Any, where: str) -> list[Problem]:
 
 
 def wrong_choices(defaults: Any, group: str, where: str) -> list[Problem]:
-    """The problem of each item of a defaults list whose Hydra group is not open to files.
+    """The problem of each item of a defaults list that chooses from a group of Hydra closed to config files.
 
-    group: the config group that the file itself belongs to, from which relative names start
+    group: the config group of the file itself, to which relative names refer
     """
     if not isinstance(defaults, list):
         return []
@@ -122,7 +125,7 @@ def _is_hydras(group: str) -> bool:
 
 
 def is_open(group: str) -> bool:
-    """Whether files may choose from that group of Hydra."""
+    """Whether config files may choose from that group of Hydra."""
     return group.startswith(tuple(f"{each}/" for each in CHOSEN_BY_FILES)) or group in CHOSEN_BY_FILES
 
 
@@ -131,7 +134,7 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
 
     section: plain and unresolved
     groups:  the existing config groups
-    plugins: class names that `_target_` may have in a launcher or sweeper chosen on the command line
+    plugins: class names that `_target_` may have in a launcher or sweeper that was chosen on the command line
     """
     if not isinstance(section, Mapping):
         return [Problem("hydra", f"found {section!r}, expected a mapping", "")]
@@ -141,7 +144,7 @@ def wrong_settings(section: Any, groups: Collection[str], plugins: Collection[st
 def _setting(key: Any, value: Any, groups: Collection[str], plugins: Collection[str]) -> Iterator[Problem]:
     where = f"hydra.{key}"
     if key not in _KNOWN or (key == "mode" and not _has_interpolation(value)):
-        return  # Hydra reports the error
+        return  # Hydra checks this key itself
     if key in ("launcher", "sweeper") and isinstance(value, Mapping):
         yield from _of_plugin(value, where, groups, plugins)
     elif key in ("job", "run", "sweep") and isinstance(value, Mapping):
@@ -206,9 +209,9 @@ def _is_setting(name: str, value: Any) -> bool:
 def wrong_params(
     params: Any, where: str, groups: Collection[str], does: str = "sweep over"
 ) -> Iterator[Problem]:
-    """The problems of `hydra.sweeper.params`: each key is an override and must address the experiment itself.
+    """The problems of `hydra.sweeper.params`: each key must be one of the experiment's, as in an override.
 
-    does: verb for messages: what the file does to the keys
+    does: a verb phrase for errors, such as "sweep over": what the file does to the keys
     """
     if params is None:
         return

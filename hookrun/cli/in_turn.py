@@ -1,7 +1,7 @@
-"""Running jobs one after the other in this process, like Hydra's basic launcher.
+"""Runs jobs one after the other in this process, as Hydra's basic launcher does, with less memory.
 
-That launcher copies Hydra's section six times per job and keeps all copies until the sweep ends. Here each job is
-composed once without copies of the section, and only the directory and return value of a finished job are kept.
+Hydra's launcher copies the `hydra` section six times for each job and keeps all copies to the end of the sweep. Here a
+job is composed once, its section is not copied, and only its directory and its return value are kept afterwards.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from hookrun.store.stored_config import comes_back, remember
 _DIR, _SUBDIR = "hydra.sweep.dir", "hydra.sweep.subdir"
 
 log = logging.getLogger(BasicLauncher.__module__)
-"""The logger of Hydra's basic launcher, so that the log lines are the same."""
+"""The logger of Hydra's launcher, so that the log lines look the same."""
 
 
 def in_turn(launcher: Launcher) -> Launcher:
-    """`InTurn` in place of Hydra's basic launcher; any other launcher unchanged."""
+    """An `InTurn` in place of Hydra's basic launcher; any other launcher is returned as it is."""
     is_basic = f"{type(launcher).__module__}.{type(launcher).__name__}" == BASIC_LAUNCHER
     return InTurn(cast(BasicLauncher, launcher)) if is_basic else launcher
 
 
 class InTurn(Launcher):
-    """Replaces a basic launcher that Hydra has set up."""
+    """Runs the jobs of a basic launcher that Hydra has set up."""
 
     def __init__(self, launcher: BasicLauncher) -> None:
         self._launcher = launcher
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """The launcher was set up when it was made."""
+        """Does nothing: the launcher was set up when it was created."""
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """What each job returned."""
+        """Run the jobs; returns one JobReturn for each."""
         config, context, task = (
             self._launcher.config,
             self._launcher.hydra_context,
@@ -69,20 +69,20 @@ class InTurn(Launcher):
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             log.info(f"\t#{number} : {' '.join(filter_overrides(overrides))}")
             cfg = numbered(context.config_loader.load_sweep_config(config, list(overrides)), number)
-            asks_more = _asks_for_more(cfg.hydra)
-            job = run_job(task, cfg, _DIR, _SUBDIR, context) if asks_more else _run(task, cfg)
+            needs_hydra = _needs_hydras_run_job(cfg.hydra)
+            job = run_job(task, cfg, _DIR, _SUBDIR, context) if needs_hydra else _run(task, cfg)
             returned.append(_kept(job))
             configure_log(config.hydra.hydra_logging, config.hydra.verbose)
         return returned
 
 
-def _asks_for_more(hydra: Any) -> bool:
-    """Whether the section needs features that `_run` lacks: callbacks, another working directory or environment."""
+def _needs_hydras_run_job(hydra: Any) -> bool:
+    """Whether the section has callbacks, or another working directory or environment, which `_run` does not support."""
     return bool(hydra.get("callbacks") or hydra.job.get("env_set") or hydra.job.get("chdir"))
 
 
 def _run(task: TaskFunction, cfg: DictConfig) -> JobReturn:
-    """Run a job with its configuration, like Hydra's `run_job`."""
+    """Run one job, as Hydra's `run_job` does, without its copies of the configuration."""
     holder = HydraConfig.instance()
     outer = holder.cfg
     tell(cfg)
@@ -109,7 +109,7 @@ def _run(task: TaskFunction, cfg: DictConfig) -> JobReturn:
 
 
 def _save(folder: Path, users: DictConfig, hydra: Container) -> None:
-    """The files that Hydra leaves in the directory of a job."""
+    """Write the files that Hydra's `run_job` writes into the directory of a job."""
     folder.mkdir(parents=True, exist_ok=True)
     contents: dict[str, Any] = {
         "config.yaml": plain_of(users),
@@ -120,11 +120,11 @@ def _save(folder: Path, users: DictConfig, hydra: Container) -> None:
         text = text_of(content)
         (folder / name).write_text(text, encoding="utf-8")
         if comes_back(content):
-            remember(text, content)  # for the page of the job
+            remember(text, content)  # the page of the job reads it again
 
 
 def _kept(job: JobReturn) -> JobReturn:
-    """The job with only the directory left of its configuration, to save memory: a sweep may have thousands."""
+    """The job, with only its directory left of its configuration: a sweep may have thousands of jobs."""
     folder = str(cast(Any, job.hydra_cfg).hydra.runtime.output_dir)
     job.cfg = None
     job.hydra_cfg = OmegaConf.create({"hydra": {"runtime": {"output_dir": folder}}})

@@ -1,4 +1,4 @@
-"""The jobs in a sweep's directory, each identified by the hash of its configuration."""
+"""The jobs in the directory of a sweep, each identified by the hash of its configuration."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hookrun.store.read_records import read_record
 from hookrun.store.records import Status
 
 _OVER = ("done", "stopped")
-"""A run that a check stopped would stop there again."""
+"""The statuses of jobs that are not resumed: a run that a check stopped would stop there again."""
 
 
 @dataclass(frozen=True)
 class KnownJob:
-    """A job that was begun.
+    """A job that was started before.
 
-    name:      its directory within the sweep's
-    exit_code: of a finished job; None: it was cut off, failed or was interrupted, and will be resumed
+    name:      its directory, relative to the sweep's
+    exit_code: of a job that is over; None for a job that was killed, failed or was interrupted, and is resumed
     """
 
     name: str
@@ -36,13 +36,13 @@ class KnownJob:
 
 
 class JobDirectories:
-    """The jobs in a sweep's directory when the sweep is resumed; each job is taken once.
+    """The jobs in the directory of a sweep that is resumed; each job is taken once.
 
-    begun: the directories of its jobs, within the sweep's
+    begun: the directories of its jobs, relative to the sweep's
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises SpecError for a job that cannot be identified, or that another process is running."""
+        """Raises SpecError for a job that cannot be identified, or that another process still runs."""
         self.folder = folder
         self._jobs = defaultdict[str, list[KnownJob]](list)
         self._used = set[str]()
@@ -56,7 +56,7 @@ class JobDirectories:
         self.begun = frozenset(self._used)
 
     def take(self, config: str) -> KnownJob | None:
-        """The next job with this hash; None if there is none."""
+        """Take the next job with that hash; None if there is no such job left."""
         found = self._jobs.get(config)
         return found.pop(0) if found else None
 
@@ -70,24 +70,24 @@ class JobDirectories:
         return name not in self._used
 
     def use(self, name: str) -> None:
-        """Give the directory to a new job."""
+        """Mark the directory as taken by a new job."""
         self._used.add(name)
 
     def over(self, configs: Sequence[str]) -> list[bool]:
-        """For each hash, whether its job has finished; takes no job."""
+        """Whether the job of each hash is over; no job is taken."""
         waiting = {config: list(jobs) for config, jobs in self._jobs.items()}
         taken = [waiting[config].pop(0) if waiting.get(config) else None for config in configs]
         return [job is not None and job.exit_code is not None for job in taken]
 
 
 def refuse_links(folder: Path, name: str) -> None:
-    """Raise SpecError if the first files of a job would be written through a link.
+    """Raise SpecError where a job would write through a symbolic link in its directory.
 
-    folder: of the sweep
-    name:   the job's directory within it
+    folder: the directory of the sweep
+    name:   the directory of the job, relative to `folder`
     """
     name = os.path.normpath(name)
-    if os.path.isabs(name) or name.startswith(".."):  # typed: the sweep's directory does not hold it
+    if os.path.isabs(name) or name.startswith(".."):  # a typed path outside the sweep's directory
         return
     path = folder
     for part in (*Path(name).parts, HYDRA):
@@ -99,7 +99,7 @@ def refuse_links(folder: Path, name: str) -> None:
 
 def _refuse_link(path: Path) -> None:
     if path.is_symlink():
-        what = f"{path} is a link, and a sweep that goes on writes to none"
+        what = f"{path} is a link, and a resumed sweep does not write through links"
         raise SpecError([Problem(KEY, what, "replace it with what it leads to, or remove it")])
 
 

@@ -1,4 +1,4 @@
-"""The hash of a job's resolved configuration, which identifies the job when the sweep is resumed."""
+"""The hash of the resolved configuration of a job, which identifies the job when its sweep is resumed."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def record_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_place(users: DictConfig, hydra: Any) -> tuple[dict[str, Any], bool]:
-    """The configuration, resolved as if the job had the number 0 and no directory, and whether it is the job's own.
+    """The configuration, resolved as if the job had the number 0 and no directory; and whether this changed nothing.
 
-    A value that holds the job's number or directory counts as the same whatever these are: they do not say which job
-    it is. Where no value asks for Hydra's section, the job itself has the same values.
+    The number and the directory of a job do not identify it, so a value that holds them must not change the hash.
+    Where no value refers to Hydra's section, the result is the configuration of the job itself.
 
     users: the user's part of the configuration
     hydra: Hydra's section
@@ -63,7 +63,7 @@ def without_place(users: DictConfig, hydra: Any) -> tuple[dict[str, Any], bool]:
 
 
 class _Nowhere:
-    """Replaces the content of `HydraConfig` temporarily; the section is built on first use."""
+    """Stands in for the configuration in `HydraConfig`; its section is built when a value refers to it."""
 
     def __init__(self, section: Any) -> None:
         self._section = section
@@ -84,18 +84,18 @@ def _hash(config: Mapping[str, Any]) -> str:
 
 
 class JobHashes:
-    """The hashes of a sweep's jobs, computed from their overrides; each job is composed once."""
+    """The hashes of a sweep's jobs, from their overrides; each job is composed once."""
 
     def __init__(self, app: App, cfg: DictConfig) -> None:
         self._app, self._cfg = app, cfg
         self._known = dict[frozenset[str], dict[str, Any]]()
 
     def of(self, overrides: Sequence[str]) -> str:
-        """The hash of one job. Raises SpecError if it does not compose."""
+        """The hash of one job. Raises SpecError where the job does not compose."""
         return str(self.record(overrides)["config"])
 
     def record(self, overrides: Sequence[str]) -> dict[str, Any]:
-        """The content of job.json for one job. Raises SpecError if it does not compose."""
+        """The content of job.json for one job. Raises SpecError where the job does not compose."""
         key = frozenset(overrides)
         if key not in self._known:
             with explained():

@@ -1,4 +1,4 @@
-"""The functions that Hydra calls in a run directory: a single run, or one job of a sweep, in any process."""
+"""The callables that Hydra calls in a run directory: a single run, or one job of a sweep in any launcher's process."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
     from hookrun.tasks import Ready
 
 NOT_STARTED = -1
-"""Return value of a job that was not started because another one failed; never a process's exit code."""
+"""The return value of a job that does not start because another job failed; it is never an exit code."""
 
 
 PAGE_SECONDS = 10
-"""Seconds between two updates of the report of a running sweep."""
+"""The least time between two pages of a running sweep."""
 _next_page = dict[Path, float]()
 
 
 class JobFailed(HookrunError):
-    """A job of an optimizing sweep failed, with `exit_code`; its sweeper decides whether to go on."""
+    """A job of an optimizing sweep failed with `exit_code`; the sweeper decides whether the sweep continues."""
 
     def __init__(self, run_dir: str, exit_code: int) -> None:
         self.exit_code = exit_code
-        super().__init__(run_dir, exit_code)  # the arguments that rebuild it in another process
+        super().__init__(run_dir, exit_code)  # pickle rebuilds the exception from these
 
     def __str__(self) -> str:
         return "job failed with exit code {1}: {0}".format(*self.args)
@@ -58,10 +58,10 @@ class JobFailed(HookrunError):
 
 @dataclass(frozen=True)
 class SingleRun:
-    """A single run; everything is checked and built before its directory is created.
+    """A single run, checked and built before its directory is created.
 
     latest: whether `outputs/latest` is set to a new run
-    resume: how to resume in an existing directory; None: a new run
+    resume: what was typed to resume the run; None for a new run
     ranks:  the processes of the run, of which this is rank 0
     """
 
@@ -91,14 +91,14 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-    trust:      the packages that were trusted when the command started, whatever the environment says now
-    optimizing: the sweeper wants the objective of each job, and an exception from a failed one
-    goal:       the objective that every job must have; None: each job's own
+    trust:      the packages that were trusted when the command was entered, whatever the environment says now
+    optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
+    goal:       the objective that every job must have; None: each job may have its own
     runs:       the run of each need, and the run before the sweep
-    go_on:      whether the sweep is resumed
-    begun:      directories, relative to the sweep's, of jobs that were begun and are resumed
-    anyway:     resume even if the state is of another model, data or version
-    stop:       a file that a failed job creates and that prevents further jobs from starting; None: the others run
+    go_on:      whether the sweep is resumed, so that its directory holds jobs already
+    begun:      the directories of these jobs, relative to the sweep's: runs there are resumed
+    anyway:     whether they are resumed even if their state is of another model, data or version
+    stop:       a file that a failed job creates and that keeps other jobs from starting; None: the others run
     """
 
     trust: frozenset[str]
@@ -116,7 +116,7 @@ class SweepJob:
             return self._returned(cfg)
 
     def _returned(self, cfg: DictConfig) -> int | float:
-        if (signal := pending()) is not None:  # the signal's exception was swallowed
+        if (signal := pending()) is not None:  # a signal that arrived where it could not be raised
             raise signal
         if self.stop is not None and self.stop.exists():
             return NOT_STARTED
@@ -127,7 +127,7 @@ class SweepJob:
         finally:
             release_memory()
         if code != DONE and self.stop is not None:
-            self.stop.touch()  # before the slow report, so that no other process starts a job
+            self.stop.touch()  # before the page, which takes time: another process must not start a job meanwhile
         renew_page(_sweep_dir(), run_dir)
         if not self.optimizing:
             return code
@@ -140,7 +140,7 @@ class SweepJob:
     def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
         """Run the job with its directory locked; returns its exit code.
 
-        The sweep that started it may have been killed while the job went on in another process.
+        The lock is needed where an earlier sweep was killed while its job still runs in another process.
         """
         sweep_dir = _sweep_dir()
         name = os.path.relpath(run_dir, sweep_dir)
@@ -185,7 +185,7 @@ class SweepJob:
 
 
 def require_goal(experiment: Experiment, goal: Goal) -> None:
-    """Refuse a job whose objective is not the sweep's: their values could not be compared. Raises SpecError."""
+    """Raise SpecError for a job whose objective is not the sweep's, since their values could not be compared."""
     from hookrun import tasks
 
     if (own := tasks.required_goal(experiment)) != goal:
@@ -198,7 +198,7 @@ def _run_dir() -> Path:
 
 
 def _sweep_dir() -> Path:
-    """The sweep's absolute directory; with `hydra.job.chdir` the working directory has changed."""
+    """The absolute path of the sweep's directory: with `hydra.job.chdir` the working directory is another one."""
     hydra = HydraConfig.get()
     return Path(os.path.normpath(os.path.join(hydra.runtime.cwd, hydra.sweep.dir)))
 
@@ -222,7 +222,7 @@ def _attempt(run_dir: Path, run: Callable[[], int]) -> int:
 
 
 def _status(run_dir: Path) -> bytes | None:
-    """The content of status.json; None if there is none."""
+    """The content of status.json; None where the file does not exist."""
     try:
         return (run_dir / STATUS).read_bytes()
     except OSError:
@@ -230,7 +230,7 @@ def _status(run_dir: Path) -> bytes | None:
 
 
 def _tell_how_to_go_on(run_dir: Path) -> None:
-    """If the run saved a state, print the command that resumes it; for a job, that of its sweep."""
+    """If the run saved a state, print the command that resumes the run, or for a job the command for its sweep."""
     if any((run_dir / CHECKPOINTS).glob("state_*/state.json")):
         sweep = next((folder for folder in run_dir.parents if (folder / MULTIRUN).is_file()), None)
         if sweep is not None and (run_dir / JOB).exists():
@@ -251,64 +251,64 @@ def make_page(folder: Path) -> None:
     except Exception as error:  # an error in the report must not change the run's exit code
         what = str(error) if isinstance(error, HookrunError) else f"{type(error).__name__}: {error}"
         again = f"python -m hookrun.report {folder}"
-        print(f"report: not made: {what}\n  once that is mended: {again}", file=sys.stderr, flush=True)
+        print(f"report: not made: {what}\n  to make it later: {again}", file=sys.stderr, flush=True)
 
 
 def renew_page(sweep_dir: Path, run_dir: Path) -> None:
-    """Update the report of a running sweep, silently and unless that was done recently.
+    """Write the page of a running sweep without printing anything, unless the page was written a short while ago.
 
-    run_dir: directory of the job that has just ended
+    run_dir: the directory of the job that has just ended
 
-    Reading thousands of jobs is slow: at most 1/50 of the sweep's time is spent on reports.
+    Reading thousands of jobs takes time: at most a fiftieth of a sweep's time is spent on its pages.
     """
     from hookrun.report import write_report
     from hookrun.report.jobs import keep_job
 
-    with suppress(Exception):  # as below
+    with suppress(Exception):  # a failed page must not affect the job
         keep_job(sweep_dir, run_dir)
     now = time.monotonic()
     if now < _next_page.get(sweep_dir, 0.0):
         return
 
-    with suppress(Exception):  # a failed report must not harm a job; the final one reports errors
+    with suppress(Exception):  # `make_page` reports the error at the end of the sweep
         write_report(sweep_dir)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
 
 
-class _Settled:
-    """Whether the first job of a sweep is still running."""
+class _FirstJob:
+    """Whether a sweep is running whose first job has not ended."""
 
-    awaits_first = False
+    is_running = False
 
 
-_settled = _Settled()
+_first_job = _FirstJob()
 
 
 @contextmanager
 def settled_memory() -> Iterator[None]:
-    """Freeze existing objects (all modules) for Python's garbage collector, so that it does not scan them again."""
-    if gc.get_freeze_count():  # the caller has already frozen them
+    """Exclude existing objects, mostly modules, from garbage collection in the block: rescanning them takes time."""
+    if gc.get_freeze_count():  # the caller has done so already
         yield
         return
     gc.collect()
     gc.freeze()
-    _settled.awaits_first = True
+    _first_job.is_running = True
     try:
         yield
     finally:
-        _settled.awaits_first = False
+        _first_job.is_running = False
         gc.unfreeze()
 
 
 def release_memory() -> None:
-    """Free the memory of this process's last job before the next one starts.
+    """Free the memory of the last job of this process, before the next job starts.
 
-    Objects that remain after the first job are newly imported modules and their caches: within `settled_memory` these
-    are frozen too.
+    After the first job of a sweep, the modules that it imported and their caches remain: within `settled_memory`
+    these are excluded from garbage collection, too.
     """
     gc.collect()
-    if _settled.awaits_first:
-        _settled.awaits_first = False
+    if _first_job.is_running:
+        _first_job.is_running = False
         gc.freeze()
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Runs that an experiment refers to by name (a need, `latest`), and storing their directories in its configuration."""
+"""The directories of the runs that an experiment names as a need, `latest` or `previous`; a run stores them."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownRuns:
-    """Where the runs are. It can be pickled, so that the jobs of a sweep find them in other processes.
+    """The directories of the runs. It can be pickled, so that the jobs of a sweep find them in other processes.
 
-    needs:    need -> directory of its run; None: it is still to be run
-    previous: directory of the run before this one; None: it is looked up when needed
+    needs:    need -> the directory of its run; None: the need has not been run yet
+    previous: the directory of the run before this one; None: it is looked up when an experiment refers to it
     """
 
     needs: Mapping[Need, str | None] = field(default_factory=dict)
     previous: str | None = None
 
     def of(self, experiment: Experiment) -> Experiment:
-        """The experiment with its runs. SpecError for an unknown need."""
+        """The experiment with the directories of its runs. Raises SpecError for a need that is not in `needs`."""
         runs = dict[str, str | None]()
         for name, need in experiment.settings.needs.items():
             if need not in self.needs:
-                what = "is another one than when the sweep began, and a job runs nothing but itself"
+                what = "was not known when the sweep began, and a job does not run its own needs"
                 hint = "let the overrides of a need hold no key that the sweeper chooses as it goes"
                 raise SpecError([Problem(f"needs.{name}", f"{need} {what}", hint)])
             runs[name] = self.needs[need]
@@ -48,7 +48,7 @@ class KnownRuns:
 
 
 def keep_found_runs(run_dir: Path, cfg: DictConfig, prepared: Ready) -> None:
-    """Write the stored configuration once more, with the directories that `outputs/latest` and the like meant.
+    """Rewrite the stored configuration with the directories that names such as `outputs/latest` stood for.
 
     cfg: the configuration of the run
     """

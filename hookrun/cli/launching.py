@@ -1,4 +1,4 @@
-"""A layer between sweeper and launcher: which jobs run, in which directories, and how they ended."""
+"""A layer between a sweeper and its launcher: it decides which jobs run, in which directories, and keeps exit codes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Overrides = Sequence[str]
 
 
 class SweepStopped(HookrunError):
-    """A job failed, and `fail_fast` asks for no other then. `exit_code` is the job's."""
+    """A job failed in a sweep with `fail_fast`, so that no other job starts. `exit_code` is the job's."""
 
     def __init__(self, job: str, exit_code: int) -> None:
         self.job, self.exit_code = job, exit_code
@@ -40,7 +40,12 @@ class SweepStopped(HookrunError):
 
 @dataclass(frozen=True)
 class Start:
-    """A job to run: its index among the requested jobs, its number, and its directory within the sweep's."""
+    """A job to run.
+
+    place:  its index among the jobs of this launch
+    number: its `hydra.job.num`
+    name:   its directory, relative to the sweep's
+    """
 
     place: int
     number: int
@@ -51,14 +56,14 @@ class Start:
 class Launching:
     """The jobs of one start of a sweep. The sweeper gets `over(launcher)` instead of its launcher.
 
-    sweep_dir: of the sweep
-    goal:      of a sweeper that chooses its jobs by it; None for any other
-    known:     the jobs that the directory holds already, where the sweep goes on; else None
-    hashes:    by which they are known
-    fail_fast: no job starts after one has failed
-    added:     the overrides of jobs that the sweeper does not ask for, which run before its first
-    names:     place in the sweep -> directory within the sweep's, where it goes on, of the jobs asked for so far
-    codes:     directory -> exit code, of the jobs that were asked for so far
+    sweep_dir: the directory of the sweep
+    goal:      the objective by which the sweeper chooses its jobs; None for a sweeper that does not
+    known:     the jobs in the directory of a resumed sweep; None for a new sweep
+    hashes:    the hashes that identify the jobs
+    fail_fast: whether no job starts after one has failed
+    added:     the overrides of jobs that run before those of the sweeper, such as baselines
+    names:     of a resumed sweep, index of a launched job -> its directory, relative to the sweep's
+    codes:     directory -> exit code of each launched job
     again:     the number of jobs that were over before
     """
 
@@ -86,21 +91,21 @@ class Launching:
 
     @property
     def left(self) -> int:
-        """The number of jobs in the directory that the sweeper did not ask for."""
+        """The number of jobs in the directory that the sweeper did not launch."""
         return 0 if self._known is None else self._known.left
 
     def over(self, launcher: Launcher) -> Launcher:
-        """A launcher around the given one that runs only unfinished jobs."""
+        """A launcher around the given one, which runs only the jobs that are not over yet."""
         return _Over(in_turn(launcher), self)
 
     def launched(
         self, launcher: Launcher, job_overrides: Sequence[Overrides], first: int
     ) -> Sequence[JobReturn]:
-        """Run the jobs and return their results, including those of jobs that were finished before.
+        """Run the jobs; returns one JobReturn for each, including those that were over before.
 
         first: the number of the first job
 
-        Raises SweepStopped after a failure, with `fail_fast`.
+        Raises SweepStopped after a failed job, with `fail_fast`.
         """
         added = self._added if first == 0 else ()
         first += len(self._added) - len(added)
@@ -117,7 +122,7 @@ class Launching:
         return [returned[place] for place in range(len(added), len(jobs))]
 
     def _tell(self, jobs: list[list[str]], returned: Sequence[JobReturn]) -> None:
-        """Add the jobs to the study, if the sweeper chose them."""
+        """Add the jobs to the study of a sweeper that chooses its jobs by their objective."""
         if self._study is None:
             return
         for overrides, job in zip(jobs, returned, strict=True):
@@ -127,14 +132,14 @@ class Launching:
             self._study.add(os.path.relpath(_run_dir(job), self.sweep_dir), params, value)
 
     def _ordered(self, overrides: Overrides) -> list[str]:
-        """The overrides in typed order: the later of two for one key counts, and `+` precedes its subkeys."""
+        """The overrides in the typed order: the last override of a key wins, and `+` must come before its subkeys."""
         end = len(self._order)
         return sorted(overrides, key=lambda text: self._order.get(text.partition("=")[0], end))
 
     def _batches(
         self, jobs: list[list[str]], first: int, returned: dict[int, JobReturn]
     ) -> Iterator[list[Start]]:
-        """What the launcher is asked for at a time: a launcher of one process is asked for one, where that may be all.
+        """The jobs of each call of the launcher; with `fail_fast`, a launcher of one process gets one job at a time.
 
         A launcher numbers the jobs of a batch without gaps. Where a configuration holds the number of its job, a batch
         ends at each gap.
@@ -158,9 +163,9 @@ class Launching:
     def _to_run(
         self, known: JobDirectories, jobs: list[list[str]], first: int, returned: dict[int, JobReturn]
     ) -> tuple[list[Start], bool]:
-        """The jobs that are not over, and whether the configuration of one holds its number.
+        """The jobs that are not over, and whether the configuration of any job holds its number.
 
-        returned: gets what the others returned
+        returned: receives the JobReturn of each job that is over, by its index in `jobs`
         """
         found = [known.take(self._hashes.of(overrides)) for overrides in jobs]
         starts, by_number = list[Start](), False
@@ -181,7 +186,7 @@ class Launching:
         self.again += len(returned)
         new.sort(
             key=lambda each: not known.is_free(_subdir(each[1]))
-        )  # jobs whose own directory is free come first
+        )  # first those whose own directory is free
         starts += [self._new(known, config, place, first, jobs[place]) for place, config in new]
         for start in starts:
             refuse_links(self.sweep_dir, start.name)
@@ -191,7 +196,7 @@ class Launching:
     def _new(
         self, known: JobDirectories, config: DictConfig, place: int, first: int, overrides: Overrides
     ) -> Start:
-        """A job that was not begun before: with the number of its place, or where that is taken, with the next one."""
+        """A job that was not started before, numbered by its index, or by the next number whose directory is free."""
         number = first + place
         while not known.is_free(name := _subdir(numbered(config, number))):
             number += 1
@@ -202,14 +207,14 @@ class Launching:
         return Start(place, number, name, overrides)
 
     def _placed(self, start: Start) -> list[str]:
-        """The overrides of a job, with its directory where the launcher might give it another one."""
+        """The overrides of a job; in a resumed sweep, also the override that sets its directory."""
         if self._known is None:
             return list(start.overrides)
         name = start.name.replace("${", "\\${")
         return [*start.overrides, f"{SUBDIR}={QuotedString(name, Quote.single).with_quotes()}"]
 
     def _over(self, name: str, code: int) -> JobReturn:
-        """The result of a job that was finished before."""
+        """The JobReturn of a job that is over."""
         run_dir = self.sweep_dir / name
         hydra = OmegaConf.create({"hydra": {"runtime": {"output_dir": str(run_dir)}}})
         job = JobReturn(hydra_cfg=hydra, status=JobStatus.COMPLETED)
@@ -229,7 +234,7 @@ class Launching:
         return tasks.objective(run_dir)
 
     def _keep(self, found: Sequence[JobReturn]) -> None:
-        """Keep the exit codes."""
+        """Add the exit codes of the jobs to `codes`."""
         for job in found:
             value = job._return_value  # the public property prints and raises a failure
             ended = value if isinstance(value, int) else DONE  # else it is the objective
@@ -238,21 +243,21 @@ class Launching:
                 self.codes[_run_dir(job)] = code
 
     def _failed(self, found: Sequence[JobReturn]) -> str | None:
-        """The directory of the first job that failed."""
+        """The directory of the first job that failed, if any."""
         return next((path for path in map(_run_dir, found) if self.codes.get(path, DONE) != DONE), None)
 
 
 class _Over(Launcher):
-    """A launcher wrapped by `Launching`. The inner launcher is unchanged and may be pickled to other processes."""
+    """A launcher whose jobs `Launching` filters. The inner launcher may be pickled, and is not changed."""
 
     def __init__(self, launcher: Launcher, launching: Launching) -> None:
         self._launcher, self._launching = launcher, launching
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """The launcher was set up when it was made."""
+        """Does nothing: the launcher was set up when it was created."""
 
     def launch(self, job_overrides: Sequence[Overrides], initial_job_idx: int) -> Sequence[JobReturn]:
-        """What each job returned."""
+        """Run the jobs; returns one JobReturn for each."""
         return self._launching.launched(self._launcher, job_overrides, initial_job_idx)
 
 
@@ -261,7 +266,7 @@ def _run_dir(job: JobReturn) -> str:
 
 
 def _subdir(config: DictConfig) -> str:
-    """The directory of a job within its sweep's."""
+    """The directory of a job, relative to the sweep's."""
     return os.path.normpath(str(config.hydra.sweep.subdir))
 
 

@@ -1,6 +1,6 @@
-"""Hydra's loader of config folders, which vets every file that is not hookrun's own before it acts on it.
+"""Hydra's loader of config folders, with checks of every file that is not hookrun's own before the file is used.
 
-With `hookrun.cli.hydra` the only files that import Hydra's private modules.
+Only this file, `hookrun.cli.hydra` and `hookrun.cli.repository` import Hydra's private modules.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from hookrun.interpolations import guarded
 from hookrun.yaml_files import reading
 
 MAX_LOADS = 1_000
-"""Configs that one composition loads; an ordinary one loads about thirty."""
+"""The most configs that one composition may load; an ordinary composition loads about thirty."""
 HYDRAS_DIRS = {
     "run.dir": "outputs/${now:%Y-%m-%d}/${now:%H-%M-%S}",
     "sweep.dir": "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}",
 }
-"""What Hydra would use: two runs of one second would share a directory."""
+"""Hydra's own defaults, which are replaced: two runs started in the same second would share a directory."""
 
 
 def conf_dir() -> Path:
@@ -58,14 +58,14 @@ def _is_inside(config_path: str) -> bool:
 
 
 def _vetted(text: str, file: str, config_path: str, is_ours: bool) -> DictConfig:
-    """The content of a config file; raises SpecError for what a file that is not hookrun's own may not hold."""
+    """The content of a config file; raises SpecError for content that only hookrun's own files may have."""
     content = content_of(text, installed=is_ours)
     if is_ours:
         return content
     plain: Any = OmegaConf.to_container(content, resolve=False)
     group = posixpath.dirname(config_path)
     inner = plain
-    if hydra_section.is_open(group) and isinstance(plain, dict):  # `_target_` there is checked where it lands
+    if hydra_section.is_open(group) and isinstance(plain, dict):  # `_load_single_config` checks `_target_`
         inner = {key: value for key, value in plain.items() if key != "_target_"}
     problems = hydra_section.acting_keys(inner, file)
     if isinstance(plain, dict):
@@ -83,12 +83,12 @@ def _result(source: ConfigSource, text: str, content: DictConfig) -> ConfigResul
 class FileConfigSource(file_config_source.FileConfigSource):
     """Hydra's reader of config folders, with errors that name the file.
 
-    Hydra's registry, which launchers carry to other processes, refuses another reader unless it has this name.
+    The name is that of Hydra's class: Hydra's registry, which launchers pickle, refuses a reader of another name.
     """
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is the folder that comes with hookrun."""
+        """Whether this is the folder that comes with hookrun."""
         return Path(self.path).resolve() == conf_dir().resolve()
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -109,7 +109,7 @@ class FileConfigSource(file_config_source.FileConfigSource):
         return _is_inside(config_path) and super().is_group(config_path)
 
     def available(self) -> bool:
-        """Whether the folder is there. Raises SpecError where it is not: Hydra would warn and leave it out."""
+        """True. Raises SpecError if the folder does not exist: Hydra would only warn and skip it."""
         if not super().available():
             what, hint = f"there is no folder {self.path}", "a folder is file:///absolute/path"
             raise SpecError([Problem("hydra.searchpath", what, hint)])
@@ -117,11 +117,11 @@ class FileConfigSource(file_config_source.FileConfigSource):
 
 
 class ImportlibResourcesConfigSource(importlib_resources_config_source.ImportlibResourcesConfigSource):
-    """Hydra's reader of config folders in packages: its own, those of plugins, and those of a typed search path."""
+    """Hydra's reader of config folders in packages: those of Hydra, of plugins, and of a typed search path."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether Hydra or an installed plugin brought it."""
+        """Whether the folder belongs to Hydra or an installed plugin."""
         return not self.provider.startswith(("hydra.searchpath", "command-line", "main"))
 
     def load_config(self, config_path: str) -> ConfigResult:
@@ -148,7 +148,7 @@ HYDRAS_SOURCES: tuple[type[ConfigSource], ...] = (
 
 
 def _is_ours(source: ConfigSource) -> bool:
-    """Whether its configs come with hookrun, Hydra or an installed plugin; those of ConfigStore are set by code."""
+    """Whether its configs come with hookrun, Hydra, an installed plugin or, through ConfigStore, from code."""
     return bool(getattr(source, "is_ours", source.scheme() == "structured"))
 
 
@@ -157,9 +157,9 @@ def _source(repo: IConfigRepository, config_path: str) -> ConfigSource | None:
 
 
 class Loader(ConfigLoaderImpl):
-    """Hydra's loader, for a process of hookrun and those of its launchers.
+    """Hydra's loader, for the process of hookrun and those of its launchers.
 
-    output: the folder of all outputs whose place was not typed; None: the current directory
+    output: the folder for all outputs whose directory was not typed; None: the current directory
     """
 
     def __init__(self, config_search_path: ConfigSearchPath, output: str | None = None) -> None:
@@ -169,15 +169,15 @@ class Loader(ConfigLoaderImpl):
         self._recomposing = dict[tuple[str | None, ...], Recomposing]()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a launcher that carries it to another process, without what it remembers."""
+        """The state to pickle for another process, without the cached compositions."""
         return {**self.__dict__, "_recomposing": {}}
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
-        """The configuration of a job. Files that change meanwhile count only after 128 other choices of groups."""
+        """The configuration of a job. Compositions are cached, so that a file changed meanwhile may not count."""
         with guarded():  # a launcher calls it in another process
             try:
                 cfg = self._recomposed(master_config, sweep_overrides)
-            except Exception:  # of an override: the whole composition says what is wrong
+            except Exception:  # a wrong override: the full composition reports it
                 cfg = None
             if cfg is None:
                 return super().load_sweep_config(master_config, sweep_overrides)
@@ -206,7 +206,7 @@ class Loader(ConfigLoaderImpl):
         return cfg
 
     def _place(self, cfg: DictConfig) -> None:
-        """Give outputs the place of hookrun instead of Hydra's, within `output`, where nothing else was typed."""
+        """Replace Hydra's default output directories by hookrun's, within `output`, unless a directory was typed."""
         overrides: Any = OmegaConf.to_container(cfg.hydra.overrides.hydra, resolve=False)
         typed = [str(text).lstrip("+") for text in overrides]
         for key, ours in hydra_section.SHIPPED_DIRS.items():
@@ -220,7 +220,7 @@ class Loader(ConfigLoaderImpl):
             with read_write(node), open_dict(node):
                 node[name] = ours if self._output is None else os.path.join(self._output, ours)
         choices = cfg.hydra.runtime.choices
-        for group in _LOGGING:  # of a root of one's own, such as the stored configuration of a run
+        for group in _LOGGING:  # chosen by a user's root config, such as the stored one of a run
             if choices.get(f"hydra/{group}") == "default" and f"hydra/{group}=default" not in typed:
                 with read_write(cfg.hydra), open_dict(cfg.hydra):
                     cfg.hydra[group] = dict(_NO_LOGGING)
@@ -238,7 +238,7 @@ class Loader(ConfigLoaderImpl):
         return parsed, repo
 
     def dropped_hooks(self, config_name: str | None, overrides: list[str]) -> DictConfig:
-        """The hooks of the files that the overrides leave out, by ``hooks=none``; empty where they leave none out."""
+        """The hooks of config files that the override ``hooks=none`` removes; empty without that override."""
         parsed, repo = super()._parse_overrides_and_create_caching_repo(config_name, overrides)
         if not _without_hooks(parsed):
             return OmegaConf.create()
@@ -277,7 +277,7 @@ class Loader(ConfigLoaderImpl):
         cfg = super()._compose_config_from_defaults_list(defaults, repo)
         if getattr(repo, "without_hooks", False):
             with open_dict(cfg):
-                # Typed ones are added to it later, and those that are typed to be deleted, deleted.
+                # Typed hooks are added later; hooks with a typed ``~hooks.NAME`` stay until Hydra deletes them.
                 cfg.hooks = getattr(repo, "deleted_hooks", {})
         return cfg
 
@@ -304,9 +304,9 @@ _NO_LOGGING = {"version": 1, "root": None, "disable_existing_loggers": False}
 
 
 def _without_hooks(overrides: list[Override]) -> bool:
-    """Whether the command line, or a job of a sweep, asks for no hooks: ``hooks=none`` or ``~hooks``.
+    """Whether the command line, or a job of a sweep, removes all hooks: ``hooks=none`` or ``~hooks``.
 
-    Those that an experiment writes itself are merged after the choice from the group, which alone would leave them.
+    The choice ``none`` alone would not do so: the hooks in an experiment file are merged after the group's choice.
     """
     chosen = [each for each in overrides if each.key_or_group == "hooks" and not each.is_sweep_override()]
     if not chosen:
@@ -318,13 +318,13 @@ def _without_hooks(overrides: list[Override]) -> bool:
 
 
 def _deletes_a_hook(override: Override) -> bool:
-    """Whether it is ``~hooks.NAME``: of a hook that ``hooks=none`` has dropped, this is done already."""
+    """Whether the override is ``~hooks.NAME``."""
     above, _, name = override.key_or_group.partition(".")
     return override.is_delete() and above == "hooks" and bool(name) and "." not in name
 
 
 def _limit_loads(repo: CachingConfigRepository) -> None:
-    """Let the repository load MAX_LOADS configs: defaults lists that name one another twice would multiply."""
+    """Make the repository raise SpecError after MAX_LOADS configs: defaults lists can multiply the number of loads."""
     loads, load = count(1), repo.load_config
 
     def counted(config_path: str) -> ConfigResult | None:
@@ -337,7 +337,7 @@ def _limit_loads(repo: CachingConfigRepository) -> None:
 
 
 def _wrong_place(default: ResultDefault, repo: IConfigRepository) -> list[Problem]:
-    """The problem of a config of Hydra's groups that files may not choose, or that hides an installed one."""
+    """The problem of a config of Hydra's groups that files may not choose, or that shadows an installed config."""
     path = default.config_path
     if path is None or not _of_hydra(path):
         return []
@@ -372,7 +372,7 @@ _HYDRAS_CHOICES = {
     "hydra/job_logging": {"default", "none"},
     "hydra/output": {"default"},
 }
-"""What Hydra and hookrun choose themselves."""
+"""The choices that Hydra's and hookrun's own files make."""
 
 
 def _of_hydra(path: str) -> bool:
@@ -394,6 +394,6 @@ def _file(source: ConfigSource, config_path: str) -> str:
 
 
 def _installed() -> list[str]:
-    """The classes of the launchers and sweepers that are installed."""
+    """The class paths of the installed launchers and sweepers."""
     known = [*Plugins.instance().discover(Launcher), *Plugins.instance().discover(Sweeper)]
     return [f"{each.__module__}.{each.__name__}" for each in known]

@@ -1,4 +1,4 @@
-"""Logging: Hydra's lines about a sweep on stdout, and every logger as it was afterwards."""
+"""Logging: shows Hydra's lines about a sweep on stdout, and restores every logger afterwards."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def loggers_restored() -> Iterator[None]:
 def sweep_lines(cfg: DictConfig) -> Iterator[None]:
     """Show what launchers and sweepers log, as Hydra's own logging configuration would.
 
-    That configuration puts its handler on the root logger, where every library would speak in Hydra's name, so
-    that `config.yaml` switches it off. Another choice of `hydra/hydra_logging` is left to do its work.
+    Hydra's configuration adds its handler to the root logger, so that lines of every library would look like Hydra's.
+    `config.yaml` therefore turns it off. Any other choice of `hydra/hydra_logging` is used as it is.
     """
     if cfg.hydra.hydra_logging.get("root") is not None:
         yield

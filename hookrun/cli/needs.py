@@ -1,7 +1,7 @@
-"""The needs of an experiment: composed by name, run before it, or used again where a finished run is the same.
+"""The needs of an experiment: composed by name and run before it, unless a finished run of the same hash exists.
 
-The run of a need lies in ``outputs/needs/<hash>/<time>``, under the hash of its resolved configuration and of the files
-that this names. One process at a time makes it; one that was killed leaves a run that is cut off and not used again.
+The run of a need is in ``outputs/needs/<hash>/<time>``; the hash is of its resolved configuration and of the files that
+the configuration names. One process at a time makes the run. An unfinished run of a killed process is never used.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from hookrun.version import __version__
 
 FOLDER = "needs"
 MOST_DEEP = 8
-"""Deepest nesting of needs."""
+"""The most levels of needs of needs."""
 MOST_NEEDED = 64
-"""Most different needs of one command."""
+"""The most different needs of one command."""
 
 
 class NeedFailed(HookrunError):
-    """The run of a need did not end well; `exit_code` is its own."""
+    """The run of a need failed; `exit_code` is that of the run."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -57,11 +57,11 @@ class NeedFailed(HookrunError):
 
 @dataclass(frozen=True)
 class Needed:
-    """A need, composed.
+    """A composed need.
 
-    where:  the key that names it first
-    cfg:    its configuration, `hydra` included
-    folder: where its runs lie
+    where:  the key path that names it first
+    cfg:    its configuration, including `hydra`
+    folder: the directory that holds its runs
     """
 
     where: str
@@ -74,7 +74,7 @@ class Needed:
 class NeededRuns:
     """The runs that the experiments of one command need.
 
-    asked: the command line, of which the configuration folders and `hydra.searchpath` count
+    asked: the command line; only its config folders and `hydra.searchpath` are used
     trust: packages that a user's own code may come from
     """
 
@@ -85,12 +85,12 @@ class NeededRuns:
         self._waited = False
 
     def find(self, experiment: Experiment) -> None:
-        """Compose what the experiment needs, and look for finished runs. Raises SpecError."""
+        """Compose the needs of the experiment, and look for their finished runs. Raises SpecError."""
         for name, need in experiment.settings.needs.items():
             self._add(f"needs.{name}", need, ())
 
     def known(self, previous: str | None = None) -> KnownRuns:
-        """The runs that exist so far."""
+        """The runs found or made so far."""
         return KnownRuns(dict(self._found), previous)
 
     @property
@@ -99,9 +99,11 @@ class NeededRuns:
         return None in self._found.values()
 
     def prepare(self, *, shows: bool = False) -> None:
-        """Compile what is still to be run, as far as that goes without it. Raises SpecError and CompileError.
+        """Compile the needs that have not been run yet, as far as possible before they run.
 
-        shows: print the plan of each
+        shows: whether to print the plan of each
+
+        Raises SpecError and CompileError.
         """
         for need, needed in self._needed.items():
             if shows:
@@ -113,7 +115,7 @@ class NeededRuns:
                 release_memory()
 
     def make(self) -> None:
-        """Run what is still to be run; needs of needs come first. Raises NeedFailed."""
+        """Run the needs that have not been run yet; needs of needs come first. Raises NeedFailed."""
         for need, needed in self._needed.items():
             if self._found[need] is None:
                 self._found[need] = self._made(needed)
@@ -172,7 +174,7 @@ class NeededRuns:
         return cfg, config, experiment
 
     def _wrong_overrides(self, where: str, overrides: Iterable[str]) -> Iterator[Problem]:
-        """The problems of overrides that a file may not make: they address the experiment itself, and nothing else."""
+        """The problems of overrides that a need may not have: it may only set keys of the experiment that it names."""
         there = self._asked.repository.get_group_options("", ObjectType.GROUP)
         groups = [name for name in there if name != "experiment"]
         for text in overrides:
@@ -229,10 +231,10 @@ class NeededRuns:
 def with_made_needs(
     experiment: Experiment, overrides: Sequence[str], config_dir: Path | None, trust: frozenset[str]
 ) -> Experiment:
-    """The experiment with the runs of its needs that have been made; None for each of the others. Runs nothing.
+    """The experiment with the existing runs of its needs, and None for each other need. Runs nothing.
 
-    overrides:  what it was composed with
-    config_dir: the folder of the user's own that was searched first
+    overrides:  the overrides with which the experiment was composed
+    config_dir: the user's config folder, which is searched first; None: only hookrun's
 
     Raises SpecError.
     """
@@ -243,9 +245,9 @@ def with_made_needs(
 
 
 def previous_run(experiments: Iterable[Experiment], folder: Path) -> str | None:
-    """The newest finished run in `folder`, where one of the experiments asks for the run before; else None.
+    """The newest finished run in `folder` if one of the experiments refers to the previous run; else None.
 
-    Raises SpecError where there is none.
+    Raises SpecError if an experiment refers to it and `folder` has no finished run.
     """
     asking = [
         where for experiment in experiments for where, run in _named_runs(experiment) if run == PREVIOUS
@@ -273,7 +275,7 @@ def _chosen(experiment: str) -> str:
 
 
 class _named:
-    """Says of every problem in the block whose it is."""
+    """A context manager that prefixes every problem raised in the block with the key path of the need."""
 
     def __init__(self, where: str, need: Need) -> None:
         self._prefix = f"{where} ({need})"
@@ -288,7 +290,7 @@ class _named:
 
 
 def _place(cfg: DictConfig, run_dir: Path) -> None:
-    """Set the configuration to a single run in this directory."""
+    """Make `cfg` a single run in that directory."""
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir = str(run_dir).replace("${", "\\${")
         cfg.hydra.mode = RunMode.RUN
@@ -305,7 +307,7 @@ def _why(needed: Needed, run_dir: Path, code: int) -> str:
 
 
 def _digest(config: Mapping[str, Any], experiment: Experiment, needs: list[str]) -> str:
-    """A hash of the configuration and of the content of the files that it names."""
+    """The hash of hookrun's version, the configuration, the files that it names, its needs and the previous run."""
     files = named_files(config)
     previous = previous_run([experiment], outputs_folder())
     what = {"hookrun": __version__, "config": config, "needs": needs, "files": files, "previous": previous}

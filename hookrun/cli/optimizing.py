@@ -1,4 +1,4 @@
-"""Sweepers that choose their jobs by the objective: told which way is better, and heard where they contradict it."""
+"""Sets the direction of the objective for sweepers that choose their jobs by it, and refuses a contradictory one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FAILURES = "max_failure_rate"
 
 @dataclass(frozen=True)
 class _Setting:
-    """A setting of a sweeper that says what is better; values: for each direction."""
+    """A setting of a sweeper for the direction of the objective; values: its value for each direction."""
 
     key: str
     values: Mapping[Direction, Any]
@@ -32,7 +32,7 @@ _SETTINGS = (
 
 
 def tell_sweeper(cfg: DictConfig, goal: Goal) -> str:
-    """Set the sweeper's direction where nobody has, and let a failed job fail alone; returns what to say about it.
+    """Set the sweeper's direction unless it is set, and let the sweep go on after a failed job; returns a message.
 
     Raises SpecError where the sweeper was set to another direction, or to several objectives.
     """
@@ -43,8 +43,8 @@ def tell_sweeper(cfg: DictConfig, goal: Goal) -> str:
     if setting is None:
         kind = str(sweeper.get("_target_", "")).rpartition(".")[2]
         return (
-            f"{said}\nNOTE: {kind} has no setting that says which direction is better, that hookrun knows of: "
-            f"it gets the value as it is. See that it is set to {goal.direction}"
+            f"{said}\nNOTE: {kind} has no setting that says which direction is better, as far as hookrun knows: "
+            f"it gets the value unchanged. Make sure that it is set to {goal.direction}"
         )
     where, value = f"{_SWEEPER}.{setting.key}", OmegaConf.select(sweeper, setting.key)
     if OmegaConf.is_list(value):
@@ -70,7 +70,10 @@ def tell_sweeper(cfg: DictConfig, goal: Goal) -> str:
 
 
 def _is_set(cfg: DictConfig, key: str, value: Any) -> bool:
-    """Whether a person or a file set it: a plugin's own default is the member of an enumeration, or nobody typed it."""
+    """Whether the command line or a file set the direction, as opposed to the plugin's default.
+
+    The default of `direction` is the member of an enumeration; the other settings count as set if they were typed.
+    """
     if key == "direction":
         return not isinstance(value, Enum)
     return _is_typed(cfg, key)
@@ -86,7 +89,7 @@ def _plain(value: Any) -> Any:
 
 
 def _let_jobs_fail(cfg: DictConfig) -> None:
-    """Let optuna's study go on after a failed job, as every other sweep does, unless a failure rate was set."""
+    """Let Optuna's study go on after failed jobs, as every other sweep does, unless a failure rate was typed."""
     sweeper = cfg.hydra.sweeper
     if sweeper.get(_FAILURES) == 0 and not _is_typed(cfg, _FAILURES):
         with read_write(sweeper):

@@ -17,7 +17,7 @@ MOST_SHOWN = 100
 
 @contextmanager
 def origins_told(cfg: DictConfig) -> Iterator[None]:
-    """What is refused in the block says of a value that an interpolation of `cfg` stood for it."""
+    """Add to each problem raised in the block the interpolation of `cfg` from which the wrong value came."""
     try:
         yield
     except Refusal as error:
@@ -38,7 +38,7 @@ def _interpolations(node: Any, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _told(problem: Problem, origins: Mapping[str, str]) -> Problem:
-    """The problem with the interpolation of its place, or of the nearest place above it."""
+    """The problem with the interpolation at its key path added, or at the nearest key path above it."""
     place = problem.where
     while place and place not in origins:
         place = place.rpartition(".")[0]

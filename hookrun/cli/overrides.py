@@ -1,4 +1,4 @@
-"""The overrides that a person types: trust taken out of them, and how to write those that Hydra cannot read."""
+"""The typed overrides: takes `trust` out of them, and explains how to write those that Hydra cannot parse."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def take_trust(overrides: Iterable[str]) -> tuple[frozenset[str], list[str]]:
-    """The packages that the person at the keyboard trusts, and the other overrides.
+    """The packages that the command line trusts, and the other overrides.
 
-    Only what was typed counts, so it never becomes part of the configuration, which files could write to.
-    Raises SpecError.
+    Trust is only typed: it never becomes part of the configuration, which files could set. Raises SpecError.
     """
     trusted: set[str] = set()
     others: list[str] = []
@@ -83,10 +82,10 @@ def _is_key(text: str) -> bool:
     return _KEY.fullmatch(text) is not None and root in (*ROOT_KEYS, *GROUPS, "hydra")
 
 
-def torn(words: Sequence[str], app: App) -> Problem | None:
-    """The problem of an override that spaces have torn into several of the words: ``experiment = clip_fc``.
+def split_at_spaces(words: Sequence[str], app: App) -> Problem | None:
+    """The problem of an override that spaces have split into several words: ``experiment = clip_fc``.
 
-    Its `where` is the words that belong to it.
+    The `where` of the problem is the words of the override; None if the first word is not part of a split override.
     """
     first, rest = words[0], [*words[1:], "", ""]
     if "=" not in first and rest[0] == "=" and rest[1]:
@@ -115,7 +114,7 @@ def _one_word(words: list[str], whole: str) -> Problem:
 
 
 def several_values(override: Override) -> Problem:
-    """The problem of an override that only a sweep could take."""
+    """The problem of an override with several values outside a sweep."""
     text, value = str(override.input_line), override.get_value_string()
     key = text.partition("=")[0]
     hint = "put -m first to run one job for each"
@@ -126,9 +125,9 @@ def several_values(override: Override) -> Problem:
 
 
 def quoted(text: str) -> str | None:
-    """The override `text` with its value in quotes, and all of it quoted for a shell.
+    """The override `text` with its value in quotes, and the whole override quoted for a shell.
 
-    In a mapping, ``{select: h[-1], hook: grad}``, only the members that need it get quotes. None where quotes do
+    In a mapping, ``{select: h[-1], hook: grad}``, only the values that need quotes get them. None where quotes do
     not help: the value has some already, holds an interpolation, or its brackets are not closed.
     """
     key, equals, value = text.partition("=")
@@ -143,7 +142,7 @@ def quoted(text: str) -> str | None:
 
 
 def _member(text: str) -> str:
-    """A member of a mapping, ``key: value``, with quotes around a value that Hydra would not read as one."""
+    """A member of a mapping, ``key: value``, with quotes around a value that Hydra cannot read as one value."""
     key, _, value = text.partition(":")
     value = value.strip()
     is_nested = value.count("{") != value.count(
@@ -157,7 +156,7 @@ def _in_quotes(value: str) -> str:
 
 
 def _reads(override: str, value: str | None = None) -> bool:
-    """Whether Hydra reads the override as one value, and as this one if it is given."""
+    """Whether Hydra reads the override as a single value, equal to `value` if that is given."""
     try:
         parsed = parse_override(override)
     except HydraException:

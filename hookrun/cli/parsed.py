@@ -1,4 +1,4 @@
-"""Config files as plain values: each text is parsed once in a process, those that are installed by libyaml."""
+"""Config files as plain values: each text is parsed once per process, and installed files by libyaml."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from omegaconf import DictConfig, OmegaConf
 from hookrun.yaml_files import plain
 
 _MOST = 2**16
-"""Characters of a text that is remembered."""
+"""The most characters of a text whose content is cached."""
 
 
 def content_of(text: str, *, installed: bool) -> DictConfig:
-    """What `OmegaConf.load` gives for the text, and raises for a broken one.
+    """The content of the text, and the exceptions for broken YAML, of `OmegaConf.load`.
 
-    installed: the file came with hookrun, Hydra or a plugin: libyaml reads those as PyYAML does, in a tenth of the
-               time. For a file of the user's own it is PyYAML, whose errors are the clearer ones
+    installed: whether the file came with hookrun, Hydra or a plugin: libyaml reads these in a tenth of the time. A
+               user's files are read by PyYAML, whose errors are clearer
     """
     found = _remembered(text, installed) if len(text) <= _MOST else _plain(text, installed)
     return cast(DictConfig, OmegaConf.create() if found is None else OmegaConf.create(found))

@@ -1,4 +1,4 @@
-"""One run in several processes: rank 0 does what a single process does, the other ranks only compute."""
+"""One run by several processes: rank 0 does everything a single process does; the other ranks only compute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookrun.tasks import Ready, refuse_ranks, task_of
 
 @contextmanager
 def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
-    """The processes of the run: met on entry, parted from on exit.
+    """The processes of the run; the process group is joined on entry and left on exit.
 
     Raises SpecError where torchrun started several and the experiment does not say how to split a run over them.
     """
@@ -42,7 +42,7 @@ def ranks_of(experiment: Experiment) -> Iterator[Ranks]:
 
 
 class RefusedByMain(HookrunError):
-    """Rank 0 reports the error; this rank ends silently with the same exit code."""
+    """Rank 0 refused the experiment and reports why; this rank ends with the same exit code and prints nothing."""
 
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -53,8 +53,8 @@ class RefusedByMain(HookrunError):
 def agreed(ranks: Ranks) -> Iterator[None]:
     """A block that has to succeed on every rank.
 
-    What it raises on rank 0 is raised there, and RefusedByMain on the others. Where it fails on another rank alone,
-    rank 0 says so.
+    An error on rank 0 is raised there, and RefusedByMain on the other ranks. If only another rank fails, rank 0 raises
+    HookrunError with that rank's message.
     """
     if not ranks.several:
         yield
@@ -76,7 +76,7 @@ def agreed(ranks: Ranks) -> Iterator[None]:
 
 
 def refuse_needs(*, missing: bool) -> None:
-    """SpecError where the run needs others that have to be made first, which several processes cannot do."""
+    """Raise SpecError if runs that this run needs are missing: several processes cannot make them."""
     if missing:
         what = "runs that it needs are not there, and each of several processes would make them"
         raise SpecError(
@@ -85,7 +85,7 @@ def refuse_needs(*, missing: bool) -> None:
 
 
 def follow(prepared: Ready, ranks: Ranks) -> int:
-    """Take part in a run as a rank other than 0; returns the exit code."""
+    """Do the work of a rank other than 0 in a run; returns its exit code."""
     from hookrun.tasks.loop.run import follow_in
 
     try:

@@ -1,4 +1,4 @@
-"""The configurations of a sweep's jobs: what they have in common is composed once, and each sets its own values."""
+"""The configurations of a sweep's jobs: their common part is composed once, and each job sets its own values."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from omegaconf import DictConfig
 from hookrun.cli.config_copies import copied
 
 _MOST = 128
-"""Compositions that are kept, in a sweep over groups one for each of their choices."""
+"""The most cached compositions; a sweep over groups needs one for each combination of their choices."""
 
 _MOST_PARSED = 512
-"""Overrides that are kept."""
+"""The most cached parsed overrides."""
 
 
 class Recomposing:
-    """Of one loader.
+    """The cached compositions of one loader.
 
-    compose:  overrides -> configuration, by Hydra
+    compose:  composes a configuration from overrides, by Hydra
     is_group: whether a key names a config group
     apply:    sets values in a configuration, as Hydra does
-    name:     overrides and how to join them -> `hydra.job.override_dirname`
+    name:     joins overrides to `hydra.job.override_dirname`
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class Recomposing:
         self._parsed = dict[str, Override]()
 
     def config(self, hydras: Sequence[str], own: Sequence[str]) -> DictConfig | None:
-        """What composing all of them gives; None where only that tells.
+        """The configuration of all overrides; None where only a full composition gives the right result.
 
         hydras: the overrides of Hydra's section
-        own:    those of the job
+        own:    the overrides of the job
         """
         parsed = self._parse(own)
         values = [each for each in parsed if self._sets_a_value(each)]
@@ -69,7 +69,7 @@ class Recomposing:
         return cfg
 
     def _parse(self, overrides: Sequence[str]) -> list[Override]:
-        """The overrides; those that jobs have in common are parsed once."""
+        """The parsed overrides; an override that several jobs have is parsed once."""
         if new := [each for each in overrides if each not in self._parsed]:
             if len(self._parsed) >= _MOST_PARSED:
                 self._parsed.clear()
@@ -78,11 +78,11 @@ class Recomposing:
         return [self._parsed[each] for each in overrides]
 
     def _chooses(self, override: Override) -> bool:
-        """Whether it chooses a config: to Hydra a mapping given to a group is a value, set in the order as typed."""
+        """Whether the override chooses a config: Hydra treats a mapping for a group as a value, set in typed order."""
         return self._is_group(override.key_or_group) and not isinstance(override.value(), dict)
 
     def _sets_a_value(self, override: Override) -> bool:
-        """Whether it is ``key=value`` and chooses no config: then it is the last thing that a composition does."""
+        """Whether the override is ``key=value`` and chooses no config: a composition applies such overrides last."""
         return (
             override.type == OverrideType.CHANGE
             and not override.is_sweep_override()
@@ -93,6 +93,6 @@ class Recomposing:
 
 
 def _overlap(first: Override, second: Override) -> bool:
-    """Whether one sets a part of what the other sets, so that their order counts."""
+    """Whether one override sets a part of what the other sets, so that their order matters."""
     one, other = f"{first.key_or_group}.", f"{second.key_or_group}."
     return one.startswith(other) or other.startswith(one)

@@ -1,6 +1,6 @@
-"""Hydra's list of config folders, which Hydra copies for each composition and each listing of a group.
+"""Hydra's list of config folders, with cheaper copies: every composition and look-up of a config group copies it.
 
-With `hookrun.cli.hydra` and `hookrun.cli.loader` the only files that import Hydra's private modules.
+Only this file, `hookrun.cli.hydra` and `hookrun.cli.loader` import Hydra's private modules.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from hydra._internal.config_repository import ConfigRepository
 
 
 class Repository(ConfigRepository):
-    """Hydra's repository with cheap copies, which share their sources instead of copying every config set by code.
+    """A repository whose deep copies share their sources: Hydra's also copies every config that code registered.
 
-    `initialize_sources`, for which Hydra copies it, gives the copy another list; no source is ever changed.
+    Hydra copies it to call `initialize_sources`, which gives the copy a new list; the sources are never changed.
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Repository:

@@ -1,4 +1,4 @@
-"""`resume=DIR`: resume an unfinished run in its own directory, with its stored configuration."""
+"""`resume=DIR`: continues an unfinished run in its own directory, with its stored configuration."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hookrun.store.stored_config import read_yaml
 
 _HYDRAS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 _FREE = ("tags", "objective", "needs", "train.checkpoint", "compute.strategy", "compute.timeout")
-"""Keys that may change between a run and its resumption."""
+"""Keys that may differ when a run is resumed."""
 _MOST_SHOWN = 20
 
 
 def run_folder(name: str) -> Path:
-    """The directory that `resume` names. Raises SpecError where there is no latest one."""
+    """The directory that `resume` names. Raises SpecError for `latest` if there is no latest run."""
     if name != LATEST:
         return Path(os.path.realpath(os.path.expanduser(name)))
     link = outputs_folder() / LATEST
@@ -42,7 +42,7 @@ def run_folder(name: str) -> Path:
 
 
 def state_of_run(folder: Path) -> str:
-    """The state that status.json of the run names. Raises SpecError for a directory that no run can go on in."""
+    """The status in the run's status.json. Raises SpecError for a directory without a run that can be resumed."""
     if not folder.is_dir():
         there = [entry.name for entry in folder.parent.iterdir()] if folder.parent.is_dir() else []
         raise SpecError([Problem(RESUME, f"there is no directory {folder}", nearest(folder.name, there))])
@@ -50,14 +50,14 @@ def state_of_run(folder: Path) -> str:
         what = f"{folder} has no {STATUS}: no run began there"
         raise SpecError([Problem(RESUME, what, "name the directory of a run, or of a sweep")])
     if not (folder / CONFIG).exists():
-        what = f"{folder} has no {CONFIG}: it was recorded in a loop of somebody's own, and cannot be resumed from here"
+        what = f"{folder} has no {CONFIG}: it was recorded in a user's own loop, and only that loop can resume it"
         raise SpecError([Problem(RESUME, what)])
     found: str = read_record(folder / STATUS, Status)["status"]
     return found
 
 
 def remove_left_states(folder: Path) -> None:
-    """Remove the states of a finished run that was killed before it could remove them itself."""
+    """Remove the saved states of a finished run that was killed before it removed them itself."""
     keeps = read_yaml(folder / CONFIG, folder)
     for key in ("train", "checkpoint", "keep_done"):
         keeps = keeps.get(key) if isinstance(keeps, Mapping) else None
@@ -72,10 +72,10 @@ def remove_left_states(folder: Path) -> None:
 def composed_again(
     asked: Composition, folder: Path, *, anyway: bool
 ) -> Iterator[tuple[Composition, DictConfig]]:
-    """The stored configuration under the typed overrides, to be run in the directory that it is from.
+    """The stored configuration with the typed overrides applied, to be run in the directory of the stored run.
 
-    Overrides that name a group (``experiment=clip_fc``) are composed as they were the first time, from the
-    configuration folders alone. Raises SpecError, unless `anyway`, with each difference that the overrides make.
+    If an override names a group (``experiment=clip_fc``), the configuration is composed from the config folders, as
+    the first time. Raises SpecError with each difference to the stored configuration, unless `anyway`.
     """
     with opened(conf_dir(), folder / Path(CONFIG).parent) as app:
         stored = Composition(app, Path(CONFIG).stem, list(_HYDRAS))
@@ -94,7 +94,7 @@ def composed_again(
 
 
 def _composed(asked: Composition, folder: Path, *, stores: bool = False) -> DictConfig:
-    """The configuration, to be run in the folder; stores: in place of the one that is stored there."""
+    """The configuration, to be run in the folder; stores: whether it replaces the configuration stored there."""
     with explained(asked):
         cfg = asked.app.compose_config(asked.config_name, asked.overrides, RunMode.RUN)
     with read_write(cfg.hydra), open_dict(cfg.hydra):

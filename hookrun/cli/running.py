@@ -1,4 +1,4 @@
-"""Carry out what a command line asks for besides information: a plan, a run or a sweep."""
+"""Execute a command line that asks for a plan, a run or a sweep."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ DONE_STATE: State = "done"
 
 @dataclass(frozen=True)
 class SweepMode:
-    """What was typed for a sweep alone.
+    """The typed settings that apply to sweeps only.
 
-    go_on:     its directory holds jobs already
-    anyway:    they go on also where their states are of another model, data or version
-    fail_fast: no job starts after one has failed
+    go_on:     whether the sweep is resumed, so that its directory holds jobs already
+    anyway:    whether jobs are resumed even if their states are of another model, data or version
+    fail_fast: whether no job starts after one has failed
     """
 
     go_on: bool = False
@@ -49,7 +49,7 @@ class SweepMode:
 
 
 def one_run() -> SpecError:
-    """What is said of `fail_fast` where there are not several jobs."""
+    """The error for `fail_fast` with a single run."""
     return SpecError([Problem("fail_fast", "is for a sweep, and this is one run", "put -m first")])
 
 
@@ -72,7 +72,7 @@ def run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_swe
 def _composed(
     asked: Composition, trust: frozenset[str], typed: RunMode | None
 ) -> tuple[Composition, DictConfig]:
-    """The configuration, and what it was asked for with; most often one composition tells the mode as well."""
+    """The configuration, and the composition that gave it, with its mode. Most often one composition is enough."""
     app, name = asked.app, asked.config_name
     if (found := app.composed(name, asked.overrides, typed)) is not None:
         cfg, mode, overrides = found
@@ -91,7 +91,7 @@ def _composed(
 
 
 def resumed(asked: Composition, trust: frozenset[str], resume: Resume) -> int:
-    """Go on with a run that did not come to its end."""
+    """Resume an unfinished run; returns the exit code."""
     folder = run_folder(resume.name)
     if _is_done(folder):
         if is_main():
@@ -113,12 +113,12 @@ def _is_done(folder: Path) -> bool:
 
 
 def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: frozenset[str]) -> None:
-    """Raise the error with what is wrong in what the right overrides compose, where they compose."""
+    """Raise `error` together with the problems of what the correct overrides compose; return if they do not compose."""
     try:
         with explained():
             cfg = asked.app.compose_config(asked.config_name, error.right, asked.mode)
         config = plain_run(cfg)
-    except SpecError:  # it takes the wrong ones as well
+    except SpecError:  # the correct overrides do not compose by themselves
         return
     _import_torch()
     waiting_for("looking for other mistakes")
@@ -127,14 +127,14 @@ def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: froz
 
 
 def _import_torch() -> None:
-    """Import torch, with a progress line of its own since it takes longest; preparing an experiment needs it anyway."""
+    """Import torch now, with its own waiting line: it takes the longest, and preparing an experiment needs it."""
     if "torch" not in sys.modules:
         waiting_for("importing torch")
         import torch  # noqa: F401
 
 
 def _is_all(asked: Composition) -> bool:
-    """Whether one value was typed and everything else is hookrun's own: then nothing beside it can be wrong."""
+    """Whether at most one value was typed and only hookrun's own files are read: no other mistake is possible then."""
     typed = [text for text in asked.overrides if not text.startswith("hydra.mode=")]
     return len(typed) < 2 and "{" not in "".join(typed) and asked.app.folders() == [conf_dir()]
 
@@ -172,7 +172,7 @@ def _checked_and_run(
     experiment: Experiment,
     ranks: Ranks,
 ) -> int:
-    """Check everything, then show it or run it. Each of several ranks comes here; all but rank 0 then follow it."""
+    """Check everything, then show it or run it; returns the exit code. Every rank calls this function."""
     config, shows = plain_run(cfg), tasks.task_of(experiment).shows
 
     def composed(overrides: list[str]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _checked_and_run(
         if experiment.settings.needs:
             is_new = needs.missing
             needs.make()
-            if is_new:  # now that there is what its values come from
+            if is_new:  # again, now that the runs exist from which its values come
                 prepared = tasks.prepare(needs.known(previous).of(experiment), trust=trust)
         with explained(asked):
             returned = asked.app.run_checked(cfg, SingleRun(prepared, resume=resume, ranks=ranks))

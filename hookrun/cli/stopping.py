@@ -1,4 +1,4 @@
-"""Ending a sweep at its first failed job: the marker file for its other jobs, and the record in its directory."""
+"""A sweep that ends at its first failed job: the file that tells the other jobs, and the record in sweep.json."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hookrun.store.read_records import read_record
 from hookrun.store.records import SweepRecord
 
 STOP = ".stop"
-"""In the directory of the sweep: a job failed, and no other is to start."""
+"""A file in the directory of the sweep: a job failed, and no other job may start."""
 
 
 def forget_stop(sweep_dir: Path) -> None:
-    """Remove the marker and record of an earlier start. Raises StoreError."""
+    """Remove the files that an earlier start of the sweep left. Raises StoreError."""
     for name in (STOP, SWEEP):
         try:
             (sweep_dir / name).unlink(missing_ok=True)

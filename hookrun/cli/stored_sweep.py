@@ -1,6 +1,6 @@
 """The sweep that `resume` names: its directory, and the command line that Hydra stored there.
 
-What is stored there has the rights of an experiment file, and no more: a directory may come from anybody.
+The stored command line has the rights of an experiment file and no more: a directory may come from a stranger.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _SAID_BY_RESUME = ("hydra.mode", "hydra.run.dir", "hydra.sweep.dir")
 """Stored settings that `resume` itself decides."""
 _SUBDIR = "hydra.sweep.subdir"
 _INSIDE = re.compile(r"(?![/.])(?:[\w=,+./-]|\$\{hydra\.job\.(?:num|id)\})+")
-"""A directory of a job that lies in its sweep's."""
+"""The `subdir` of a job whose directory is inside that of its sweep."""
 
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """The command line of a sweep, as Hydra stored it; nothing of it is checked yet.
+    """The command line of a sweep, as Hydra stored it, unchecked.
 
-    file:        that it was read from
-    record:      Hydra's section
+    file:   the file that it was read from
+    record: Hydra's section
     """
 
     file: Path
@@ -55,7 +55,7 @@ class StoredSweep:
         return self.record.job.config_name or "config"
 
     def refuse_config_dir(self) -> None:
-        """Raise SpecError where the sweep had a `--config-dir`: only who types it chooses which folder is read."""
+        """Raise SpecError where the sweep had a `--config-dir`: only the command line chooses which folder is read."""
         sources = self.record.runtime.config_sources
         found = [each.path for each in sources if each.provider == "command-line" and each.path]
         if found:
@@ -65,12 +65,14 @@ class StoredSweep:
             raise SpecError([Problem("--config-dir", what, hint)])
 
     def overrides(self, groups: Collection[str], typed: Sequence[str]) -> list[str]:
-        """Those of the experiment, then those of Hydra's section but for the directory and for what is typed again.
+        """The stored overrides: those of the experiment, then those of Hydra's section.
 
-        groups: the config groups that there are
+        Overrides of the directory, and those whose keys are typed again, are left out.
+
+        groups: the existing config groups
         typed:  the overrides of the command line, all of Hydra's section
 
-        Raises SpecError for what an experiment file could not set: it has to be typed again.
+        Raises SpecError for an override that an experiment file could not set: it has to be typed again.
         """
         problems, kept = list[Problem](), list[str]()
         typed_keys = set(map(_key, typed))
@@ -97,7 +99,7 @@ def is_sweep(value: str) -> bool:
 
 
 def sweep_folder(value: str) -> Path:
-    """The directory of the sweep that `resume` names. Raises SpecError where it is none, or one is under way in it."""
+    """The directory of the sweep that `resume` names. Raises SpecError if it holds no sweep, or a running one."""
     folder = _newest() if value == LATEST else _path(value)
     if not (folder / MULTIRUN).is_file():
         raise SpecError([_no_sweep(folder)])
@@ -106,7 +108,7 @@ def sweep_folder(value: str) -> Path:
 
 
 def _refuse_running(folder: Path) -> None:
-    """Raise SpecError where a sweep is under way in the directory."""
+    """Raise SpecError where a sweep is running in the directory."""
     try:
         for each in (folder, *folder.parents):
             refuse_held(each)
@@ -144,7 +146,7 @@ def _no_sweep(folder: Path) -> Problem:
 
 
 def stored_sweep(folder: Path) -> StoredSweep:
-    """The sweep that is stored in its directory. Raises SpecError where that cannot be read."""
+    """The sweep that is stored in the directory. Raises SpecError where it cannot be read."""
     file = folder / MULTIRUN
     try:
         content = stored_config.read_yaml(file, folder)
@@ -152,7 +154,7 @@ def stored_sweep(folder: Path) -> StoredSweep:
             file, checked(content["hydra"] if isinstance(content, dict) else None, HydraRecord)
         )
     except (StoreError, KeyError) as error:
-        _refuse_running(folder)  # one that began just now writes the file
+        _refuse_running(folder)  # a sweep that began just now may be writing the file
         raise SpecError([Problem(str(file), f"cannot be read: {error}")]) from error
     except ValueError as error:
         _refuse_running(folder)
@@ -160,7 +162,7 @@ def stored_sweep(folder: Path) -> StoredSweep:
 
 
 def in_folder(folder: Path, overrides: Sequence[str]) -> str:
-    """The override that lets a sweep have that directory. Raises SpecError where another one was typed."""
+    """The override that sets the directory of the sweep. Raises SpecError where another directory was typed."""
     if any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in overrides):
         what = f"is the directory {folder} that {KEY} names"
         raise SpecError([Problem("hydra.sweep.dir", what, "leave it out")])
@@ -169,7 +171,7 @@ def in_folder(folder: Path, overrides: Sequence[str]) -> str:
 
 
 def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> Iterator[Problem]:
-    """The problem of a stored setting of Hydra that a file may not make."""
+    """The problem of a stored setting of Hydra that a file may not set."""
     hint = f"type it as well: -m {KEY}={shlex.quote(str(file.parent))} {shlex.quote(text)}"
     try:
         override = parse_override(text)

@@ -1,7 +1,7 @@
-"""The study of a sweeper that chooses the jobs by their objective, kept in the sweep's directory.
+"""The study of a sweeper that chooses its jobs by their objective, kept in the sweep's directory.
 
-When the sweep is resumed, the sweeper starts again with the same seed and chooses the same jobs: finished ones are not
-run again, and their stored value is returned. So the study equals that of an uninterrupted sweep.
+In a resumed sweep the sweeper starts again with the same seed and chooses the same jobs. A job that is over is not run:
+its stored value is returned at once. The study is therefore that of a sweep that was never interrupted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Study:
     """Writes study.jsonl: a line for each job that the sweeper chose."""
 
     def __init__(self, sweep_dir: Path) -> None:
-        """Begin it anew. Raises StoreError."""
+        """Start an empty file. Raises StoreError."""
         _remove(sweep_dir / STUDY)
         self._lines = Lines(sweep_dir / STUDY)
 
@@ -36,9 +36,9 @@ class Study:
 
 
 def prepare_study(cfg: DictConfig, sweep_dir: Path, seed: int) -> str:
-    """Store the sweep's configuration, and let Optuna keep its own study beside it; returns what to say about that.
+    """Store the sweep's configuration, and let Optuna keep its own study beside it; returns a message about that.
 
-    seed: of the sampler, where it has a seed and nobody set one
+    seed: the seed for a sampler whose own seed is null
     """
     with replacing(sweep_dir / MULTIRUN) as file:
         file.write(OmegaConf.to_yaml(cfg).encode())
@@ -61,7 +61,7 @@ def prepare_study(cfg: DictConfig, sweep_dir: Path, seed: int) -> str:
 
 
 def _has_database() -> bool:
-    """Whether Optuna's database works: that of version 2 fails with SQLAlchemy 2."""
+    """Whether Optuna's database works: that of Optuna 2 fails with SQLAlchemy 2."""
     try:
         return _major("optuna") > 2 or _major("sqlalchemy") < 2
     except PackageNotFoundError:

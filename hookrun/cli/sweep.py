@@ -1,4 +1,4 @@
-"""Sweeps: every job is composed and validated before the first runs; when one fails, the others still run."""
+"""Sweeps: every job is composed and validated before the first one runs; if a job fails, the others still run."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ from hookrun.store.outputs import outputs_folder
 from hookrun.tasks import check_jobs, parse_experiment, refuse_ranks, required_goal, task_of
 
 _COMPILED = frozenset({"hooks", "model", "data", "task", "experiment"})
-"""Root keys that may change how the hooks of a job compile."""
+"""The root keys that may make the jobs of a sweep compile differently."""
 
 MOST_REFUSED = 100
-"""Number of refused jobs after which the remaining ones are not checked."""
+"""The number of invalid jobs after which no further job is validated."""
 
 
 def sweep(
@@ -61,18 +61,18 @@ def sweep(
 ) -> int:
     """Run the jobs of `cfg`; returns the most serious of their exit codes.
 
-    go_on:     the sweep's directory holds jobs already, and those that are over are not run again
-    anyway:    the others go on also where their states are of another model, data or version
-    fail_fast: no job starts after one has failed
+    go_on:     whether the sweep is resumed; jobs that are over are not run again
+    anyway:    whether jobs are resumed even if their states are of another model, data or version
+    fail_fast: whether no job starts after one has failed
 
     Raises SpecError, before anything is written, if a job does not compose or validate. A sweeper that chooses
-    its jobs as it goes cannot name them: there the configuration that they share is checked.
+    its jobs while it runs cannot list them: only their common configuration is checked then.
     """
     with explained(_asked(app, cfg, [])):
-        # The time in the directory's name is resolved here, once, so that it is the same for every job.
+        # Resolve the time in the directory's name once, so that it is the same for every job.
         HydraConfig.instance().set_config(cfg)
         sweep_dir = Path(os.path.abspath(str(cfg.hydra.sweep.dir)))
-        # Installed sweepers and launchers resolve their settings themselves, where nothing is refused any more.
+        # Sweepers and launchers resolve their settings later, outside `explained`: find mistakes now.
         OmegaConf.to_container(cfg.hydra.sweeper, resolve=True)
         OmegaConf.to_container(cfg.hydra.launcher, resolve=True)
         named = app.jobs(cfg)
@@ -94,7 +94,7 @@ def sweep(
     elif not is_main():  # only rank 0 prints the plan
         return DONE
     if refused and not _compile_differently(app, cfg):
-        experiments = {}  # told at once, before torch is imported
+        experiments = {}  # report the problems now, before torch is imported
     for experiment in experiments.values():
         needs.find(experiment)
     needs.prepare(shows=shows)
@@ -115,7 +115,7 @@ def sweep(
 
 
 def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
-    """SpecError where the process is one of several: a sweep is the work of one, whatever its jobs say."""
+    """Raise SpecError where the process is one of several ranks: a sweep runs in one process."""
     if all(each.settings.compute.strategy == "none" for each in experiments):
         refuse_ranks()
     elif (size := size_of_world()) > 1:
@@ -128,25 +128,28 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
 
 
 def _over(job_hashes: JobHashes, sweep_dir: Path, jobs: list[list[str]]) -> frozenset[int]:
-    """The numbers of the jobs that are already finished."""
+    """The indexes of the jobs that are over already."""
     hashes = list[str]()
     for overrides in jobs:
         try:
             hashes.append(job_hashes.of(overrides))
-        except SpecError:  # it is told with what is wrong with the others
+        except SpecError:  # `_validated` reports it with the other jobs' problems
             hashes.append("")
     over = JobDirectories(sweep_dir).over(hashes)
     return frozenset(number for number, is_over in enumerate(over) if is_over)
 
 
 def _compile_differently(app: App, cfg: DictConfig) -> bool:
-    """Whether what is swept may make a difference for the hooks' names and shapes."""
+    """Whether the swept keys may change the names or shapes of the hooks."""
     swept = {re.split(r"[./@]", each.key_or_group)[0] for each in app.swept(cfg) if each.is_sweep_override()}
     return not swept.isdisjoint(_COMPILED)
 
 
 def _optimize(app: App, cfg: DictConfig, sweep_dir: Path, asked: SweepJob, needs: NeededRuns) -> int:
-    """A sweep whose jobs are chosen by their objective. Each is checked before it runs; here, what they share."""
+    """Run a sweep whose jobs are chosen by their objective; returns the exit code.
+
+    The common configuration is checked here, and each job before it runs.
+    """
     refuse_baseline(cfg)
     trust = asked.trust
     experiment = parse_experiment(plain_job(numbered(copy.deepcopy(cfg), 0)))
@@ -183,12 +186,12 @@ def _asked(app: App, cfg: DictConfig, overrides: list[str]) -> Composition:
 def _validated(
     app: App, cfg: DictConfig, jobs: list[list[str]], over: frozenset[int], go_on: bool
 ) -> tuple[dict[int, Experiment], dict[int, SpecError], bool]:
-    """The experiment of each job that validates, what is wrong with each other, and whether all are only shown.
+    """The experiment of each valid job, the error of each invalid job, and whether all valid jobs are only shown.
 
-    Where the first jobs are all refused there is no use in composing thousands more.
+    Stops after MOST_REFUSED invalid jobs.
 
-    over:  jobs that do not run again
-    go_on: directories may hold runs already
+    over:  the indexes of jobs that do not run again
+    go_on: whether directories may hold runs already
     """
     experiments, refused = dict[int, Experiment](), dict[int, SpecError]()
     run_dirs, shown = dict[Path, int](), set[int]()
@@ -248,7 +251,7 @@ def _job_config(app: App, cfg: DictConfig, number: int, overrides: list[str]) ->
 
 
 def _refuse_outside(run_dir: Path, job: DictConfig) -> None:
-    """Refuse a `subdir` that leaves the directory of the sweep by what a value in it says, such as ``../..``."""
+    """Raise SpecError for a `subdir` in which a value such as ``../..`` leads out of the sweep's directory."""
     typed = str(OmegaConf.to_container(job.hydra.sweep, resolve=False)["subdir"])  # type: ignore[call-overload, index]
     if "${" in typed and not run_dir.is_relative_to(os.path.abspath(str(job.hydra.sweep.dir))):
         what = f"{typed} leads to {run_dir}, outside the directory of the sweep"
@@ -280,7 +283,10 @@ def _launch(
     job: SweepJob,
     added: Sequence[list[str]] = (),
 ) -> int:
-    """added: the overrides of jobs that run before those that the sweeper names."""
+    """Run the jobs and write the page of the sweep; returns the exit code.
+
+    added: the overrides of jobs that run before those of the sweeper
+    """
     before = _statuses(sweep_dir)
     known = JobDirectories(sweep_dir) if job.go_on else None
     if known is not None:
@@ -306,7 +312,10 @@ def _launch(
 
 
 def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, count: int | None) -> int:
-    """count: how many jobs the sweep has; None where the sweeper chooses them as it goes"""
+    """Run the jobs and print how they ended; returns the exit code.
+
+    count: the number of jobs of the sweep; None where the sweeper chooses them while it runs
+    """
     sweep_dir, codes = launching.sweep_dir, launching.codes
     try:
         with settled_memory():
@@ -325,7 +334,7 @@ def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, co
         raise
     if not codes:
         raise SpecError(
-            [Problem("hydra.sweeper", "the sweeper ran no job", "see how many it is told to run")]
+            [Problem("hydra.sweeper", "the sweeper ran no job", "check the number of jobs in its settings")]
         )
     failed = {run_dir: code for run_dir, code in codes.items() if code != DONE}
     before = f", {launching.again} of them before" if launching.again else ""
@@ -356,7 +365,7 @@ def _best(sweep_dir: Path) -> str:
 
 
 def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:
-    """Where no job has a value of the goal, that is why the sweeper failed. Raises HookrunError."""
+    """Raise HookrunError if no job has a value of the goal, which explains why the sweeper failed with `error`."""
     from hookrun import tasks
 
     for run_dir in (path for path, code in codes.items() if code == DONE):

@@ -1,4 +1,4 @@
-"""The jobs of a sweep, each checked before the first one runs; what is wrong with them, told once for jobs alike."""
+"""Checks every job of a sweep before the first one runs; a problem that several jobs share is reported once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.spec import Experiment
 
 SECONDS = 60
-"""Spent at most on fake runs, but for the last."""
+"""No fake run starts after this time."""
 
 MOST_PROBLEMS = 20
 MOST_JOBS = 3
-"""Of the jobs that a problem is told of, so many are named."""
+"""The most further jobs that are named for one problem."""
 
 Refused = Mapping[int, SpecError | CompileError]
 
@@ -25,11 +25,11 @@ def check(
     refused: Refused,
     trust: frozenset[str],
 ) -> str:
-    """Check the jobs that validate, and say what was done.
+    """Check the valid jobs; returns a message that says what was checked.
 
-    experiments: number -> experiment
-    overrides:   of every job
-    refused:     number -> what is wrong with the other jobs
+    experiments: job index -> experiment of each valid job
+    overrides:   the overrides of every job
+    refused:     job index -> error of each invalid job
 
     Raises SpecError, or CompileError where nothing else is wrong, with the problems of all jobs.
     """
@@ -47,7 +47,7 @@ def check(
 
 
 def _grouped(refused: Refused, overrides: Sequence[Sequence[str]]) -> list[Problem]:
-    """Each different problem once, with the first job that has it."""
+    """Each distinct problem once, with the first job that has it."""
     jobs = dict[Problem, list[int]]()
     for number, error in refused.items():
         for problem in error.errors:

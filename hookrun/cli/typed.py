@@ -1,4 +1,4 @@
-"""Root keys that only the command line can set: they are removed from the typed overrides before composing."""
+"""Root keys that only the command line has, taken out of the typed overrides: no file can set them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ RESUME, ANYWAY, LATEST = "resume", "resume_anyway", "latest"
 
 
 def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
-    """The value that was typed for the root key, with or without `+`, None without one; and the other overrides.
+    """The typed value of the root key, with or without `+`, or None; and the other overrides.
 
-    Raises SpecError where it is given twice, or not as one value.
+    Raises SpecError where the key is given twice, or not with a single value.
     """
     pattern = re.compile(rf"\+{{0,2}}{key}=")
     found = [text for text in overrides if pattern.match(text)]
@@ -32,7 +32,7 @@ def take(key: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
         override = parse_override(text)
         value = None if override.is_sweep_override() else override.value()
     except HydraException:
-        value = text.partition("=")[2]  # such as a path with characters that mean something to Hydra
+        value = text.partition("=")[2]  # such as a path with characters that are special to Hydra
     if value is None or isinstance(value, dict | list):
         raise SpecError([Problem(key, f"found {text.partition('=')[2]!r}, expected one value", "")])
     return value, others
@@ -48,10 +48,10 @@ def take_flag(key: str, overrides: Sequence[str]) -> tuple[bool, list[str]]:
 
 @dataclass(frozen=True)
 class Resume:
-    """What was typed.
+    """The typed `resume` and `resume_anyway`.
 
-    name:   of a directory, or `latest`
-    anyway: go on also where something has changed
+    name:   a directory, or `latest`
+    anyway: whether to resume even if the configuration, model, data or version has changed
     """
 
     name: str
@@ -59,7 +59,7 @@ class Resume:
 
 
 def take_resume(overrides: Sequence[str]) -> tuple[Resume | None, list[str]]:
-    """What is to be resumed, if that was typed, and the other overrides. Raises SpecError."""
+    """The typed `resume`, or None, and the other overrides. Raises SpecError."""
     name, others = take(RESUME, overrides)
     anyway, others = take_flag(ANYWAY, others)
     if name is None:

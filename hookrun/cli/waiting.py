@@ -1,7 +1,7 @@
-"""A progress line on the terminal, shown until the first output and then removed.
+"""A progress line on the terminal, which is cleared before any other output.
 
-Importing torch takes seconds, and longer on a cold disk. The line is written to stderr only if that is a terminal, so
-that it never ends up in a file or a pipe.
+Importing torch takes seconds, and longer from a cold disk. The line is written to stderr only if that is a terminal, so
+that it is never in a file or a pipe.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 _CLEAR = "\r\x1b[K"
 _WIDTH = 79
-"""Of a line that certainly does not fold."""
+"""The most characters of the line, so that a terminal does not wrap it."""
 
 
 class _Line:
@@ -35,13 +35,15 @@ class _Line:
             self._write(_CLEAR)
 
     def _write(self, text: str) -> None:
-        with suppress(OSError, ValueError):  # the terminal is gone; the next output reports that
+        with suppress(
+            OSError, ValueError
+        ):  # the terminal is closed; the command's own output will report that
             self._terminal.write(text)
             self._terminal.flush()
 
 
 class _After:
-    """A wrapper of a stream that clears the line before the first write."""
+    """A stream that clears the line before it writes; every other attribute is that of the wrapped stream."""
 
     def __init__(self, stream: TextIO, line: _Line) -> None:
         self._stream = stream
@@ -59,13 +61,13 @@ _line: ContextVar[_Line | None] = ContextVar("line", default=None)
 
 
 def waiting_for(what: str) -> None:
-    """Say what is going on now, where somebody waits at a terminal."""
+    """Show on the line what the command does now; does nothing outside `waiting`."""
     if (line := _line.get()) is not None:
         line.show(f"hookrun: {what} …")
 
 
 def wait_is_over() -> None:
-    """Clear the line, for good: what follows speaks for itself."""
+    """Clear the line and show it no more: the command's own output follows."""
     if (line := _line.get()) is not None:
         line.clear()
         _line.set(None)
@@ -73,7 +75,7 @@ def wait_is_over() -> None:
 
 @contextmanager
 def waiting(arguments: list[str]) -> Iterator[None]:
-    """Within it `waiting_for` shows a line; whatever is written to stdout or stderr takes its place."""
+    """In the block, `waiting_for` shows a line; anything written to stdout or stderr clears the line."""
     err, out = sys.stderr, sys.stdout
     if not _is_watched(err) or any(flag in arguments for flag in _QUIET):
         yield

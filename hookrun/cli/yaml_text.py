@@ -1,4 +1,4 @@
-"""The text of a configuration in YAML, as `OmegaConf.to_yaml` writes it; what jobs have in common is written once."""
+"""The YAML text of a configuration, as `OmegaConf.to_yaml` writes it; texts that jobs have in common are cached."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from omegaconf import Container, OmegaConf
 from omegaconf._utils import get_omega_conf_dumper
 
 _MOST = 4096
-"""Pieces of text that are remembered."""
+"""The most cached pieces of text."""
 
 _MOST_CHARACTERS = 2**16
-"""Of a value whose text is remembered."""
+"""The most characters of a cached piece of text."""
 
 _known = dict[tuple[int, str], str]()
 
 
 def plain_of(config: Container) -> Any:
-    """What `OmegaConf.to_yaml` writes, as plain values; interpolations are left as they are."""
+    """The plain values that `OmegaConf.to_yaml` writes; interpolations are left as they are."""
     return OmegaConf.to_container(config, resolve=False, enum_to_str=True)
 
 
 def text_of(value: Any) -> str:
-    """The text that `OmegaConf.to_yaml` makes of what `plain_of` gave."""
+    """The text that `OmegaConf.to_yaml` writes for a value from `plain_of`."""
     if isinstance(value, dict) and value:
         return _of_mapping(value, 0)
     if isinstance(value, list) and value:
@@ -37,7 +37,7 @@ def text_of(value: Any) -> str:
 
 
 def _of_mapping(value: Mapping[Any, Any], depth: int) -> str:
-    """The lines of a mapping inside `depth` others. A line depends on its own key and value and on the depth alone."""
+    """The lines of a mapping nested in `depth` others. Each line depends only on its key, its value and the depth."""
     parts = list[str]()
     for key, each in value.items():
         parts.append(_of_member(key, each, depth) or _remembered({key: each}, depth))
@@ -45,7 +45,7 @@ def _of_mapping(value: Mapping[Any, Any], depth: int) -> str:
 
 
 def _of_member(key: Any, value: Any, depth: int) -> str:
-    """The lines of a key and its value where they are simple to put together; else ``""``."""
+    """The lines of a key and its value, where they can be joined without PyYAML; else ``""``."""
     if isinstance(value, dict) and value:
         head = _head(key, depth)
         return head and f"{head}\n{_of_mapping(value, depth + 1)}"
@@ -59,27 +59,27 @@ def _of_member(key: Any, value: Any, depth: int) -> str:
 
 
 def _head(key: Any, depth: int) -> str:
-    """The key with its colon, as it stands before a value; ``""`` for a long one, behind a question mark."""
+    """The key with its colon, as written before a value; ``""`` for a long key, which YAML writes after ``?``."""
     stands_in = f"\n{'  ' * (depth + 1)}a: null\n"
     text = _remembered({key: {"a": None}}, depth)
     return text.removesuffix(stands_in) if text.endswith(f":{stands_in}") and text.count("\n") == 2 else ""
 
 
 _PLAIN = re.compile(r"[A-Za-z/](?=[^\n]*[/=])[A-Za-z0-9_/.=,-]*")
-"""Texts such as ``seed=3`` and ``/a/folder``: YAML takes them for nothing but texts, and they have no place to fold."""
+"""Texts such as ``seed=3`` and ``/a/folder``: YAML reads them as strings, and writes them on one line unquoted."""
 
 
 def _simple(value: Any) -> str:
-    """What stands for a whole number or such a text; ``""`` for other values, which PyYAML writes."""
+    """The YAML of an integer or of a text that matches `_PLAIN`; ``""`` for other values, which PyYAML writes."""
     if type(value) is int:
         return str(value)
     return value if type(value) is str and _PLAIN.fullmatch(value) else ""
 
 
 def _remembered(value: Any, depth: int) -> str:
-    """The lines of a list or a mapping of one member, inside `depth` mappings.
+    """The lines of a list or a mapping with one member, nested in `depth` mappings; cached.
 
-    It is known by its `repr`, in which the plain values of a configuration differ where their texts do: 1 from True.
+    The cache key is the `repr`, which differs wherever the YAML text differs, such as for 1 and True.
     """
     key = depth, repr(value)
     text = _known.get(key)
@@ -95,7 +95,7 @@ def _remembered(value: Any, depth: int) -> str:
 def _inside(value: Any, depth: int) -> str:
     for _ in range(depth):
         value = {"a": value}
-    lines = _dumped(value).split("\n", depth)  # those of the mappings around it are one each
+    lines = _dumped(value).split("\n", depth)  # each outer mapping takes one line
     return lines[-1]
 
 

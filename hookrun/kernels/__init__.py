@@ -1,8 +1,8 @@
-"""C functions compiled on the user's machine if it has a C compiler; without one, torch computes the same."""
+"""Functions compiled on the user's machine, where that has a C compiler; elsewhere torch computes the same."""
 
 SWITCH = "HOOKRUN_KERNELS"
 """The environment variable that turns compiled functions off: ``0``."""
 
 
 class NoLibrary(Exception):
-    """No compiled library can be used; the message says why."""
+    """No compiled function is available; the message says why."""

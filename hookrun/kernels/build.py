@@ -1,7 +1,7 @@
-"""Compile a C file once per machine into the user's cache directory, and find the library there later.
+"""Compile a C file into the user's cache directory, once per machine, and reuse it from there.
 
-The library is loaded into the process, so it must be the file that this user compiled: only the user may write to its
-directory, and its file name contains the hash of its content.
+The library is loaded into the process, so it must be the file that this user compiled: its directory belongs to the
+user and nobody else may write to it, and the name of the library holds the hash of its content.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pathlib import Path
 from hookrun.kernels import NoLibrary
 
 SECONDS = 20.0
-"""Time limit of the compiler, which usually takes half a second, and longer on a busy machine."""
+"""A compiler that takes longer is stopped. Compiling takes half a second, and more on a busy machine."""
 
 _AGAIN_AFTER = 3_600.0
 """Seconds after which a compiler that failed is tried once more."""
 
 _FLAGS = ("-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread")
-"""None of these flags changes results for NaN and infinity."""
+"""None of these flags changes results with NaN or infinity."""
 
 
 def library(source: Path) -> Path:
-    """The path of the compiled file. NoLibrary if there is no compiler, it fails, or the cache is not usable."""
+    """The path of the compiled file. Raises NoLibrary without a working compiler or a usable cache directory."""
     compiler = _compiler()
     folder = _folder()
     text = source.read_bytes()
@@ -57,13 +57,13 @@ def _compiler() -> Path:
     for name in ("cc", "gcc", "clang"):
         if (found := shutil.which(name)) is not None and os.path.isabs(
             found
-        ):  # not from the current directory
-            return Path(found)  # do not resolve links: the target may be ccache
+        ):  # nothing of the folder one is in
+            return Path(found)  # not resolved: the link may lead to ccache, which needs this name
     raise NoLibrary("there is no C compiler (cc, gcc, clang) on the PATH")
 
 
 def _key(source: bytes, compiler: Path) -> str:
-    """A hash of everything the library depends on; the compiler counts by its file, since `--version` is slow."""
+    """A hash of everything the library depends on. The compiler counts by its file: asking for its version is slow."""
     there = compiler.stat()
     kind = [str(compiler), str(there.st_size), str(there.st_mtime_ns), *_FLAGS]
     machine = [sys.platform, platform.machine(), _processor()]
@@ -71,7 +71,7 @@ def _key(source: bytes, compiler: Path) -> str:
 
 
 def _processor() -> str:
-    """The processor's instruction sets, as Linux lists them."""
+    """The processor's model and instruction sets, as Linux lists them; else the platform's name for the processor."""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
         first = file.read(1 << 14).split("\n\n")[0]
         kept = ("flags", "Features", "isa", "model name", "CPU part")
@@ -80,7 +80,7 @@ def _processor() -> str:
 
 
 def _folder() -> Path:
-    """The cache directory, which belongs to this user alone."""
+    """The cache directory, which belongs to this user alone. Raises NoLibrary."""
     named = os.environ.get("XDG_CACHE_HOME", "")
     try:
         above = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
@@ -96,7 +96,7 @@ def _folder() -> Path:
 
 
 def require_own(path: Path) -> None:
-    """NoLibrary if anybody but this user and root can change the path or a directory above it."""
+    """Raise NoLibrary if anybody but this user and root can change the path or a directory above it."""
     me, found = os.geteuid(), path.lstat()
     if found.st_uid != me or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) or stat.S_ISLNK(found.st_mode):
         raise NoLibrary(f"{path} has to be this user's own, and writable by nobody else")
@@ -104,7 +104,7 @@ def require_own(path: Path) -> None:
 
 
 def _require_unshared(folder: Path, path: Path) -> None:
-    """NoLibrary if others can change the folder or one above it; `path` lies in the folder or will be made there."""
+    """Raise NoLibrary if others can change the folder or a folder above it; path: the file in it, for the message."""
     folder = folder.resolve()
     for each in (folder, *folder.parents):
         found = each.stat()
@@ -115,7 +115,7 @@ def _require_unshared(folder: Path, path: Path) -> None:
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether the group is root's, or the user's private group, which many systems create."""
+    """Whether the group is root's, or the private group that many systems create for each user."""
     if number == 0:
         return True
     try:
@@ -126,7 +126,7 @@ def _is_own_group(number: int) -> bool:
 
 
 def _found(folder: Path, stem: str, key: str) -> Path | None:
-    """The library with this key, or None; a damaged one is removed."""
+    """The library of that key, if any; a damaged library is removed."""
     for path in sorted(folder.glob(f"{stem}-{key}-*.so")):
         require_own(path)
         if path.name == f"{stem}-{key}-{_digest(path)}.so":
@@ -140,7 +140,7 @@ def _digest(path: Path) -> str:
 
 
 def _compiled(text: bytes, compiler: Path, folder: Path, name: str) -> Path:
-    """Compile in a temporary directory, then move the result to its place atomically."""
+    """Compile in a temporary directory, then move the result into `folder` atomically. Raises NoLibrary."""
     try:
         with tempfile.TemporaryDirectory(prefix=".", dir=folder) as own:
             source, made = Path(own, "source.c"), Path(own, "made.so")
@@ -160,7 +160,7 @@ def _compiled(text: bytes, compiler: Path, folder: Path, name: str) -> Path:
 
 
 def _commands(compiler: Path, source: Path, made: Path) -> Iterator[list[str]]:
-    """Compiler commands to try: for this processor, for its architecture, then without optional flags."""
+    """The commands to try in turn: for this processor, for its architecture, and with common flags only."""
     linking = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     files = ["-o", str(made), str(source), *linking, "-lm"]
     yield [str(compiler), *_FLAGS, "-march=native", *files]
@@ -169,7 +169,7 @@ def _commands(compiler: Path, source: Path, made: Path) -> Iterator[list[str]]:
 
 
 def _run(command: Sequence[str], folder: str, until: float) -> tuple[int, str]:
-    """The exit code and what the compiler said. NoLibrary if it took too long."""
+    """The exit code and the stderr of the compiler. Raises NoLibrary if it takes too long."""
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -185,7 +185,7 @@ def _run(command: Sequence[str], folder: str, until: float) -> tuple[int, str]:
             _, said = process.communicate(timeout=max(until - time.monotonic(), 0.1))
         except BaseException as error:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)  # and its child processes
+                os.killpg(process.pid, signal.SIGKILL)  # including its child processes
             if isinstance(error, subprocess.TimeoutExpired):
                 raise NoLibrary(f"{command[0]} took more than {SECONDS:g} seconds") from None
             raise

@@ -10,7 +10,7 @@ typedef enum { MULTIPLY, ADD, CLAMP } Operation;
 
 typedef struct {
     int32_t operation;
-    double first, second; /* a factor, a summand, or two bounds */
+    double first, second; /* a factor, a summand, or a lower and an upper bound */
 } Edit;
 
 enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
@@ -43,7 +43,7 @@ enum { BLOCK = 2048, MOST_THREADS = 64, BLOCKS_OF_A_THREAD = 64 };
 EDIT_RANGE(edit_floats, float)
 EDIT_RANGE(edit_doubles, double)
 
-/* GCC's name for OpenMP's function that runs a task in all threads of the caller's pool and waits for them. */
+/* GCC's OpenMP function GOMP_parallel: runs a task in all threads of the caller's pool and waits for them. */
 typedef void (*Parallel)(void (*task)(void *), void *data, unsigned threads, unsigned flags);
 
 typedef struct {
@@ -51,7 +51,7 @@ typedef struct {
     int count, wide;
     const char *x;
     char *out;
-    int64_t first, last; /* of the elements */
+    int64_t first, last; /* the range of elements, without `last` */
 } Share;
 
 static void *edit_share(void *given)
@@ -67,7 +67,7 @@ static void *edit_share(void *given)
     return 0;
 }
 
-/* Each thread takes the next share until none is left, however many threads there are. */
+/* Any number of threads: each takes the next share until none is left. */
 typedef struct {
     const Share *shares;
     int count, next;
@@ -95,10 +95,10 @@ static void edit_in_new_threads(Share *shares, int count)
             pthread_join(started[each], 0);
 }
 
-/* Apply the edits to x, n elements of float64 (`wide`) or float32, and write to out, which is x or other memory.
+/* Apply the edits to x, n elements of float64 (`wide`) or float32, and write the result into out, which may be x.
 
    threads:  the most threads to use
-   parallel: runs a task in torch's own threads; NULL: new threads are started */
+   parallel: runs a task in torch's own threads; 0: new threads are started */
 void edit(const Edit *edits, int count, int wide, const char *x, char *out, int64_t n, int threads, Parallel parallel)
 {
     Share shares[MOST_THREADS];

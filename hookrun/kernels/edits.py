@@ -1,4 +1,4 @@
-"""Several edits of a large tensor in one pass: the Python interface of `edits.c`."""
+"""Several edits of a large tensor in one pass, by a compiled function: the Python interface of `edits.c`."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hookrun.kernels.torch_threads import parallel
 
 _DTYPES = (torch.float32, torch.float64)
 _PROCESS, _pool = os.getpid(), parallel()
-"""The process that loaded the library: a forked child does not have its threads."""
+"""The thread pool, and the process that has it: a forked process does not have the threads."""
 _is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 
 
 def edited(functions: Sequence[Any], x: Tensor, out: Tensor) -> bool:
-    """Apply all functions to x in order and write the result into out, which is x or a separate tensor.
+    """Apply all functions to x in order and write the result into out; returns whether that was done.
 
-    Both are plain contiguous CPU tensors of the same shape and dtype. Returns False if nothing was done, so that torch
-    has to do it. The result is bit for bit what torch computes.
+    False: nothing was written, and torch has to compute the result. x and out are plain contiguous CPU tensors of the
+    same shape and dtype; out is x or does not overlap it. The elements are those that torch computes, bit for bit.
     """
     if x.dtype not in _DTYPES or x.is_neg() or not all(isinstance(each, Arithmetic) for each in functions):
         return False
-    if x is not out and _is_copy_on_write(x):  # reading its address would copy it
+    if x is not out and _is_copy_on_write(x):  # `data_ptr()` would copy it
         return False
     edits = _edits(functions, x.dtype)
     if edits is None or (library := _library()) is None:
@@ -49,7 +49,7 @@ class _Edit(ctypes.Structure):
 
 
 def _edits(functions: Sequence[Arithmetic], dtype: torch.dtype) -> Any:
-    """The edits as C structures; None if a number is NaN, which has several bit patterns."""
+    """The edits as a C array; None where a number is NaN, which has several bit patterns."""
     edits = [_Edit(each.operation, *each.numbers(dtype)) for each in functions]
     return None if any(math.isnan(edit.first) for edit in edits) else (_Edit * len(edits))(*edits)
 
@@ -62,7 +62,7 @@ def _run(library: ctypes.CDLL, edits: Any, x: Tensor, out: Tensor) -> None:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """The library, loaded once per process; None if it is not available."""
+    """The compiled library, loaded once per process; None if there is none."""
     try:
         if os.environ.get(SWITCH) == "0":
             raise NoLibrary(f"{SWITCH} is 0")
@@ -80,7 +80,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _require_same_bits(loaded: ctypes.CDLL) -> None:
-    """NoLibrary unless the results equal torch's on this machine, also for signed zeros, NaN and subnormals."""
+    """Raise NoLibrary unless the results equal torch's on this machine, also for zeros, NaN and subnormal numbers."""
     chain = (
         MultiplyBy(1 / 3),
         AddNumber(0.1),

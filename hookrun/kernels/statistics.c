@@ -1,11 +1,11 @@
 /* The statistics of a tensor in one pass, for hookrun/kernels/statistics.py.
 
-   Sums are accumulated in double precision after subtracting one element of the tensor, so that a mean much larger
-   than the deviation costs no accuracy. The division into parts does not depend on the number of threads, so the result
-   does not either.
+   Sums are computed in double precision after subtracting an element of the tensor, so that a mean that is much larger
+   than the deviation loses no precision. The division into parts, and so the result, does not depend on the number of
+   threads.
 
-   No headers of Python or torch are needed: of Python only the stable ABI is used, and tensors are read through
-   DLPack's exchange functions (dmlc/dlpack, version 1), read-only. */
+   No headers of Python or torch are needed: only Python's stable ABI is used, and tensors are read through DLPack's
+   exchange functions (dmlc/dlpack, version 1), read-only. */
 
 #include <math.h>
 #include <pthread.h>
@@ -74,8 +74,8 @@ enum { CPU = 1, FLOAT = 2, BFLOAT = 4 };
 
 /* ---- one block ------------------------------------------------------------------------------------------------ */
 
-/* Elements of a block, which fits in a core's cache; of a block of 16-bit floats, which are converted first; and of a
-   part, whose blocks are added up in order. */
+/* Numbers of elements: of a block, which fits a core's cache; of a block of 16-bit floats, which are converted first;
+   and of a part, whose blocks are added up in order. */
 enum { BLOCK = 8192, BLOCK_OF_HALVES = 2048, PART = 16 * BLOCK };
 
 typedef struct {
@@ -87,11 +87,12 @@ typedef struct {
 
 enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
 
-/* Sums are of differences to the first element, which keeps accuracy where the mean is large. The sum of squares
-   follows from them; for float64 it is also accumulated directly, since that result is not rounded to float32.
+/* The first element is subtracted from all elements before they are summed, so that a large mean loses no precision.
+   The sum of squares follows from these sums; for float64, whose result is not rounded to float32, it is also summed
+   directly.
 
-   The four quarters of a block are read side by side: the processor prefetches four streams sooner than one, and no
-   addition waits for the previous one. */
+   The four quarters of a block are read in parallel: the processor prefetches four streams better than one, and no
+   addition waits for the one before it. */
 #define MEASURE_BLOCK(NAME, T, WIDE)                                                                                  \
     static void NAME(const T *restrict x, int n, int flags, Moments *out)                                             \
     {                                                                                                                 \
@@ -152,7 +153,7 @@ enum { WITH_ABSOLUTE = 1, WITH_ZEROS = 2 };
             NAME##_not_finite(x, n, out);                                                                             \
     }
 
-/* The slow path, for a block with an element or a sum of squared differences that is not finite. */
+/* The slow path: an element of the block, or the sum of the squared differences, is not finite. */
 #define NOT_FINITE(NAME, T)                                                                                           \
     static void NAME##_not_finite(const T *x, int n, Moments *out)                                                    \
     {                                                                                                                 \
@@ -207,7 +208,7 @@ typedef enum { FLOAT32, FLOAT64, FLOAT16, BFLOAT16 } Kind;
 
 static const int bytes_of[] = {4, 8, 2, 2};
 
-/* Chan, Golub and LeVeque 1983. */
+/* Merge two sets of moments: Chan, Golub and LeVeque 1983. */
 static void add(Moments *all, const Moments *more)
 {
     double n = all->n + more->n, delta = more->mean - all->mean;
@@ -257,7 +258,7 @@ typedef struct {
     int64_t n;
     int flags;
     int64_t parts;
-    int shares, next; /* next: the first share that nobody has taken */
+    int shares, next; /* next: the first share that no thread has taken */
     Moments *of_parts;
 } Work;
 
@@ -283,24 +284,24 @@ static void *in_thread(void *given)
     return NULL;
 }
 
-/* GCC's name for OpenMP's function that runs a task in all threads of the caller's pool and waits for them.
+/* GCC's OpenMP function GOMP_parallel: runs a task in all threads of the caller's pool and waits for them.
 
-   threads: their number; 0: as many as torch uses. A smaller number would end the other threads of the pool */
+   threads: how many; 0: all threads of torch. A smaller number would end the other threads of the pool */
 typedef void (*Parallel)(void (*task)(void *), void *data, unsigned threads, unsigned flags);
 
 /* Which threads measure large tensors.
 
    most:     the most threads to use
-   parallel: runs a task in torch's own threads. They spin for a while after each torch operation, so that other
-             threads would compete with them for cores. NULL: new threads are started
-   process:  the process that has this pool; a forked child does not have it */
+   parallel: runs a task in torch's own threads. These spin for a while after each operation of torch, so that other
+             threads would compete with them for a core. NULL: new threads are started
+   process:  the process that has that pool; a process forked from it does not have the threads */
 typedef struct {
     int most;
     Parallel parallel;
     pid_t process;
 } Threads;
 
-/* Parts per thread from which a thread pays off: a thread of the pool, and a new thread. */
+/* The least number of parts per thread: for threads of the pool, and for new threads. */
 enum { PARTS_OF_A_THREAD = 1, PARTS_OF_A_NEW_THREAD = 4, MOST_NEW_THREADS = 64 };
 
 static void measure_in_new_threads(Work *work)
@@ -331,7 +332,7 @@ static void measure_in_threads(Work *work, const Threads *threads)
         measure_in_new_threads(work);
 }
 
-/* Returns false if memory runs out. */
+/* Measure n elements. Returns 0 if there is not enough memory. */
 static int measure(const char *data, Kind kind, int64_t n, int flags, const Threads *threads, Moments *out)
 {
     int64_t parts = (n + PART - 1) / PART;
@@ -351,7 +352,7 @@ static int measure(const char *data, Kind kind, int64_t n, int flags, const Thre
     return 1;
 }
 
-/* The number of elements if they fill one piece of memory, in any order of dimensions; else 0. */
+/* The number of elements if they fill one block of memory without gaps, in any order of dimensions; else 0. */
 static int64_t dense(const DLTensor *x)
 {
     int64_t n = 1;
@@ -402,9 +403,9 @@ enum { LONG = 1 << 16 }; /* elements from which the GIL is released while measur
 
 /* What one function measures.
 
-   keys:    the record's keys that describe a call of the hook, then those of the statistics
-   start:   a record with all its keys, and the values that are the same at every call of the hook
-   pending: a list of lists that hold one record each; with `most` of them the caller is told to read them */
+   keys:    the keys of a record: mode, epoch, step and call, then the names of the statistics
+   start:   a record with all its keys, and the values that are the same at every firing
+   pending: a list of lists that hold one record each; most: its length above which `recorded` returns False */
 typedef struct {
     const Exchange *exchange;
     PyObject *tensor, *parameter; /* torch.Tensor and nn.Parameter, which are never freed */
@@ -449,7 +450,7 @@ static PyObject *given(PyObject *object)
     return object;
 }
 
-/* Find the moments of a CPU tensor of at least two elements. Returns false for anything else. */
+/* Measure a CPU tensor of at least two elements. Returns 0 for any other object, which torch has to measure. */
 static int look(const Wanted *wanted, PyObject *object, Kind *kind, Moments *found)
 {
     PyObject *type = PyObject_Type(object);
@@ -463,8 +464,8 @@ static int look(const Wanted *wanted, PyObject *object, Kind *kind, Moments *fou
     }
     if (x.device.type != CPU || !x.data || !kind_of(&x, kind))
         return 0;
-    /* A single element may be the imaginary part of a lazy conjugate, whose sign is stored separately. With several
-       elements such a tensor is not contiguous and is refused anyway. */
+    /* A tensor of one element may be the imaginary part of a conjugate, whose sign is a flag of the tensor. With
+       several elements such a tensor has gaps. */
     int64_t n = dense(&x);
     if (n < 2)
         return 0;
@@ -490,7 +491,7 @@ static PyObject *measured(PyObject *self, PyObject *const *arguments, ptrdiff_t 
     return values;
 }
 
-/* Set a new value and take over its reference. Returns false if memory runs out. */
+/* Set a value of a record and release the reference to it. Returns 0 if there is not enough memory. */
 static int put(PyObject *record, PyObject *key, PyObject *value)
 {
     int done = value && !PyDict_SetItem(record, key, value);
@@ -516,7 +517,7 @@ static PyObject *make_record(const Wanted *wanted, PyObject *const *firing, cons
     return NULL;
 }
 
-/* Arguments: the tensor, then the record's values that describe the call of the hook. */
+/* Append a record. Arguments: the tensor, then its mode, epoch, step and call. */
 static PyObject *recorded(PyObject *self, PyObject *const *arguments, ptrdiff_t count)
 {
     const Wanted *wanted = PyCapsule_GetPointer(self, NULL);
@@ -553,11 +554,11 @@ static void release(PyObject *capsule)
     free(wanted);
 }
 
-/* A Python function for the statistics of a tensor. NULL: no memory; None: another version of DLPack.
+/* A Python function for the statistics of a tensor. NULL: not enough memory; None: another version of DLPack.
 
-   names:    which statistics, `count` of them
-   threads:  number of threads for a large tensor, from the pool behind `parallel` if that is not NULL
-   keys:     None: the function returns a tuple of statistics. A tuple: it appends a record to `pending`, see Wanted */
+   names:    the indexes of the statistics, `count` of them
+   threads:  the number of threads for a large tensor, those of the pool of `parallel` if that is not NULL
+   keys:     None: the function returns a tuple of them. A tuple: it appends a record to `pending`, see Wanted */
 PyObject *measuring(const Exchange *exchange, PyObject *tensor, PyObject *parameter, const unsigned char *names,
                     int count, int threads, Parallel parallel, PyObject *keys, PyObject *start, PyObject *pending,
                     ptrdiff_t most)

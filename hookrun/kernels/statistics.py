@@ -1,4 +1,4 @@
-"""The statistics of a tensor in one pass: the Python interface of `statistics.c`."""
+"""The statistics of a tensor in one pass, by a compiled function: the Python interface of `statistics.c`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ NAMES: tuple[str, ...] = get_args(Statistic)
 """Every statistic, in the order of `Statistic` in statistics.c."""
 
 Measure = Callable[[Tensor], tuple[Any, ...] | None]
-"""Tensor -> its statistics in the requested order; None if torch has to compute them.
+"""The statistics of a tensor in the requested order; None where torch has to compute them.
 
-Works for plain, dense floating-point CPU tensors of at least two elements. Sums are accumulated in float64, and
-returned as float32 unless the tensor is float64.
+Supported are plain CPU tensors of at least two floating-point numbers that fill one block of memory without gaps.
+Sums are computed in float64, and returned in float32 unless the tensor is of float64.
 """
 
 Record = Callable[[Tensor, str, int, int, int], bool | None]
-"""(tensor, mode, epoch, step, call) -> append a record. None: no record was made; False: enough are pending."""
+"""Append a record of a tensor, with mode, epoch, step and call. None: no record was made; False: enough are pending."""
 
 
 def prepare() -> None:
-    """Compile and load the library now: half a second, once per machine."""
+    """Compile and load the library now, if possible: half a second, once per machine."""
     _kernel()
 
 
 def measuring(of: Sequence[str]) -> Measure | None:
-    """A function that computes these statistics of a tensor; None if the library is not available."""
+    """A function that computes these statistics of a tensor; None without a compiled library."""
     return None if (kernel := _kernel()) is None else kernel.function(of)
 
 
 def recording(of: Sequence[str], start: dict[str, Any], pending: list[Any], most: int) -> Record | None:
-    """A function that appends a list with one record to `pending`; None if the library is not available.
+    """A function that appends a list with one record to `pending`; None without a compiled library.
 
-    start: the record with the values that are the same at every call of the hook, in the order of its keys
-    most:  number of pending records after which they should be read
+    start: the values of the record that are the same at every firing, in the order of its keys
+    most:  the number of pending records above which the function returns False
     """
     return None if (kernel := _kernel()) is None else kernel.function(of, start, pending, most)
 
@@ -84,7 +84,7 @@ class _Kernel:
         pending: list[Any] | None = None,
         most: int = 0,
     ) -> Any:
-        """See `measuring` and `recording`."""
+        """The function of `measuring`, or with `start` and `pending` that of `recording`."""
         names = bytes(map(NAMES.index, of))
         keys = None if start is None else ("mode", "epoch", "step", "call", *of)
         threads = torch.get_num_threads()
@@ -105,7 +105,7 @@ class _Kernel:
 
 @cache
 def _kernel() -> _Kernel | None:
-    """The library, loaded once per process; None if it is not available."""
+    """The compiled library, loaded once per process; None if there is none."""
     try:
         if os.environ.get(SWITCH) == "0":
             raise NoLibrary(f"{SWITCH} is 0")
@@ -128,7 +128,7 @@ def _require_python() -> None:
 
 
 def _exchange() -> int:
-    """The address of torch's DLPack exchange functions for read-only access."""
+    """The address of torch's DLPack functions that export a tensor read-only. Raises NoLibrary before torch 2.15."""
     from torch.utils import dlpack
 
     wrapper = getattr(dlpack, "ReadOnlyTensorWrapper", None)  # from torch 2.15 on
@@ -141,7 +141,7 @@ def _exchange() -> int:
 
 
 def _require_right(kernel: _Kernel) -> None:
-    """NoLibrary unless the statistics of a small test tensor are right."""
+    """Raise NoLibrary unless the statistics of a small tensor are correct."""
     measure = kernel.function(("mean", "var", "min", "max", "sum", "numel"))
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 8.0]], dtype=torch.float64, device="cpu")

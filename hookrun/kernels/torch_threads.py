@@ -8,16 +8,14 @@ import torch
 
 
 def parallel() -> int | None:
-    """The address of the function that runs a task in torch's own CPU threads; None if it is not known.
+    """The address of the function that runs a task in torch's own threads (``GOMP_parallel``); None if unknown.
 
-    These threads spin for a while after each torch operation, so additional threads would compete with them for cores.
+    These threads spin for a while after each operation of torch, so that other threads would find no free core.
     """
     if not torch.backends.openmp.is_available():
         return None
     try:
-        function = ctypes.PyDLL(
-            torch._C.__file__
-        ).GOMP_parallel  # found in the libraries that torch is linked with
+        function = ctypes.PyDLL(torch._C.__file__).GOMP_parallel  # found in the libraries that torch links
     except (OSError, AttributeError):
         return None
     return ctypes.cast(function, ctypes.c_void_p).value
