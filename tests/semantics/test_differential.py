@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import hookrun
 
 WIDTH = 3
-MODELS = 400
+MODELS = 200
 
 
 # ---- random models ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 import hookrun
 
-MODELS = 300  # a thousand take 25 seconds
+MODELS = 150  # a thousand take 25 seconds
 WIDTH = 4
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 import hookrun
 
-STEPS = 30
-IMAGE_STEPS = 12
+STEPS = 15
+IMAGE_STEPS = 6
 
 
 class Residual(nn.Module):
@@ -130,7 +130,7 @@ def everywhere(model: nn.Module) -> dict[str, Any]:
         for hook in ("forward_pre", "forward")
         for action, keys in {
             "capture": {"when": {"probability": 0.2}},
-            "stats": {"when": {"step": {"every": 10}}},
+            "stats": {"when": {"step": {"every": 5}}},
             "print": {"when": {"step": [3]}},
             "check": {"finite": True, "policy": "warn"},
         }.items()
@@ -140,14 +140,14 @@ def everywhere(model: nn.Module) -> dict[str, Any]:
             "select": trained,
             "hook": hook,
             "action": action,
-            "when": {"step": {"every": 10}},
+            "when": {"step": {"every": 5}},
         }
         for hook in ("grad", "post_accumulate_grad", "optimizer_step_pre", "optimizer_step_post")
         for action in ("capture", "stats", "check")
     }
     more = {
         "saved": {"select": "", "hook": "saved_tensors", "action": "stats", "of": ["bytes"]},
-        "out": {"select": "", "hook": "output_grad", "action": "capture", "when": {"step": {"every": 10}}},
+        "out": {"select": "", "hook": "output_grad", "action": "capture", "when": {"step": {"every": 5}}},
     }
     return {**in_forward, **on_parameters, **more}
 
@@ -204,7 +204,7 @@ def test_gradients_observed_on_every_module_are_bit_equal(name: str) -> None:
     skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
     select = {"path": "**", "exclude": skipped} if skipped else "**"
     spec = {
-        "h": {"select": select, "hook": "output_grad", "action": "capture", "when": {"step": {"every": 25}}}
+        "h": {"select": select, "hook": "output_grad", "action": "capture", "when": {"step": {"every": 10}}}
     }
     expected, found = trained(plain, None), trained(observed, spec)
     assert found["fired"] > 0
@@ -218,7 +218,7 @@ def test_backward_observers_are_equal_within_rounding(name: str) -> None:
     skipped = [path for path, module in plain.named_modules() if not carries_gradient(plain, module)]
     select = {"path": "**", "exclude": skipped} if skipped else "**"
     spec = {
-        kind: {"select": select, "hook": kind, "action": "stats", "when": {"step": {"every": 25}}}
+        kind: {"select": select, "hook": kind, "action": "stats", "when": {"step": {"every": 10}}}
         for kind in ("backward", "backward_pre")
     }
     expected, found = trained(plain, None), trained(observed, spec)

@@ -79,40 +79,61 @@ def draws_where_vmap_refuses_it(trace: str, edit: str) -> bool:
     return edit == "noise" and trace.startswith(("vmap", "hessian", "jac"))
 
 
-EDITED = [(trace, edit) for trace in TRACES for edit in EDITS if not draws_where_vmap_refuses_it(trace, edit)]
+SLOW = ("export", "make_fx, symbolic")  # several hooks are traced at once
+EDITED = [
+    *(
+        (trace, [edit])
+        for trace in TRACES
+        for edit in EDITS
+        if trace not in SLOW and not draws_where_vmap_refuses_it(trace, edit)
+    ),
+    *(
+        (trace, edits)
+        for trace in SLOW
+        for edits in (["clamp", "scale", "add_bias", "add_bias, a number"], ["replace"], ["noise"])
+    ),
+]
+OBSERVED = [
+    *((trace, [observer]) for trace in TRACES if trace not in SLOW for observer in OBSERVERS),
+    *((trace, list(OBSERVERS)) for trace in SLOW),
+]
+
+
+def together(specs: dict[str, dict[str, Any]], names: list[str]) -> dict[str, Any]:
+    """The hooks of these names, as hooks h0, h1, … of one specification."""
+    return {f"h{number}": specs[name]["h"] for number, name in enumerate(names)}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
-@pytest.mark.cases(("trace", "edit"), EDITED)
-def test_edits_work_on_real_values_after_a_trace(trace: str, edit: str) -> None:
+@pytest.mark.cases(("trace", "edits"), EDITED)
+def test_edits_work_on_real_values_after_a_trace(trace: str, edits: list[str]) -> None:
     model = net()
-    with hookrun.hooked(model, EDITS[edit], effects=True):
+    with hookrun.hooked(model, together(EDITS, edits), effects=True):
         expected = model(X)
-    with hookrun.hooked(model, EDITS[edit], effects=True) as hooks:
+    with hookrun.hooked(model, together(EDITS, edits), effects=True) as hooks:
         TRACES[trace](model)
         found = model(X)
         assert type(found) is Tensor and holds_data(found)
-        if edit != "noise":
+        if "noise" not in edits:
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
         assert all(isinstance(number, int) for counts in hooks.effects.values() for number in counts)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's warnings about its own tracing
-@pytest.mark.cases("observer", OBSERVERS)
-@pytest.mark.cases("trace", TRACES)
+@pytest.mark.cases(("trace", "observers"), OBSERVED)
 def test_captures_and_records_can_be_read_after_a_trace(
-    trace: str, observer: str, capsys: pytest.CaptureFixture[str]
+    trace: str, observers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = net()
     before = len(list(fired_by_hand(model)))
-    with hookrun.hooked(model, OBSERVERS[observer]) as hooks:
+    with hookrun.hooked(model, together(OBSERVERS, observers)) as hooks:
         try:
             TRACES[trace](model)
         except hookrun.HookrunError as error:
-            assert "hook 'h'" in str(error) and "on 0" in str(error)
+            assert "hook 'h" in str(error) and "on 0" in str(error)
         model(X).sum().backward()
         records = hooks.records
-        values = [kept for kept in hooks.captures["h"].values()] if "h" in hooks.captures else []
+        values = [kept for captured in hooks.captures.values() for kept in captured.values()]
     assert before == 2
     for kept in values:
         assert kept, "the real run is captured"

@@ -129,7 +129,7 @@ MODES: dict[str, Any] = {
 @pytest.mark.cases("part", range(5))
 def test_captures_equal_clones_in_random_models_with_in_place_writes(part: int, mode: str) -> None:
     x = torch.linspace(-1, 1, 3 * WIDTH).reshape(3, WIDTH)
-    for seed in range(part * 20, part * 20 + 20):
+    for seed in range(part * 8, part * 8 + 8):
         model = random_model(seed)
 
         def run(model: nn.Module = model, seed: int = seed) -> None:
