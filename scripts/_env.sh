@@ -10,14 +10,15 @@ say() { printf 'hookrun: %s\n' "$*" >&2; }
 die() { say "$@"; exit 1; }
 
 # An editable install points at its checkout: a copy of it needs an environment of its own, and so does another Python.
-made_for() { echo "$root $("$venv/bin/python" -ISc 'import sys; print(sys.version_info[:2])' 2> /dev/null)"; }
+made_for() { "$venv/bin/python" -ISc 'import sys; print(*sys.version_info[:2], *sys.argv)' "$root" 2> /dev/null; }
 contents() { printf '%s\n' "$(made_for)" "extra: $1" "$(< "$root/pyproject.toml")"; }
 is_ready() { [[ -e $stamp && ($(< "$stamp") == "$(contents "$1")" || $(< "$stamp") == "$(contents dev)") ]]; }
 
 choose_python() {
     local usable='import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))'
+    local PATH=${PATH//"$venv/bin:"/} # an active .venv is about to be made anew
     for python in ${PYTHON:+"$PYTHON"} python3.13 python3.12 python3.11 python3 python; do
-        "$python" -Ic "$usable" &> /dev/null && return
+        "$python" -Ic "$usable" &> /dev/null && python=$(command -v "$python") && return
         [[ $python != "${PYTHON:-}" ]] || say "PYTHON=$python cannot be used; looking for another Python"
     done
     die "needs Python 3.11 or newer, with venv (on Debian and Ubuntu: apt install python3-venv)," \

@@ -47,7 +47,7 @@ def table(files: dict[str, dict[str, Any]]) -> str:
 
 def verdict(percent: float, floor: float) -> str | None:
     """What is said of too low a total, in percent of lines and branches together; None if it is high enough."""
-    if percent >= floor:
+    if round(percent, 2) >= floor:
         return None
     return (
         f"the tests run {percent:.2f} % of lines and branches together, less than the {floor:g} % of fail_under "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -156,7 +157,7 @@ def _not_a_name(override: Override, names: list[str]) -> Problem:
 
 def no_such_config(path: str, asked: Composition) -> Problem:
     """The problem of a config that is not in the config folders, such as ``model/resnet19``."""
-    if "/" in path and is_config_name(path, asked):
+    if (asked.config_name or "").startswith("/") and is_config_name(path, asked):
         hint = "give the name of a file in a config folder; --config-dir adds a folder"
         return Problem("--config-name", f"found the path {asked.config_name!r}, expected a name", hint)
     group, _, name = path.rpartition("/")
@@ -246,7 +247,7 @@ def _wrong_key(
             return Problem(key, "`+` adds a key, and this one is there already", "leave the `+` out")
         adds = override.is_add() or override.is_force_add()
         if not adds and (leaf := _leaf_above(key, cfg)) is not None:
-            return _below_a_leaf(override, leaf, cfg)
+            return _below_a_leaf(override, leaf, cfg, is_swept)
         OmegaConf.update(cfg, key, value, merge=True, force_add=adds)
     except (ConfigKeyError, ConfigAttributeError) as error:
         if asked.repository.group_exists(key) and key not in cfg:
@@ -294,7 +295,7 @@ def _leaf_above(key: str, cfg: DictConfig) -> str | None:
     return None
 
 
-def _below_a_leaf(override: Override, leaf: str, cfg: DictConfig) -> Problem:
+def _below_a_leaf(override: Override, leaf: str, cfg: DictConfig, is_swept: bool) -> Problem:
     key, value = override.key_or_group, OmegaConf.select(cfg, leaf)
     below = key.removeprefix(f"{leaf}.")
     if leaf == "train.loss" and isinstance(value, str):
@@ -303,9 +304,11 @@ def _below_a_leaf(override: Override, leaf: str, cfg: DictConfig) -> Problem:
         hint = f"{leaf} is null; to add it: +{override.input_line}"
     elif value is None and "." not in below:
         whole = f"{leaf}={{{below}: {override.get_value_string()}}}"
-        hint = f"{leaf} is null; set it with all the keys that it needs: '{whole}'"
+        hint = f"{leaf} is null; set it with all the keys that it needs: {shlex.quote(whole)}"
     else:
         hint = f"{leaf} is {'null' if value is None else repr(value)}"
+    if is_swept:
+        hint += f"; where only a swept experiment has it: ++{override.input_line}"
     return Problem(key, "there is no such key", hint)
 
 

@@ -59,7 +59,7 @@ class Clock:
     stands_in:    this rank has no rows of the current batch and runs the pass only because collective operations need
                   every rank: nothing is observed, and no gradient is edited
     samples:      the sample numbers of the current batch, [B] int64; None: not known
-    population:   the number of samples in the data set; None: not known
+    population:   how many samples the run can reach, from which their numbers come; None: not known
     last_good:    where checks of policy `error` passed last
     passes:       which tokens the calls of the model compute; None where no hook has `tokens`
     on_change:    called when step or epoch changes

@@ -332,7 +332,7 @@ class Installation:
 
     @property
     def population(self) -> int | None:
-        """The number of samples in the data set, for `capture` with `keep: {reservoir: k}`; None: not known."""
+        """How many samples there are to choose from, for `capture` with `keep: {reservoir: k}`; None: not known."""
         return self.clock.population
 
     @population.setter
@@ -357,7 +357,7 @@ class Installation:
         return [parameter for _, parameter in self.named_parameters()]
 
     def uninstall_parameters(self) -> None:
-        """Delete the parameters that these hooks added. Without it they stay in the model and its checkpoints."""
+        """Delete the parameters that these hooks added. Without it they stay: trained and saved."""
         for owner, name in self.plan.added():
             module = self._model.get_submodule(owner)
             if was_added(module, name):

@@ -43,7 +43,7 @@ class Background(Generic[T]):
         self._last = progress
 
     def wait(self) -> None:
-        """Until every piece is done."""
+        """Wait until every piece is done."""
         if self._last is not None:
             self._last.done.wait()
 
@@ -108,7 +108,7 @@ class InTwoSteps(Generic[T, U]):
         self._first.put(piece)
 
     def wait(self) -> None:
-        """Until every piece is done."""
+        """Wait until every piece is done."""
         self._first.wait()
         self._second.wait()
 

@@ -43,7 +43,7 @@ class StoredCapture:
 
     Rows are in dataset order if each sample, or each of its tokens, was captured once, else in the order of
     recording. An int as index gives one row; a slice, list or tensor of ints gives a [rows, ...] tensor. Both are
-    copies on the CPU.
+    copies on the CPU, free to change.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class StoredCapture:
 
     @property
     def positions(self) -> Tensor:
-        """[rows] int64: the position of each row's token, counted from the sample's first token after padding.
+        """[rows] int64: the position of each row's token, counted from the sample's first real token.
 
         In attention patterns the position of the query. -1 if a row is not of one token.
         """

@@ -246,6 +246,7 @@ class CaptureWriter:
             full = _Filled(self._runs, self._memory)
             self._clear()
             self._disk.put(full)
+            self._raise_failure()  # of a write without a thread, such as Ctrl-C
 
     def _write(self, buffer: _Filled) -> _Written:
         runs = buffer.runs

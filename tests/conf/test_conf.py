@@ -121,7 +121,7 @@ def test_the_task_of_an_experiment_can_be_changed_to_its_plan_which_leaves_nothi
             chosen = [
                 entry["override /task"] for entry in file.get("defaults", []) if "override /task" in entry
             ]
-            shown.setdefault(chosen[0] if chosen else "train", name)
+            shown[chosen[0] if chosen else "train"] = name
             parse_experiment(compose_dict([f"experiment={name}", "task=plan"]))
     assert len(shown) >= 5
     for name in shown.values():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
-from warm_processes import WarmProcesses
 
 import hookrun
 
@@ -37,9 +39,10 @@ def test_the_readme_has_every_row_and_its_hooks_are_those_of_the_experiments() -
             assert yaml.safe_load(cell.strip("`")) in hooks.values(), name
 
 
-def test_it_runs_as_a_command(tmp_path: Path, warm: WarmProcesses) -> None:
-    program = "import runpy; runpy.run_module('hookrun', run_name='__main__')"
-    done = warm.run(program, "experiment=tutorial/01_print_gradient", *SMALL, cwd=tmp_path)
+def test_it_runs_as_a_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "hookrun", "experiment=tutorial/01_print_gradient", *SMALL]
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **paths}, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert "print_b  b  value=[0.2, 0.2, 0.2, 0.2, 0.2]" in done.stdout.splitlines()
     assert hookrun.open_run(tmp_path / "outputs/latest").status["status"] == "done"

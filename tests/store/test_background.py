@@ -11,6 +11,7 @@ import pytest
 
 from hookrun.store import background
 from hookrun.store.background import Background, InTwoSteps
+from hookrun.tasks.loop.behind import BackgroundWriter
 
 
 def test_where_no_thread_can_be_started_each_piece_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +73,21 @@ def test_an_interruption_at_any_line_leaves_every_piece_done_once() -> None:
     while interrupted_at(line):
         line += 1
     assert line > 20
+
+
+def test_an_interruption_of_work_without_a_thread_is_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class State:
+        bytes = 1
+
+        def copied(self) -> State:
+            return self
+
+    def interrupted(_: State) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with pytest.raises(KeyboardInterrupt):
+        BackgroundWriter().write(State(), interrupted)

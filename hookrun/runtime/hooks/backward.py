@@ -63,9 +63,8 @@ class _TakeHistory(torch.autograd.Function):
     """Gives a tensor the autograd history of an alias, as if the alias had been copied into it in place."""
 
     @staticmethod
-    def forward(
-        ctx: Any, tensor: Tensor, alias: Tensor
-    ) -> Tensor:  # for views the written tensor must come first
+    def forward(ctx: Any, tensor: Tensor, alias: Tensor) -> Tensor:
+        # for views the written tensor must come first among the arguments
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(tensor)
         return tensor

@@ -50,6 +50,7 @@ class BackgroundWriter:
         self._raise_error()
         copy = what.copied()
         self._disk.put(lambda: write(copy))
+        self._raise_error()  # of a write without a thread, such as Ctrl-C
 
     def wait(self) -> None:
         """Wait until everything is written."""
