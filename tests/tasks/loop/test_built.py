@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hookrun.errors import SpecError
+from hookrun.errors import Problem, SpecError
 from hookrun.spec import Settings
 from hookrun.tasks import parse_experiment
 from hookrun.tasks.loop.built import as_call, attempt, build, without_download
@@ -41,12 +41,13 @@ def test_mistakes_in_data_loss_metrics_and_device_are_raised_together() -> None:
         compute={"device": "cuda:77"},
         task={"name": "evaluate", "metrics": ["acuracy"]},
     )
-    tried = attempt(wrong, "val", frozenset())
+    more = [Problem("task.split", "a mistake of the task")]
+    tried = attempt(wrong, "val", frozenset(), lambda info: more if info is None else [])
     assert tried.info is tried.loss is tried.metrics is tried.device is None
     assert tried.model is not None, "it does not depend on what is wrong"
     with pytest.raises(SpecError) as error:
         tried.built(wrong)
-    for said in ("'digits'", "'mse'", "'accuracy'", "cuda:77"):
+    for said in ("'digits'", "'mse'", "'accuracy'", "cuda:77", "a mistake of the task"):
         assert said in str(error.value)
 
 
