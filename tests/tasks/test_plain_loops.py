@@ -268,19 +268,3 @@ def test_a_failing_validation_gives_the_weights_back() -> None:
         torch.testing.assert_close(model.weight.detach(), (first + second) / 2)
         raise KeyboardInterrupt
     assert torch.equal(model.weight, second)
-
-
-def test_rows_in_memory_come_in_the_order_of_torchs_loader() -> None:
-    for limit, starts in (("3", (0, 2, 3)), ("null", (0, 21))):  # the last batch of all is a smaller one
-        prepared = prepared_by([f"train.limit_batches={limit}"])
-        for shuffle in (True, False):
-            fast, slow = (Batches(prepared, "train", shuffle=shuffle) for _ in range(2))
-            assert fast._in_memory is not None
-            slow._in_memory = None
-            for epoch, start in enumerate(starts):
-                seen = 0
-                for ours, theirs in zip(fast.epoch(epoch, start), slow.epoch(epoch, start), strict=True):
-                    assert torch.equal(ours.ids, theirs.ids) and torch.equal(ours.target, theirs.target)
-                    assert torch.equal(ours.inputs, theirs.inputs) and ours.whole == theirs.whole
-                    seen += 1
-                assert seen == len(fast) - start

@@ -38,11 +38,6 @@ def test_the_train_split_may_be_read_too(run) -> None:
     assert found.predictions.sample_ids.tolist() == list(range(128))
 
 
-def test_evaluate_gives_the_mean_over_all_samples_whatever_the_batches(run) -> None:
-    losses = [run("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 359, 7)]
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
-
-
 def test_data_without_targets_can_be_predicted_and_not_evaluated(run, refused, tmp_path: Path) -> None:
     save_file({"x": torch.rand(20, 1, 8, 8)}, tmp_path / "x.safetensors")
     own = (
@@ -84,35 +79,6 @@ def test_modules_works_where_the_hooks_do_not_fit(hook, capsys) -> None:
 def test_a_selector_that_matches_nothing_is_refused(refused) -> None:
     assert "did you mean 'conv1'" in refused("task=modules", "task.select=conv11")
     assert "task.select" in refused("task=modules", "task.select=1.5")
-
-
-def test_the_plan_says_what_captures_will_take(hook, capsys) -> None:
-    assert main(["task=plan", "train.epochs=2", hook(select="fc", hook="forward", action="capture")]) == 0
-    assert "h: captures 40 B per sample, 144 kB per run of 3594 samples" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("sweep", [(), ("-m",)], ids=["run", "sweep"])
-def test_the_plan_is_of_the_task_that_the_experiment_has(sweep: tuple[str, ...], capsys) -> None:
-    assert main([*sweep, "experiment=capture_features", "task=plan"]) == 0
-    assert "2.96 MB per run of 359 samples" in capsys.readouterr().out  # of task=predict, not of a training
-    assert main([*sweep, "experiment=capture_features", "task=plan", "train.limit_batches=1"]) == 0
-    assert "per run of 64 samples" in capsys.readouterr().out
-
-
-def test_what_is_wrong_with_the_task_s_own_values_is_found_by_the_plan(run, capsys) -> None:
-    hook = "+hooks.h={select: fc, hook: forward, action: %s}"
-    source = run("task=predict", hook % "capture")
-    value = f"{{run: '{source.path}', capture: h, module: fc, sample: same}}"
-    entry = hook % f"replace, value: {value}"
-    Path("conf/experiment").mkdir(parents=True)
-    Path("conf/experiment/mine.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /task: predict\n"
-    )
-    assert main(["--config-dir", "conf", "experiment=mine", "task=plan", entry]) == 0
-    Path("conf/experiment/mine.yaml").write_text(
-        "# @package _global_\ndefaults:\n  - override /task: train\n"
-    )
-    assert main(["--config-dir", "conf", "experiment=mine", "task=plan", entry]) == 2
 
 
 def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path, warm: WarmProcesses) -> None:

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from hookrun import data
 from hookrun.errors import CompileError, SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.built import as_call
 from hookrun.tasks.loop.prepared import Prepared, added_names
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
@@ -115,12 +114,6 @@ def test_what_a_weights_file_has_too_much_must_be_what_hooks_add(tmp_path: Path)
     assert "fc.h_bias" in refusal({"other": BIAS}, model=model)
     assert "fc.h_bias" in refusal({"h": BIAS | {"enabled": False}}, model=model)
     assert prepared({"h": BIAS}, model=model, task={"name": "modules"}), "a look needs no hooks"
-
-
-def test_named_inputs_are_keyword_arguments() -> None:
-    tensor, model = torch.ones(1), torch.nn.Identity()
-    assert as_call(tensor, model) == ((tensor,), {})
-    assert as_call({"x": tensor}, model) == ((), {"x": tensor})
 
 
 def test_a_look_at_the_modules_takes_no_notice_of_the_hooks() -> None:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from hookrun.cli import main
-from hookrun.errors import HookrunError
-from hookrun.tasks import parse_experiment, show, task_of, tasks
-from hookrun.tasks.base import Ready, Task
+from hookrun.tasks import parse_experiment, task_of, tasks
+from hookrun.tasks.base import Task
 
 PACKAGE = Path(__file__).parents[2] / "hookrun"
 TREES = {
@@ -44,14 +43,6 @@ def test_each_task_is_complete() -> None:
 def test_the_experiment_that_names_no_task_trains() -> None:
     assert task_of(experiment()).name == "train"
     assert sum("is_default" in vars(task) for task in tasks().values()) == 1
-
-
-def test_a_task_of_one_kind_refuses_the_other() -> None:
-    probe, modules = (Ready(experiment(name=name)) for name in ("probe", "modules"))
-    with pytest.raises(HookrunError, match="task=probe is run, not shown"):
-        show(probe)
-    with pytest.raises(HookrunError, match="task=modules is shown, not run"):
-        modules.task.execute(modules, None)
 
 
 @pytest.mark.parametrize("task", ["train", "modules"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +13,7 @@ from torch.nn import functional as F
 
 import hookrun
 from hookrun.data.samples import IGNORED
-from hookrun.errors import HookrunError
 from hookrun.store.reader import Run
-from hookrun.tasks.loop.average import Average
-from hookrun.tasks.loop.losses import loss_named
-from hookrun.tasks.loop.metrics import load_metrics
 
 Runs = Callable[..., Run]
 
@@ -150,22 +145,3 @@ def test_what_does_not_fit_tokens_is_refused(refused: Callable[..., str], prompt
     assert "none of the 4 prompts" in refused(
         *DECODER, *prompts
     )  # training, where all of them are for validation
-
-
-def test_a_batch_in_which_nothing_is_to_be_predicted_counts_nothing() -> None:
-    scores, target = torch.randn(2, 3, 5), torch.full((2, 3), IGNORED)
-    loss = loss_named("next_token")(scores, target)
-    assert float(loss) == 0
-    average = Average(load_metrics(["loss", "accuracy"]))
-    average.add(loss, scores, target, tokens=True)
-    assert average.read() == {}
-    target[1, 2] = 4
-    average.add(loss_named("next_token")(scores, target), scores, target, tokens=True)
-    assert average.samples == 1 and average.read()["loss"] == pytest.approx(
-        float(F.cross_entropy(scores[1, 2:], target[1, 2:]))
-    )
-    with pytest.raises(HookrunError, match="next tokens"):
-        loss_named("next_token")(scores[:, 0], target)
-    hidden: Any = {"last_hidden_state": scores}
-    with pytest.raises(HookrunError, match="no score for each token"):
-        average.add(None, hidden, target, tokens=True)

@@ -1,38 +1,23 @@
-"""Means over batches are means over samples."""
+"""Metrics by name: which they are, what they log, and which direction is better."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-import torch
 
-from hookrun.tasks.loop.average import Average
-
-
-def test_batches_count_by_their_size() -> None:
-    average = Average()
-    average.add(torch.tensor(1.0), torch.tensor([[1.0, 0.0]] * 3), torch.tensor([0, 0, 1]))
-    average.add(torch.tensor(5.0), torch.tensor([[1.0, 0.0]]), torch.tensor([0]))
-    assert average.read() == pytest.approx({"loss": 2.0, "accuracy": 0.75})
+from hookrun.errors import SpecError
+from hookrun.tasks.loop.metrics import DEFAULT, METRICS, load_metrics
 
 
-def test_without_labels_there_is_no_accuracy_and_without_samples_nothing() -> None:
-    average = Average()
-    assert average.read() == {}
-    average.add(torch.tensor(2.0), torch.ones(5), torch.zeros(64))
-    assert average.read() == {"loss": 2.0}
+def test_metrics_are_loaded_in_the_order_asked_for_and_none_are_the_default() -> None:
+    assert load_metrics(None) == DEFAULT
+    assert [each.name for each in load_metrics(["rank", "loss"])] == ["rank", "loss"]
+    with pytest.raises(SpecError, match="did you mean 'rank'"):
+        load_metrics(["ramk"])
 
 
-def test_a_loss_that_is_no_number_stays_visible() -> None:
-    average = Average()
-    average.add(torch.tensor(1.0), torch.ones(1), torch.zeros(1))
-    average.add(torch.tensor(math.nan), torch.ones(1), torch.zeros(1))
-    assert math.isnan(average.read()["loss"])
-
-
-def test_the_sum_is_precise_however_many_batches_there_are() -> None:
-    average = Average()
-    for _ in range(10_000):
-        average.add(torch.tensor(0.1), torch.ones(1), torch.zeros(1))
-    assert average.read()["loss"] == pytest.approx(torch.tensor(0.1).item(), rel=1e-12)
+def test_a_perplexity_beyond_the_largest_number_is_infinite() -> None:
+    shown = METRICS["perplexity"].shown
+    assert shown(1.0) == pytest.approx(math.e) and shown(1e4) == math.inf
+    assert math.isnan(shown(math.nan))

@@ -13,7 +13,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hookrun.cli.compose import compose_dict
 from hookrun.tasks import parse_experiment, prepare
 from hookrun.tasks.loop.batches import Batches
-from hookrun.tasks.loop.finite import all_finite
 
 FOUR_STEPS = ("train.epochs=1", "train.limit_batches=4", "train.log_every=1", "train.shuffle=false")
 SKIP, STOP = "train.on_nonfinite=skip", "train.on_nonfinite=stop"
@@ -258,15 +257,3 @@ def test_a_check_that_stops_comes_first(run, capsys) -> None:
     bad = "+hooks.b={select: relu1, hook: forward, action: scale, factor: 1e39}"
     found = run("model=cnn", *FOUR_STEPS, bad, check, code=3)
     assert "hook 'c' on fc" in found.status["reason"]
-
-
-@pytest.mark.cases("dtype", [torch.float64, torch.bfloat16])
-def test_whether_all_is_finite_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> None:
-    value = torch.ones(3, dtype=torch.float32)
-    torch.set_default_dtype(dtype)
-    try:
-        with torch.device("meta"):
-            for each in (value, value[:1].expand(3)):
-                assert all_finite([each]) and not all_finite([each, value, each / 0])
-    finally:
-        torch.set_default_dtype(torch.float32)

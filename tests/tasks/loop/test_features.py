@@ -1,0 +1,59 @@
+"""Rows of a capture as vectors: read in blocks, centered, standardized, projected."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from draws import normal
+from torch.testing import assert_close
+
+from hookrun.errors import HookrunError
+from hookrun.tasks.loop.features import Features, Projection, gram
+
+
+def test_blocks_are_the_rows_that_were_asked_for_whatever_their_size_and_dtype() -> None:
+    real = normal(20, 2, 3)
+    rows = torch.tensor([0, 1, 2, 7, 11, 12, 19])
+    for capture in (real, torch.complex(real, -real), real.bfloat16()):
+        flat = torch.view_as_real(capture).flatten(1) if capture.is_complex() else capture.flatten(1)
+        for block_bytes in (1, 8 * 6 * 4, 2**20):
+            features = Features("x", capture, block_bytes=block_bytes)
+            assert features.width == features.captured == flat.shape[1]
+            assert torch.equal(features.whole(rows), flat[rows].double()), (capture.dtype, block_bytes)
+            lengths = [len(values) for _, values in features.blocks(rows)]
+            assert max(lengths) <= features.rows_at_once and sum(lengths) == len(rows)
+
+
+def test_standardized_rows_have_mean_0_and_variance_1_and_what_does_not_vary_is_0() -> None:
+    x = normal(40, 3) * torch.tensor([1.0, 1e6, 1e-6]) + 7
+    x = torch.cat([x, torch.full((40, 1), 0.1)], dim=1)
+    rows = torch.arange(0, 40, 2)
+    found = Features("x", x, block_bytes=100).standardized(rows).whole(rows)
+    assert_close(found.mean(0), torch.zeros(4, dtype=torch.float64), rtol=0, atol=1e-8)
+    assert_close(found[:, :3].var(0, correction=0), torch.ones(3, dtype=torch.float64))
+    assert found[:, 3].tolist() == [0] * 20
+
+
+def test_rows_that_are_not_finite_are_counted() -> None:
+    x = normal(6, 4)
+    x[2, 1], x[4, 0] = torch.nan, torch.inf
+    with pytest.raises(HookrunError, match="layer: 2 of 6 rows hold values that are not finite"):
+        Features("layer", x, block_bytes=1).centered(torch.arange(6))
+
+
+def test_a_projection_is_linear_and_its_weights_lead_back_to_the_captured_features() -> None:
+    x, rows = normal(10, 500), torch.arange(10)
+    features = Features("x", x, block_bytes=2**12, projection=Projection(64, seed=1))
+    projected, weights = features.whole(rows), normal(3, 64).double()
+    assert features.width == 64 and features.captured == 500
+    assert_close(x.double() @ features.unprojected(weights).T, projected @ weights.T)
+    assert not torch.equal(Features("x", x, 1, Projection(64, seed=2)).whole(rows), projected)
+    norms = projected.square().sum(1) / x.double().square().sum(1)
+    assert 0.5 < float(norms.mean()) < 1.5, "inner products are kept in expectation"
+
+
+def test_inner_products_do_not_depend_on_the_blocks() -> None:
+    x, rows, others = normal(9, 5), torch.arange(9), torch.tensor([1, 4, 5])
+    features = Features("x", x, block_bytes=8 * 5 * 2)
+    assert_close(gram(features, rows), x.double() @ x.double().T)
+    assert_close(gram(features, rows, others), x.double() @ x[others].double().T)

@@ -1,0 +1,71 @@
+"""The record of a continuation, the sums over samples, and the lines of the terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from hookrun.tasks.loop.generated import SHOWN, Sums, Texts, records_of, shown_lines
+from hookrun.tasks.loop.next_token import NextTokens
+
+
+def continued(*choices: list[list[float]]) -> NextTokens:
+    """Two sequences of at most two tokens, which token 0 ends."""
+    found = NextTokens(None, [0, 1], stop=[0], most=2)
+    for scores in choices:
+        found.choose(torch.tensor(scores))
+    return found
+
+
+def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
+    return {
+        "split": "val", "sample": sample, "prompt": f"one two {sample}", "text": "a", "ids": [1],
+        "text_without": without, "ids_without": [1 if without == "a" else 2], "kl_first": kl,
+        "next": [[1, "a", 0.5]], "next_without": [[2, None, 0.25]],
+    }  # fmt: skip
+
+
+def test_a_record_says_how_it_ended_and_how_far_it_is_from_the_one_without_hooks() -> None:
+    now = continued([[5.0, 0, 0], [0, 5, 0]], [[5.0, 0, 0], [0, 0, 5]])
+    without = continued([[0.0, 0, 0], [0, 5, 0]], [[0.0, 0, 5], [0, 0, 5]])
+    first, second = records_of([[7], [8, 9]], now, Texts(None), without)
+    assert (first["ids"], first["reason"], first["text"]) == ([0], "end", None)
+    assert (second["prompt_ids"], second["ids"], second["reason"]) == ([8, 9], [1, 2], "length")
+    assert second["kl_first"] == 0 and second["ids_without"] == [1, 2]
+    p, q = torch.full((3,), 1 / 3).double(), torch.tensor([5.0, 0, 0]).double().softmax(0)
+    assert first["kl_first"] == pytest.approx(float((p * (p / q).log()).sum()))
+    assert second["next"][0][0] == 1
+    assert "ids_without" not in records_of([[7], [8]], now, Texts(None))[0]
+
+
+def test_sums_go_on_from_a_saved_state_and_keep_the_largest_changes() -> None:
+    whole, first, again = Sums(), Sums(), Sums()
+    records = [record(number, kl=number % 7, without="ab"[number % 2]) for number in range(20)]
+    for each in records:
+        whole.add(each)
+    for each in records[:9]:
+        first.add(each)
+    again.load_state_dict(first.state_dict())
+    for each in records[9:]:
+        again.add(each)
+    assert again == whole and len(whole.top) == SHOWN
+    assert [each["kl"] for each in whole.top] == [6, 6, 5, 5, 5, 4, 4, 4]
+    mean = sum(each["kl_first"] for each in records) / 20
+    assert whole.read(compared=True) == {"samples": 20, "new_tokens": 20, "changed": 0.5, "kl_first": mean}
+    assert whole.read(compared=False) == {"samples": 20, "new_tokens": 20}
+
+
+def test_lines_fit_the_terminal_and_say_what_changed() -> None:
+    first, later, nothing = Sums(), Sums(), Sums()
+    first.add(record(3, kl=math.log(2)))
+    later.add(record(4, without="b"))
+    nothing.add(record(5))
+    (_, line) = shown_lines(first, compared=True, width=100)
+    assert "val 3  0.693  #2 25.0% → 'a' 50.0%" in line and line.endswith("'one two 3'")
+    assert any("without: 'b'" in each for each in shown_lines(later, compared=True, width=60))
+    assert "the hooks changed neither" in shown_lines(nothing, compared=True, width=100)[0]
+    for sums in (first, later, nothing):
+        assert all(len(each) <= 30 for each in shown_lines(sums, compared=True, width=30))

@@ -1,0 +1,55 @@
+"""A probe in an orthonormal basis of the samples, and the memory that it needs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from draws import normal
+from sklearn.linear_model import LogisticRegression, RidgeCV
+from sklearn.model_selection import train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch.testing import assert_close
+
+from hookrun.tasks.loop.features import Features, Projection
+from hookrun.tasks.loop.linear_probe import fit, memory_needed
+
+
+def test_a_probe_of_more_features_than_samples_is_the_one_of_all_features() -> None:
+    x, labels = normal(80, 300).double() * torch.linspace(0.1, 9, 300) + 3, torch.arange(80) % 3
+    x[:, 7] = 5  # does not vary
+    for y in (labels, x[:, :4].sum(1)):
+        found = fit(Features("x", x, block_bytes=8 * 300 * 7), y, seed=4)
+        parts = train_test_split(x.numpy(), y.numpy(), test_size=0.25, random_state=4,
+                                 stratify=y.numpy() if y is labels else None)  # fmt: skip
+        model = (
+            LogisticRegression(max_iter=9000, tol=1e-8)
+            if y is labels
+            else RidgeCV(alphas=np.logspace(-3, 4, 8))
+        )
+        theirs = make_pipeline(StandardScaler(), model).fit(parts[0], parts[2])
+        assert found.test == pytest.approx(theirs.score(parts[1], parts[3]), abs=1e-3)
+        weight = np.atleast_2d(theirs[1].coef_) / theirs[0].scale_
+        assert_close(found.weights["weight"].numpy(), weight.astype(np.float32), rtol=1e-3, atol=1e-5)
+
+
+def test_weights_of_projected_features_are_for_the_captured_ones() -> None:
+    x = normal(60, 30)
+    labels = (x[:, 0] > 0).long()
+    features = Features("x", x, block_bytes=2**16, projection=Projection(8, seed=3))
+    found = fit(features, labels, seed=0)
+    assert found.features == 30 and found.weights["weight"].shape == (1, 30)
+    plain = fit(Features("x", features.whole(torch.arange(60)), block_bytes=2**16), labels, seed=0)
+    scores = x @ found.weights["weight"].T + found.weights["bias"]
+    rows = features.whole(torch.arange(60)).float()
+    assert_close(scores, rows @ plain.weights["weight"].T + plain.weights["bias"], rtol=1e-3, atol=1e-4)
+
+
+def test_more_features_than_samples_need_memory_by_samples() -> None:
+    narrow, wide, wider = (
+        memory_needed(Features("x", torch.empty(100, width), block_bytes=1), outputs=2)
+        for width in (75, 10_000, 20_000)
+    )
+    assert narrow < wide < wider
+    assert wide < 8 * 3 * 100 * 10_000, "the matrix of all features is not made"

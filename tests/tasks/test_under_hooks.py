@@ -1,0 +1,50 @@
+"""What tasks that run a model share: their splits, the samples in reach, and hooks that never fire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hookrun.errors import SpecError
+from hookrun.spec import Experiment
+from hookrun.tasks import parse_experiment, prepare, task_of
+from hookrun.tasks.under_hooks import TaskUnderHooks, samples_of_a_pass
+
+
+def experiment(task: dict[str, Any], **sections: Any) -> Experiment:
+    plain = {"model": {"name": "mlp"}, "data": {"name": "digits", "batch_size": 10}}
+    return parse_experiment({**plain, "compute": {"device": "cpu"}, **sections, "task": task})
+
+
+def reach(task: dict[str, Any], **train: Any) -> tuple[int | None, int | None]:
+    made = experiment(task, train=train)
+    of = task_of(made)
+    assert isinstance(of, TaskUnderHooks)
+    sizes = {"train": 95, "val": 45}
+    return of.samples_in_reach(made.settings, sizes), of.samples_in_all(made.settings, sizes)
+
+
+def test_the_samples_that_hooks_can_see() -> None:
+    assert reach({"name": "predict"}) == (45, 45)
+    assert reach({"name": "predict", "split": "train"}, limit_batches=3) == (30, 30)
+    assert reach({"name": "predict", "split": "all"}, limit_batches=5) == (None, 50 + 45)
+    assert reach({"name": "train"}, epochs=2, limit_batches=3) == (95, 2 * (30 + 30))
+    assert reach({"name": "train"}, epochs=2, limit_batches=3, shuffle=False)[0] == 30
+    assert samples_of_a_pass(experiment({"name": "train"}).settings, None) is None
+
+
+def test_a_hook_that_never_fires_is_a_note_and_under_strict_a_mistake() -> None:
+    hooks = {"g": {"select": "fc", "hook": "output_grad", "action": "capture"}}
+    notes = prepare(experiment({"name": "predict"}, hooks=hooks)).notes
+    assert any(
+        "g: output_grad needs a backward pass" in note and "it will never fire" in note for note in notes
+    )
+    assert not any("never fire" in note for note in prepare(experiment({"name": "train"}, hooks=hooks)).notes)
+    with pytest.raises(SpecError, match=r"hooks\.g\.hook: output_grad needs a backward pass"):
+        prepare(experiment({"name": "predict"}, hooks=hooks, strict=True))
+
+
+def test_an_unknown_logger_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SpecError, match=r"did you mean 'mlflow'\?"):
+        experiment({"name": "predict", "loggers": ["mlfow"]})
