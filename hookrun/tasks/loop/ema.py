@@ -57,7 +57,7 @@ class WeightAverage:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Within the block the model has the averages, or its own weights before the first step; restored afterwards."""
+        """Within the block the model has the averages, or its own weights before a step; restored afterwards."""
         there = [(name, own) for name, own in self._own() if name in self._averages]
         self._own_weights = {name: own.detach().clone() for name, own in there}
         try:
