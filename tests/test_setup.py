@@ -133,11 +133,16 @@ def test_the_first_python_that_can_make_an_environment_is_taken(machine: Machine
     machine.put("python3.12", other_python("(3, 10)"))
     machine.put("python3.11", other_python("(3, 14)"))
     done = machine.bash('choose_python; echo "$python"')
-    assert (done.stdout, done.stderr, done.returncode) == ("python3\n", "", 0)
+    taken = machine.folder / "bin/python3"
+    assert (done.stdout, done.stderr, done.returncode) == (f"{taken}\n", "", 0)
     mine = str(machine.folder / "python")
     assert machine.bash('choose_python; echo "$python"', PYTHON=mine).stdout == f"{mine}\n"
     done = machine.bash('choose_python; echo "$python"', PYTHON="python9")
-    assert done.stdout == "python3\n" and "PYTHON=python9 cannot be used" in done.stderr
+    assert done.stdout == f"{taken}\n" and "PYTHON=python9 cannot be used" in done.stderr
+    (machine.checkout / ".venv/bin").mkdir(parents=True)  # active, and about to be made anew
+    (machine.checkout / ".venv/bin/python3").symlink_to(machine.folder / "python")
+    active = f"{machine.checkout}/.venv/bin:{machine.env['PATH']}"
+    assert machine.bash('choose_python; echo "$python"', PATH=active).stdout == f"{taken}\n"
 
 
 def test_without_a_python_the_error_says_what_to_do(bare: Machine) -> None:
