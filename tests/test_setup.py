@@ -141,7 +141,7 @@ def test_the_first_python_that_can_make_an_environment_is_taken(machine: Machine
     assert done.stdout == f"{taken}\n" and "PYTHON=python9 cannot be used" in done.stderr
     (machine.checkout / ".venv/bin").mkdir(parents=True)  # active, and about to be made anew
     (machine.checkout / ".venv/bin/python3").symlink_to(machine.folder / "python")
-    active = f"{machine.checkout}/.venv/bin:{machine.env['PATH']}"
+    active = f"{machine.checkout}/.venv/bin:{machine.folder}/bin"
     assert machine.bash('choose_python; echo "$python"', PATH=active).stdout == f"{taken}\n"
 
 
