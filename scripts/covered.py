@@ -1,4 +1,4 @@
-"""What share of the package the tests ran: lines and branches, by folder. The last step of ``CI=1 scripts/test``."""
+"""What share of the package the tests ran: lines and branches, by folder. ``COVERAGE=1 scripts/test`` ends with it."""
 
 from __future__ import annotations
 

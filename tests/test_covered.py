@@ -1,4 +1,4 @@
-"""The table at the end of CI=1 scripts/test: sums by folder, percentages of sums, a floor for the total."""
+"""The table at the end of COVERAGE=1 scripts/test: sums by folder, percentages of sums, a floor for the total."""
 
 from __future__ import annotations
 

@@ -275,13 +275,15 @@ def test_the_checks_run_in_order_and_the_rest_is_pytests(machine: Machine) -> No
     assert done.stderr.endswith("failed: ruff format --check ., ruff check ., mypy\n")
 
 
-def test_ci_runs_the_same_with_its_input_closed_and_says_what_the_tests_cover(machine: Machine) -> None:
+def test_ci_runs_the_same_with_its_input_closed_and_measures_coverage_where_asked(machine: Machine) -> None:
     machine.install("dev")
     measured = "pytest -n 2 --cov --cov-report= --cov-fail-under=0"
     done = machine.script(".ci/run")
     assert done.stdout.splitlines()[-2:] == ["== pytest -n 2", "stdin: "]
+    assert machine.asked()[-1] == "pytest -n 2"
+    machine.script(".ci/run", COVERAGE="1")
     assert machine.asked()[-2:] == [measured, "scripts/covered.py"]
-    machine.script(".ci/run", "-x")
+    machine.script(".ci/run", "-x", COVERAGE="1")
     assert machine.asked()[-2:] == [f"{measured} -x", "scripts/covered.py --part"]
-    assert machine.script(".ci/run", FAILING="pytest").returncode == 9
+    assert machine.script(".ci/run", COVERAGE="1", FAILING="pytest").returncode == 9
     assert machine.asked()[-1] == measured
