@@ -22,7 +22,9 @@ def test_an_experiment_gets_the_runs_that_were_known_when_the_sweep_began() -> N
     known = pickle.loads(pickle.dumps(KnownRuns({need: "/runs/clean"}, previous="/runs/before")))
     assert dict(known.of(experiment).runs) == {"clean": "/runs/clean", "previous": "/runs/before"}
     assert dict(KnownRuns({need: None}).of(experiment).runs) == {"clean": None}, "it is still to be run"
-    with pytest.raises(SpecError, match=r"needs\.clean: experiment clean seed=1 was not known when the sweep began"):
+    with pytest.raises(
+        SpecError, match=r"needs\.clean: experiment clean seed=1 was not known when the sweep began"
+    ):
         KnownRuns().of(experiment)
 
 
