@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from omegaconf import DictConfig
 
 from hookrun.cli.compose import plain
 from hookrun.cli.exit_codes import DONE, REFUSED, exit_code, report
+from hookrun.cli.garbage import release_memory
 from hookrun.cli.job_directories import refuse_links
 from hookrun.cli.job_hash import record_of, without_place, write_job
 from hookrun.cli.known_runs import KnownRuns, keep_found_runs
@@ -273,43 +273,3 @@ def renew_page(sweep_dir: Path, run_dir: Path) -> None:
     with suppress(Exception):  # `make_page` reports the error at the end of the sweep
         write_report(sweep_dir)
     _next_page[sweep_dir] = time.monotonic() + max(PAGE_SECONDS, 50 * (time.monotonic() - now))
-
-
-class _FirstJob:
-    """Whether a sweep is running whose first job has not ended."""
-
-    is_running = False
-
-
-_first_job = _FirstJob()
-
-
-@contextmanager
-def settled_memory() -> Iterator[None]:
-    """Exclude existing objects, mostly modules, from garbage collection in the block: rescanning them takes time."""
-    if gc.get_freeze_count():  # the caller has done so already
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    _first_job.is_running = True
-    try:
-        yield
-    finally:
-        _first_job.is_running = False
-        gc.unfreeze()
-
-
-def release_memory() -> None:
-    """Free the memory of the last job of this process, before the next job starts.
-
-    After the first job of a sweep, the modules that it imported and their caches remain: within `settled_memory`
-    these are excluded from garbage collection, too.
-    """
-    gc.collect()
-    if _first_job.is_running:
-        _first_job.is_running = False
-        gc.freeze()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()

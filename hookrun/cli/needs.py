@@ -25,8 +25,9 @@ from hookrun.cli import hydra_section
 from hookrun.cli.check import Composition
 from hookrun.cli.compose import plain_run
 from hookrun.cli.errors import explained
+from hookrun.cli.garbage import release_memory
 from hookrun.cli.hydra import conf_dir, opened, options, parse_override
-from hookrun.cli.jobs import SingleRun, release_memory
+from hookrun.cli.jobs import SingleRun
 from hookrun.cli.known_runs import KnownRuns
 from hookrun.errors import CompileError, HookrunError, Problem, SpecError, nearest
 from hookrun.spec import Experiment

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, over_shown_task, plain_run, planned, unused_run_dir
 from hookrun.cli.errors import WrongOverrides, explained
 from hookrun.cli.exit_codes import DONE
+from hookrun.cli.garbage import collect_from_now_on, import_torch
 from hookrun.cli.hydra import conf_dir
 from hookrun.cli.jobs import SingleRun
 from hookrun.cli.logs import sweep_lines
@@ -64,6 +64,7 @@ def run(asked: Composition, trust: frozenset[str], typed: RunMode | None, of_swe
         return _run_once(asked, cfg, trust)
     from hookrun.cli.sweep import sweep
 
+    collect_from_now_on()
     waiting_for("checking the jobs of the sweep")
     with sweep_lines(cfg):
         return sweep(app, cfg, trust, **vars(of_sweep))
@@ -120,17 +121,10 @@ def _refuse_with_the_rest(asked: Composition, error: WrongOverrides, trust: froz
         config = plain_run(cfg)
     except SpecError:  # the correct overrides do not compose by themselves
         return
-    _import_torch()
+    import_torch()
     waiting_for("looking for other mistakes")
     with origins_told(cfg):
         raise tasks.refusal(config, known=error.errors, trust=trust)
-
-
-def _import_torch() -> None:
-    """Import torch now, with its own waiting line: it takes the longest, and preparing an experiment needs it."""
-    if "torch" not in sys.modules:
-        waiting_for("importing torch")
-        import torch  # noqa: F401
 
 
 def _is_all(asked: Composition) -> bool:
@@ -149,7 +143,7 @@ def _run_once(
         except SpecError as error:
             if _is_all(asked):
                 raise
-            _import_torch()
+            import_torch()
             waiting_for("looking for other mistakes")
             raise tasks.refusal(config, trust=trust) from error
     shows = tasks.task_of(experiment).shows
@@ -179,7 +173,7 @@ def _checked_and_run(
         with explained(asked):
             return plain_run(asked.app.compose_config(asked.config_name, overrides, asked.mode))
 
-    _import_torch()
+    import_torch()
     waiting_for("building the model and checking the hooks")
     with agreed(ranks), origins_told(cfg), tasks.in_order_of(config):
         if not shows and resume is None and ranks.is_main:

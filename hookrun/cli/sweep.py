@@ -24,11 +24,12 @@ from hookrun.cli.check import Composition
 from hookrun.cli.compose import claimed, plain_job, planned, unused_run_dir
 from hookrun.cli.errors import explained
 from hookrun.cli.exit_codes import DONE, FAILED, most_serious
+from hookrun.cli.garbage import collector_of_jobs, import_torch, release_memory
 from hookrun.cli.hydra import App, numbered
 from hookrun.cli.interrupted import interrupted
 from hookrun.cli.job_directories import JobDirectories
 from hookrun.cli.job_hash import JobHashes
-from hookrun.cli.jobs import SweepJob, make_page, release_memory, settled_memory
+from hookrun.cli.jobs import SweepJob, make_page
 from hookrun.cli.launching import Launching, SweepStopped
 from hookrun.cli.needs import NeededRuns, previous_run
 from hookrun.cli.optimizing import tell_sweeper
@@ -101,6 +102,8 @@ def sweep(
     previous = previous_run(experiments.values(), outputs_folder())
     runs = needs.known(previous)
     experiments = {number: runs.of(experiment) for number, experiment in experiments.items()}
+    if experiments:
+        import_torch()
     if experiments or refused:
         said = check(experiments, typed, refused, trust)
         if shows:
@@ -318,7 +321,7 @@ def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, co
     """
     sweep_dir, codes = launching.sweep_dir, launching.codes
     try:
-        with settled_memory():
+        with collector_of_jobs():
             app.sweep_checked(cfg, job, launching.over)
     except SweepStopped as stopped:
         keep_stop(sweep_dir, stopped)

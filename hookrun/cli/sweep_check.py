@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hookrun import tasks
-from hookrun.cli.jobs import release_memory
+from hookrun.cli.garbage import release_memory
 from hookrun.errors import CompileError, Problem, SpecError, listed
 from hookrun.spec import Experiment
 
