@@ -74,6 +74,7 @@ class Rule(NamedTuple):
 
         Raises ValueError if a size does not fit the pass, or if a sample does not have a selected position.
         """
+        # `Chosen` holds the rule: as long as the key is there, no other object gets the ids of these two
         key = (id(self.tokens), id(self.texts), self.once, sizes)
         if (found := of.chosen.get(key)) is None:
             with unset_fake_temporarily():  # trial runs index fake tensors with real index tensors

@@ -80,7 +80,7 @@ class TokensPart:
                 "tokens: it is not known which tokens the call computes; call the model with input_ids, or "
                 "hooks.tokens(input_ids, attention_mask) before it; for a value without tokens use `index`"
             )
-        key = (id(self), tensor.shape)  # cached: a firing needs it several times
+        key = (self, tensor.shape)  # cached: a firing needs it several times
         if (chosen := found.chosen.get(key)) is None:
             chosen = found.chosen[key] = self._choose(tensor, found)
         self._now.note(chosen)

@@ -1,4 +1,4 @@
-"""What a call says of its tokens, by position or by name, and what it does not say."""
+"""What the arguments of a call say of its tokens, by position or by name."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_mask_wider_than_the_ids_says_how_much_a_cache_holds() -> None:
     assert CallTokens.of(IDS, MASK).past is None
 
 
-def test_tensors_without_data_give_shapes_alone() -> None:
+def test_tensors_without_data_give_shapes_only() -> None:
     told = CallReader(Model()).read((IDS.to("meta"),), {})
     assert told is not None and not told.has_data and told.ids is None and told.columns == 3
 

@@ -1,4 +1,4 @@
-"""A clause names columns of a pass: of real tokens alone, each row with its sample, position and token."""
+"""A clause selects columns of a pass: of real tokens only, each row with its sample, position and token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def choose(clause: Any, size: int = 3) -> Chosen:
     )
 
 
-def test_positions_and_ids_are_found_past_the_padding() -> None:
+def test_positions_and_ids_are_found_after_the_padding() -> None:
     for clause, places in (
         ({"position": 0}, [(0, 1), (1, 0)]),
         ({"position": -1}, [(0, 2), (1, 2)]),

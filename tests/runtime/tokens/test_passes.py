@@ -25,7 +25,7 @@ def test_positions_begin_at_the_first_real_token() -> None:
     assert not of(left, prompt=2, new_from=2).first
 
 
-def test_rows_are_of_their_samples_in_order_or_refused() -> None:
+def test_rows_belong_to_the_samples_in_order_or_are_refused() -> None:
     four = torch.ones(4, 2, dtype=torch.bool)
     assert of(four).samples_of_rows(None).tolist() == [0, 1, 2, 3]
     beams = of(four)

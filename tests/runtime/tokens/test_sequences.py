@@ -1,4 +1,4 @@
-"""The calls of a model are passes over tokens: each begins anew unless it goes on with a cache."""
+"""The calls of a model are passes over tokens: each starts a new sequence unless it continues with a cache."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IDS = torch.tensor([[5, 6, 7]])
 
 
 class Model(nn.Module):
-    """Notes the pass under way."""
+    """Records the current pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def test_a_call_is_a_pass_until_it_ends() -> None:
     assert model.sequences.current is None
 
 
-def test_what_a_person_says_holds_until_something_else_is_said() -> None:
+def test_explicit_settings_apply_until_the_next_ones() -> None:
     sequences = Sequences(Model())
     sequences.set_by_hand(CallTokens.of(IDS))
     first = sequences.current
