@@ -3,8 +3,7 @@
 torch calls a module with any hook through code for all kinds of hooks, which costs ten times as much as checking that
 there are no hooks. A direct call makes that check itself: if the one hook is the only one, it calls the module's
 forward and then the hook's function. The hook stays registered with torch. In all other cases (other hooks, a compiler
-that traces the model, `torch.jit.trace`, a backward pass, another thread), torch's own code calls the module and the
-hook.
+that traces the model, `torch.jit.trace`, a backward pass), torch's own code calls the module and the hook.
 
 `Module.__call__` looks up `_compiled_call_impl` first, which `Module.compile` sets; a direct call is stored there.
 torch leaves this attribute out of copies and pickles, and `torch.compile` traces a direct call into torch's own call.
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from sys import getrefcount
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -68,7 +66,8 @@ class Direct:
     """What a direct call does with the module's output.
 
     fire:    the hook's function, output -> output
-    forward: the class's forward, if `fire` is only valid for its output (not computed in place); None: any forward
+    forward: the class's forward, which takes one argument, if `fire` is only valid for its output (not computed in
+             place); None: any forward
     """
 
     fire: Callable[[Any], Any]
@@ -122,16 +121,12 @@ def _is_called_by_torch(module: nn.Module) -> bool:
 def _direct_call(
     self: nn.Module, number: int, fire: Callable[[Any], Any], made_by: Callable[..., Any] | None
 ) -> Callable[..., Any]:
-    thread = get_ident()
-
     def call(*args: Any, **kwargs: Any) -> Any:
         if _tracing():
             return self._call_impl(*args, **kwargs)
-        if get_ident() != thread:  # DataParallel's threads call replicas, which share the attributes
-            return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         own, kind = self.__dict__, type(self)
         hooks = own["_forward_hooks"]  # faster than the attribute
-        if getrefcount(hooks) != _UNSHARED:  # another module may share this one's attributes
+        if getrefcount(hooks) != _UNSHARED:  # a replica of DataParallel shares this one's attributes
             return _called(sys._getframe(1), self)._call_impl(*args, **kwargs)
         if (
             len(hooks) != 1
@@ -151,11 +146,13 @@ def _direct_call(
             return self._call_impl(*args, **kwargs)
         if made_by is None:
             output = self.forward(*args, **kwargs)
-        elif kind.forward is not made_by or "forward" in own or own.get("inplace"):
+        elif (
+            kwargs or len(args) != 1 or kind.forward is not made_by or "forward" in own or own.get("inplace")
+        ):
             return self._call_impl(*args, **kwargs)
         else:
-            output = made_by(self, *args, **kwargs)
-        hooks = self._forward_hooks
+            output = made_by(self, args[0])  # faster than *args
+        hooks = own["_forward_hooks"]
         if (
             len(hooks) != 1 or number not in hooks or _global_forward_hooks
         ):  # the hooks have changed in the meantime

@@ -24,7 +24,7 @@ functorch_level = torch._C._functorch.maybe_current_level
 """The level of the current `torch.func` transform (vmap, grad, jvp, ...), or None."""
 
 _functorch = torch._C._functorch
-_holders = torch._C._storage_Use_Count
+storage_holders = torch._C._storage_Use_Count
 _is_copy_on_write = torch._C._is_cow_tensor  # type: ignore[attr-defined]
 
 
@@ -32,20 +32,20 @@ def _alone() -> tuple[int, int, int]:
     """torch's reference counts of a storage with one tensor, of that tensor, and of a base with one view."""
     tensor = torch.empty(1, device="cpu")
     storage, references = tensor.untyped_storage(), tensor._use_count()
-    holders = _holders(storage._cdata)
+    holders = storage_holders(storage._cdata)
     view = tensor.view(1)
     base = view._base
     return holders, references, base._use_count() if base is not None else 0
 
 
-_ALONE, _UNSHARED, _BASE_OF_ONE = _alone()
+ALONE, UNSHARED, _BASE_OF_ONE = _alone()
+"""torch's reference counts of a storage that has one tensor, and of a tensor that DLPack has not exported."""
 
-
-OF_GRADIENT = _UNSHARED + 1
+OF_GRADIENT = UNSHARED + 1
 """torch's reference count of a gradient in a tensor hook: the backward pass refers to it too."""
 
 
-def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -> bool:
+def owned(tensor: Tensor, *, whole: bool = False, references: int = UNSHARED) -> bool:
     """Whether the tensor's memory may become copy-on-write: nothing outside torch is known to share it.
 
     False for memory that torch did not allocate or that NumPy or DLPack shares, for tensors without their own storage
@@ -64,16 +64,11 @@ def owned(tensor: Tensor, *, whole: bool = False, references: int = _UNSHARED) -
     # Not resizable: `numpy()`, `from_numpy`, `frombuffer`, a mapped file.
     if not storage.resizable() or (whole and storage.nbytes() > tensor.nbytes):
         return False
-    holders = _holders(storage._cdata)
-    if holders == _ALONE and tensor._use_count() == references:  # the usual case
+    holders = storage_holders(storage._cdata)
+    if holders == ALONE and tensor._use_count() == references:  # the usual case
         return True
     # An export after the memory became copy-on-write would have ended copy-on-write.
-    return _is_copy_on_write(tensor) or _held_by_torch_alone(tensor, holders)
-
-
-def not_exported(tensor: Tensor) -> bool:
-    """A faster `owned` for new tensors: False for any tensor with further references."""
-    return tensor._use_count() == _UNSHARED and tensor.untyped_storage().resizable()
+    return _is_copy_on_write(tensor) or held_by_torch_alone(tensor, holders)
 
 
 def alone_in_memory(tensor: Tensor) -> bool:
@@ -92,7 +87,7 @@ def _holders_of_all_kinds(tensor: Tensor) -> tuple[Any, ...]:
     """The reference counts of the tensor's memory; equal to `_NO_OTHERS` if nothing shares it."""
     storage = tensor.untyped_storage()  # the same object for everyone
     return (
-        _holders(storage._cdata),
+        storage_holders(storage._cdata),
         tensor._use_count(),
         getrefcount(storage),
         getweakrefcount(storage),
@@ -110,13 +105,13 @@ def _unexported(tensor: Tensor, references: int) -> bool:
     return computed or tensor._use_count() <= references
 
 
-def _held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
+def held_by_torch_alone(tensor: Tensor, holders: int) -> bool:
     """Whether only the tensor, its base, and autograd's saved copies of them refer to the storage."""
     base = tensor._base
-    known = _ALONE + _saved_results(tensor)
+    known = ALONE + _saved_results(tensor)
     if base is None:
-        return holders == known and _unexported(tensor, _UNSHARED)
-    if not _unexported(tensor, _UNSHARED) or not _unexported(base, _BASE_OF_ONE):
+        return holders == known and _unexported(tensor, UNSHARED)
+    if not _unexported(tensor, UNSHARED) or not _unexported(base, _BASE_OF_ONE):
         return False
     return holders == known + 1 + _saved_results(base)
 

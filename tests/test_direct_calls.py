@@ -1,4 +1,4 @@
-"""Direct calls: a module whose one hook is ours does what it does with any other hook beside it."""
+"""Direct calls: a module whose only hook is hookrun's behaves as if other hooks were present."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import hookrun
 from hookrun.direct_calls import is_called_directly
 
-# Some set-ups leave hooks unused, and `torch.jit.trace` is about to go.
+# Some set-ups leave hooks unused, and `torch.jit.trace` is deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning"),
     pytest.mark.filterwarnings("ignore:`torch.jit.trace:FutureWarning"),
@@ -47,8 +47,8 @@ def called(module: nn.Module, *args: Any) -> Tensor:
     return module(*args)  # type: ignore[no-any-return]
 
 
-def test_a_model_that_is_to_be_compiled_is_called_as_torch_does_it() -> None:
-    """Guards of a graph look again at whatever was read for it: a direct call is left out of that."""
+def test_a_model_that_will_be_compiled_is_called_by_torch() -> None:
+    """Guards of a graph check everything that was read for it, so a direct call must not be part of it."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     x = torch.randn(2, 3)
     plain = model(x)
@@ -67,7 +67,7 @@ def test_it_is_called_directly_until_the_hooks_are_removed() -> None:
     before = {name: sorted(vars(module)) for name, module in model.named_modules()}
     with hookrun.hooked(model, {**DOUBLE, **SEEN}):
         assert [is_called_directly(module) for module in model.modules()] == [True] * 4
-        with hookrun.hooked(model, PLUS):  # which another installation does not take for a compiled model
+        with hookrun.hooked(model, PLUS):  # another installation does not mistake it for a compiled model
             assert torch.equal(
                 called(model[0], X), nn.functional.linear(X, model[0].weight, model[0].bias) * 2 + 1
             )
@@ -77,7 +77,7 @@ def test_it_is_called_directly_until_the_hooks_are_removed() -> None:
     with ExitStack() as stack:
         first.__enter__()
         stack.enter_context(second)
-        first.__exit__(None, None, None)  # the other way round
+        first.__exit__(None, None, None)  # in the other order
         assert torch.equal(called(model[0], X), plain + 1)
     assert torch.equal(called(model[0], X), plain)
     assert not is_set(model[0])
@@ -103,8 +103,8 @@ OTHERS: dict[str, Callable[[nn.Module, list[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_hooks_of_others_run_in_their_place(kind: str) -> None:
-    """As they do beside a hook that somebody wrote by hand, whenever they are registered and removed."""
+def test_hooks_of_others_run_in_order(kind: str) -> None:
+    """As beside a hand-written hook, whenever they are registered and removed."""
     found = []
     for ours in (True, False):
         model, seen = net(), list[Any]()
@@ -148,7 +148,7 @@ def test_hooks_that_change_while_the_forward_runs() -> None:
 
 
 class OwnState(nn.Linear):
-    """Its copies take over all that it has."""
+    """Its copies take over its whole state."""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self).copy()
@@ -165,7 +165,7 @@ def test_copies_and_replicas_call_their_own_weights(kind: type[nn.Linear]) -> No
             assert torch.equal(called(other, X), plain)
         other = copy.copy(model[0])
         assert not is_set(other)
-        # DataParallel calls a replica in a thread of its own; the hooks are those of the original
+        # DataParallel calls a replica in its own thread; the hooks are those of the original
         replica = model[0]._replicate_for_data_parallel()
         for name, parameter in model[0].named_parameters():
             setattr(replica, name, parameter.detach() * 3)
@@ -177,7 +177,7 @@ def test_copies_and_replicas_call_their_own_weights(kind: type[nn.Linear]) -> No
         torch.testing.assert_close(outputs, [plain * 6, plain * 2])
 
 
-def test_compilers_traces_and_transforms_read_the_hook() -> None:
+def test_compilers_traces_and_transforms_see_the_hook() -> None:
     model = net()
     plain = called(model[0], X)
     with hookrun.hooked(model, DOUBLE), torch.no_grad():
@@ -197,6 +197,25 @@ def test_compilers_traces_and_transforms_read_the_hook() -> None:
     torch._dynamo.reset()
 
 
+def test_arguments_by_keyword_and_calls_in_another_thread() -> None:
+    model = net()
+    plain = called(model[0], X)
+    with hookrun.hooked(model, {**DOUBLE, **SEEN}) as hooks:
+        for _ in range(3):
+            assert torch.equal(model[1](input=X), X.relu())
+        for number in range(1, 4):
+            outputs = list[Tensor]()
+            thread = threading.Thread(target=lambda found=outputs: found.append(called(model[0], X)))
+            thread.start()
+            thread.join()
+            assert torch.equal(outputs[0], plain * 2)
+            assert hooks.fired["double", "0"] == hooks.fired["seen", "0"] == number
+        with pytest.raises(TypeError, match="positional arguments"):
+            model[1](X, X)
+        assert all(each.equal(X.relu()) for each in hooks.captures["seen"]["1"])
+        assert hooks.fired["seen", "1"] == len(hooks.captures["seen"]["1"]) == 3
+
+
 def test_a_repeated_call_is_not_counted_again() -> None:
     model = net()
     with hookrun.hooked(model, {**DOUBLE, **SEEN}) as hooks:
@@ -206,8 +225,8 @@ def test_a_repeated_call_is_not_counted_again() -> None:
 
 
 @pytest.mark.parametrize("change", ["nothing", "inplace", "forward"])
-def test_captures_are_of_that_moment_and_share_no_memory_with_anybody(change: str) -> None:
-    """Also where a layer starts to write in place, or is given another forward, after the hooks."""
+def test_captures_keep_the_value_at_hook_time_and_share_no_memory(change: str) -> None:
+    """Also if a layer starts to write in place, or is given another forward, after the hooks."""
     model, given = net(), torch.empty(3, 4)
     array = given.numpy()
     with torch.no_grad(), hookrun.hooked(model, SEEN) as hooks:
@@ -230,7 +249,7 @@ def test_captures_are_of_that_moment_and_share_no_memory_with_anybody(change: st
         del model[1].__dict__["forward" if change == "forward" else "inplace"]
 
 
-def test_a_gradient_in_memory_of_somebody_else_is_cloned() -> None:
+def test_a_gradient_in_foreign_memory_is_cloned() -> None:
     model = net()
     with hookrun.hooked(model, GRADIENTS) as hooks:
         kept = hooks.captures["of"]
@@ -244,7 +263,7 @@ def test_a_gradient_in_memory_of_somebody_else_is_cloned() -> None:
         assert [len(kept[name]) for name in "012"] == [3, 3, 3]
 
 
-def test_gradients_are_those_that_a_hook_on_the_output_sees() -> None:
+def test_gradients_equal_those_of_a_hook_on_the_output() -> None:
     """Tensors of two and three dimensions, written in place afterwards or not, with another hook on the tensor."""
     for shape in ((3, 4), (2, 3, 4)):
         for in_place in (False, True):
@@ -269,17 +288,17 @@ def test_gradients_are_those_that_a_hook_on_the_output_sees() -> None:
             torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     with hookrun.hooked(model, GRADIENTS):
         output = called(model, X)
-    output.sum().backward()  # after the block: nothing runs
+    output.sum().backward()  # after the block: no hook runs
     model.requires_grad_(False)
     with hookrun.hooked(model, GRADIENTS), pytest.raises(hookrun.HookrunError, match="carries no gradient"):
         called(model, X)
 
 
-def test_attributes_that_are_copied_in_the_same_thread_bring_no_direct_call() -> None:
+def test_attributes_copied_in_the_same_thread_cause_no_direct_call() -> None:
     model = net()
     torch.nn.init.ones_(model[2].bias)
     with hookrun.hooked(model, SEEN) as hooked:
-        weight_norm(model[0])  # which gives the module a class with a deep copy of its own
+        weight_norm(model[0])  # gives the module a class with its own deep copy
         copied = copy.deepcopy(model)
         replicas = [model[2]._replicate_for_data_parallel(), nn.Linear.__new__(nn.Linear)]
         replicas[1].__dict__ = {**vars(model[2]), "_parameters": {}}
@@ -296,7 +315,7 @@ def test_attributes_that_are_copied_in_the_same_thread_bring_no_direct_call() ->
     assert called(model[0], X).any()
 
 
-def test_whoever_replaces_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_of_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, original = list[str](), nn.Module._call_impl
 
     def replaced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -321,7 +340,7 @@ def test_whoever_replaces_torchs_call_is_called(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("shared", ["numpy", "dlpack"])
-def test_a_function_that_somebody_replaced_may_return_memory_that_others_write(
+def test_a_replaced_function_may_return_memory_that_is_written_later(
     shared: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = torch.zeros(3, 4)

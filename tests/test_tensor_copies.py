@@ -1,4 +1,4 @@
-"""Copies of tensors change nothing for the original, and share memory only where nobody can notice."""
+"""Copies of tensors do not change the original, and share memory only where that has no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookrun.tensor_copies import (
 )
 
 
-def test_memory_that_something_outside_torch_sees_is_copied_at_once() -> None:
+def test_memory_visible_outside_torch_is_copied_at_once() -> None:
     array = np.zeros(4, dtype=np.float32)
     seen = torch.zeros(4)
     view = seen.numpy()
@@ -38,7 +38,7 @@ def test_memory_that_something_outside_torch_sees_is_copied_at_once() -> None:
     assert array[0] == view[0] == 2 and capsule is not None
 
 
-def test_a_copy_of_torchs_own_memory_keeps_its_values_and_costs_no_memory_until_written() -> None:
+def test_a_copy_of_torchs_own_memory_takes_no_memory_until_written() -> None:
     x = torch.arange(6.0).reshape(2, 3)
     copied, part = snapshot_of_tensor(x), snapshot_of_tensor(x[:1])
     assert torch._C._is_cow_tensor(copied) and not torch._C._is_cow_tensor(part), "a part holds no whole"  # type: ignore[attr-defined]
@@ -47,7 +47,7 @@ def test_a_copy_of_torchs_own_memory_keeps_its_values_and_costs_no_memory_until_
     assert alone_in_memory(torch.empty(3)) and not alone_in_memory(x[:1])
 
 
-def test_bytes_are_those_of_the_memory_that_is_held() -> None:
+def test_bytes_are_those_of_the_memory_in_use() -> None:
     assert held_bytes(torch.ones(1).expand(1_000)) == 4
     assert held_bytes(torch.ones(3, dtype=torch.float64)) == 24
     assert held_bytes(torch.eye(3).to_sparse()) == 3 * 4 + 2 * 3 * 8

@@ -154,7 +154,7 @@ def _compiled(text: bytes, compiler: Path, folder: Path, name: str) -> Path:
                     place = folder / f"{name}-{_digest(made)}.so"
                     made.replace(place)
                     return place
-            raise NoLibrary(f"{compiler}: {said.strip()[-1000:] or 'it made nothing'}")
+            raise NoLibrary(f"{compiler}: {said.strip()[-1000:] or 'it wrote no file and no message'}")
     except OSError as error:
         raise NoLibrary(f"{compiler}: {error}") from error
 

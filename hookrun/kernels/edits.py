@@ -102,4 +102,4 @@ def _require_same_bits(loaded: ctypes.CDLL) -> None:
                     function(wanted, wanted)
                 _run(loaded, _edits(functions, dtype), x, found)
                 if not torch.equal(found.view(torch.uint8), wanted.view(torch.uint8)):
-                    raise NoLibrary("the compiled function does not give what torch gives")
+                    raise NoLibrary("the results of the compiled function differ from torch's")

@@ -122,9 +122,9 @@ def _kernel() -> _Kernel | None:
 
 def _require_python() -> None:
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
-        raise NoLibrary("statistics.c is for CPython with its lock")
+        raise NoLibrary("statistics.c needs CPython with its global interpreter lock")
     if sys.byteorder != "little" or sys.platform not in ("linux", "darwin"):
-        raise NoLibrary(f"statistics.c is not for {sys.platform}")
+        raise NoLibrary(f"statistics.c does not support {sys.platform}")
 
 
 def _exchange() -> int:
@@ -133,7 +133,7 @@ def _exchange() -> int:
 
     wrapper = getattr(dlpack, "ReadOnlyTensorWrapper", None)  # from torch 2.15 on
     if wrapper is None:
-        raise NoLibrary(f"torch {torch.__version__} shows no tensor for reading alone")
+        raise NoLibrary(f"torch {torch.__version__} cannot export a tensor read-only through DLPack")
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     address: int = pointer(wrapper.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
@@ -147,4 +147,4 @@ def _require_right(kernel: _Kernel) -> None:
         x = torch.tensor([[1.0, 2.0], [3.0, 8.0]], dtype=torch.float64, device="cpu")
         found = None if measure is None else measure(x)
     if found != (3.5, 29 / 3, 1.0, 8.0, 14.0, 4):
-        raise NoLibrary(f"the compiled function gives {found}")
+        raise NoLibrary(f"the compiled function gives wrong results: {found}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from hookrun.runtime.part import TensorPart
 from hookrun.runtime.site import PlacedHook
 from hookrun.snapshot import copied
 from hookrun.spec.target import Key
-from hookrun.tensor_copies import readable
+from hookrun.tensor_copies import OF_GRADIENT, readable
 
 Op = Callable[[Any], Any]
 """value -> value; returns the same object if nothing changed."""
@@ -50,8 +51,12 @@ def compose(site: PlacedHook, *, targeted: bool = True) -> Composed:
         if not whole or path is not None or unwrap:
             return Composed(_observer(site, function, path, whole, unwrap))
         if isinstance(function, KeptInMemory):
-            of_new = function.keep_gradient if site.hook_type.phase == "backward" else function.keep_new
-            return Composed(_observer_of_all(site, function.keep), _observer_of_all(site, of_new))
+            keep_any = _observer_of_all(site, function.keep)
+            if site.hook_type.phase == "backward":
+                keep_gradient = _observer_of_all(site, partial(function.keep, references=OF_GRADIENT))
+                return Composed(keep_any, function.observer(site, keep_gradient, references=OF_GRADIENT))
+            observe = function.observer(site, keep_any)
+            return Composed(observe, function.observer(site, keep_any, new=True))
         return Composed(_observer_of_all(site, function))
     return Composed((_editor_of_all if action.scope == "together" else _editor)(site, function, path))
 
@@ -286,7 +291,9 @@ def _on_part(site: PlacedHook, function: Op, part: TensorPart) -> Op:
             return None
         new = function(part.of(tensor))
         if isinstance(new, Packed):
-            raise ValueError("`index` cannot be used with an action that packs the whole tensor")
+            raise ValueError(
+                "`index` cannot be used with an action that packs the whole tensor: leave it out"
+            )
         return None if new is None else part.put(tensor, new)
 
     return _with_whole(site, edit_part) if site.needs_whole else edit_part

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,18 @@ from torch import Tensor
 from hookrun.actions.rows import TokenRows
 from hookrun.actions.tensors import holds_data
 from hookrun.snapshot import in_reach, snapshot
-from hookrun.tensor_copies import OF_GRADIENT, functorch_level, lazy_clone, not_exported, owned
+from hookrun.tensor_copies import (
+    ALONE,
+    UNSHARED,
+    functorch_level,
+    held_by_torch_alone,
+    lazy_clone,
+    owned,
+    storage_holders,
+)
+
+if TYPE_CHECKING:
+    from hookrun.runtime.site import PlacedHook
 
 _DECIDED = torch.empty(0)
 """Replaces the first captured value once it is no longer needed."""
@@ -31,28 +42,49 @@ class KeptInMemory:
         is_grad_enabled, set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
         copy, first, version = lazy_clone, None, 0
 
-        def keep(value: Any) -> None:
-            if type(value) is Tensor and owned(value, whole=True):
+        def keep(value: Any, references: int = UNSHARED) -> None:
+            if type(value) is Tensor and owned(value, whole=True, references=references):
                 keep_owned(value)
             else:
                 _keep_any(append, value)
 
-        def keep_new(value: Any) -> None:
-            if type(value) is not Tensor or functorch_level() is not None or not not_exported(value):
-                _keep_any(append, value)
-            elif first is not _DECIDED or value.requires_grad:
-                keep_owned(value)
-            else:
+        def observer(
+            site: PlacedHook,
+            otherwise: Callable[[Any], Any],
+            *,
+            references: int = UNSHARED,
+            new: bool = False,
+        ) -> Callable[[Any], Any]:
+            def observe(value: Any) -> Any:
+                # The usual case of `owned`, and the copy, in one function: each call would cost as much as two checks.
+                if first is not _DECIDED or type(value) is not Tensor or functorch_level() is not None:
+                    return otherwise(value)
                 try:
-                    append(copy(value))
-                except RuntimeError:  # as in keep_owned, inlined to save a call
-                    append(value.detach().clone())
+                    storage = value.untyped_storage()
+                    if value._use_count() != references or not storage.resizable():
+                        return otherwise(value)
+                    if not new:
+                        holders = storage_holders(storage._cdata)
+                        if holders != ALONE and not held_by_torch_alone(value, holders):
+                            return otherwise(value)
+                        if storage.nbytes() > value.nbytes:
+                            return otherwise(value)
+                    if value.requires_grad:
+                        grad = is_grad_enabled()
+                        set_grad_enabled(False)  # costs half as much as a detached alias
+                        try:
+                            kept = copy(value)
+                        finally:
+                            set_grad_enabled(grad)
+                    else:
+                        kept = copy(value)
+                except RuntimeError:  # sparse, shared memory, or memory of another library's allocator
+                    return otherwise(value)
+                site.fired += 1
+                append(kept)
+                return value
 
-        def keep_gradient(value: Any) -> None:
-            if type(value) is Tensor and owned(value, whole=True, references=OF_GRADIENT):
-                keep_owned(value)
-            else:
-                _keep_any(append, value)
+            return observe
 
         def keep_owned(value: Tensor) -> None:
             nonlocal copy, first, version
@@ -63,24 +95,19 @@ class KeptInMemory:
                     copy = torch.clone if first is not None and first._version != version else lazy_clone
                     first = _DECIDED
             try:
-                if not value.requires_grad:
-                    append(copy(value))
-                    return
-                grad = is_grad_enabled()
-                set_grad_enabled(False)  # costs half as much as a detached alias
-                try:
-                    append(copy(value))
-                finally:
-                    set_grad_enabled(grad)
+                append(copy(value.detach() if value.requires_grad else value))
             except RuntimeError:  # shared memory, or memory of another library's allocator
                 append(value.detach().clone())
 
         self.keep = keep
-        """Append any value."""
-        self.keep_new = keep_new
-        """Append the output of a torch module that returns a new tensor (unless torch's function was replaced)."""
-        self.keep_gradient = keep_gradient
-        """Append a gradient that a tensor hook received."""
+        """Append any value; references: see `observer`."""
+        self.observer = observer
+        """A faster op of a site than `otherwise`, its op for any value, which it calls for unusual values.
+
+        references: torch's reference count of a tensor to which only Python and the caller of the hook refer
+        new:        the values are outputs of a torch module that returns a new tensor (unless torch's function was
+                    replaced)
+        """
 
     def __call__(self, value: Any, rows: Tensor | None = None, tokens: TokenRows | None = None) -> None:
         """Append any value."""

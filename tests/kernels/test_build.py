@@ -1,4 +1,4 @@
-"""The compiled library: found again, never one that is damaged or somebody else's, and never an error."""
+"""The compiled library is found again; a damaged one or another user's is not loaded; nothing here is an error."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_library_is_compiled_once_and_is_the_user_s_own(
 
 
 @needs_compiler
-def test_a_damaged_library_is_compiled_anew(cache: Path, source: Path) -> None:
+def test_a_damaged_library_is_compiled_again(cache: Path, source: Path) -> None:
     first = library(source)
     content = first.read_bytes()
     for damaged in (b"", content[:1000], content[:-1] + b"\1"):
@@ -81,7 +81,7 @@ def test_a_damaged_library_is_compiled_anew(cache: Path, source: Path) -> None:
 
 
 @needs_compiler
-def test_what_others_may_write_is_not_used(
+def test_a_library_that_other_users_may_write_is_not_used(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = library(source)
@@ -105,7 +105,7 @@ def test_what_others_may_write_is_not_used(
         library(source)
 
 
-def test_nothing_is_made_in_a_directory_of_another_user(
+def test_nothing_is_written_into_a_directory_of_another_user(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiler_of(monkeypatch, tmp_path, "exit 1")
@@ -122,7 +122,7 @@ def test_nothing_is_made_in_a_directory_of_another_user(
         assert not list(home.iterdir())
 
 
-def test_a_compiler_that_fails_or_hangs_is_asked_once(
+def test_a_compiler_that_fails_or_hangs_is_called_once(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "SECONDS", 0.3)
@@ -137,12 +137,12 @@ def test_a_compiler_that_fails_or_hangs_is_asked_once(
             library(source)
     assert not [path for path in cache.iterdir() if path.suffix != ".failed"]
     compiler_of(monkeypatch, tmp_path, "exit 0")
-    with pytest.raises(NoLibrary, match="it made nothing"):
+    with pytest.raises(NoLibrary, match="it wrote no file and no message"):
         library(source)
 
 
 @needs_compiler
-def test_a_compiler_that_does_not_know_an_option_still_serves(
+def test_a_compiler_that_does_not_know_an_option_is_used_without_it(
     cache: Path, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = build._compiler()
@@ -150,7 +150,7 @@ def test_a_compiler_that_does_not_know_an_option_still_serves(
     assert library(source).is_file()
 
 
-def test_a_cache_that_cannot_be_used_is_no_error(
+def test_an_unusable_cache_is_not_an_error(
     source: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     compiler_of(monkeypatch, tmp_path, "exit 1")
@@ -165,7 +165,7 @@ def test_a_cache_that_cannot_be_used_is_no_error(
         library(source)
 
 
-def test_without_a_compiler_and_switched_off_statistics_are_torch_s(
+def test_statistics_are_torch_s_without_a_compiler_and_if_switched_off(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="hookrun")
@@ -178,7 +178,7 @@ def test_without_a_compiler_and_switched_off_statistics_are_torch_s(
             changed.setenv(name, value)
             changed.setattr(
                 statistics, "_kernel", functools.cache(statistics._kernel.__wrapped__)
-            )  # as at a start
+            )  # as at the start of a process
             with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
                 model(torch.arange(8.0))
             record = hooks.records[0]
@@ -187,7 +187,7 @@ def test_without_a_compiler_and_switched_off_statistics_are_torch_s(
 
 
 @needs_compiler
-def test_processes_that_start_at_once_all_have_it(tmp_path: Path) -> None:
+def test_processes_that_start_at_once_all_load_it(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     code = "from pathlib import Path; from hookrun.kernels import build; print(build.library(Path({!r})))"

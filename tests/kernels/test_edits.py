@@ -1,4 +1,4 @@
-"""Several edits in one compiled pass: every element is torch's, bit for bit."""
+"""Several edits in one compiled pass: every element equals torch's, bit for bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_element_is_that_of_one_edit_after_the_other(
+def test_each_element_equals_that_of_one_edit_after_the_other(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = torch.int32 if dtype is torch.float32 else torch.int64
@@ -75,7 +75,7 @@ def test_a_forked_process_edits_without_the_threads_that_it_does_not_have() -> N
     torch.set_num_threads(2)
     try:
         here, there = torch.empty_like(x), torch.empty_like(x)
-        assert edited(CHAIN, x, here)  # torch's threads are there from now on
+        assert edited(CHAIN, x, here)  # creates torch's threads
         child = os.fork()
         if not child:
             code = 1
@@ -90,7 +90,7 @@ def test_a_forked_process_edits_without_the_threads_that_it_does_not_have() -> N
 
 
 @needs_compiler
-def test_what_shares_the_memory_is_left_as_it_was() -> None:
+def test_tensors_that_share_the_memory_do_not_change() -> None:
     x = torch.linspace(-3, 3, 5000)
     before, wanted = x.clone(), one_after_the_other(CHAIN, x)
     lazy = torch._lazy_clone(x)
@@ -103,20 +103,20 @@ def test_what_shares_the_memory_is_left_as_it_was() -> None:
         assert edited(CHAIN, inside, inside) and same_bits(inside, wanted)
 
 
-def test_what_it_is_not_for_is_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_edits_and_tensors_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(5000)
     half, out, before = x.half(), torch.empty_like(x), x.clone()
     assert not edited(CHAIN, half, torch.empty_like(half))
     assert not edited(CHAIN, torch._neg_view(x), out)
     assert not edited(CHAIN, torch._lazy_clone(x), out)
-    assert not edited((MultiplyBy(math.nan),), x, x)  # which NaN comes of two is the processor's affair
+    assert not edited((MultiplyBy(math.nan),), x, x)  # which of two NaNs results depends on the processor
     assert not edited((*CHAIN, lambda x, out: out.copy_(x)), x, x)
     monkeypatch.setattr(edits, "_library", lambda: None)  # as with HOOKRUN_KERNELS=0, or without a compiler
     assert not edited(CHAIN, x, x)
     assert same_bits(x, before)
 
 
-def test_a_library_that_gives_other_bits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_with_different_results_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     edits._library.cache_clear()
     monkeypatch.setattr(AddNumber, "numbers", lambda self, kind: (0.25, 0.0))
     try:
@@ -125,7 +125,7 @@ def test_a_library_that_gives_other_bits_is_not_used(monkeypatch: pytest.MonkeyP
         edits._library.cache_clear()
 
 
-def test_hooks_give_the_same_with_it_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hooks_give_the_same_results_with_and_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     class Fresh(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x * 1.5

@@ -1,4 +1,4 @@
-"""The compiled statistics: those of torch in float64, whatever the dtype, the layout and the size."""
+"""The compiled statistics equal torch's in float64, for every dtype, layout and size."""
 
 from __future__ import annotations
 
@@ -74,11 +74,13 @@ def test_every_statistic_is_exact_in_every_dtype_and_size() -> None:
             x = x.to(dtype)
             tolerance = 1e-12 if dtype == torch.float64 else 2**-23
             for name, value in exact(x).items():
-                slack = tolerance * 10 if name in ("mean", "sum") else 0  # near 0 in the sizes that are small
+                slack = (
+                    tolerance * 10 if name in ("mean", "sum") else 0
+                )  # in small tensors the mean is near 0
                 assert found(x)[name] == pytest.approx(value, rel=tolerance, abs=slack), (name, dtype, size)
 
 
-def test_a_large_mean_and_a_first_element_far_from_it_do_no_harm() -> None:
+def test_a_large_mean_and_a_first_element_far_from_it_lose_no_digits() -> None:
     generator = torch.Generator().manual_seed(1)
     for size in (50, 2048, 5000, 300_000):
         noise = torch.randn(size, generator=generator, dtype=torch.float64)
@@ -95,7 +97,7 @@ def test_a_large_mean_and_a_first_element_far_from_it_do_no_harm() -> None:
     assert found(x)["var"] == pytest.approx(0.25 * 4096 / 4095, rel=1e-12)
 
 
-def test_numbers_whose_squares_leave_the_range_of_float64_have_a_deviation() -> None:
+def test_numbers_whose_squares_leave_the_range_of_float64_have_a_std() -> None:
     generator = torch.Generator().manual_seed(0)
     for n in (4, 5000, 140_000):
         noise = torch.randn(n, generator=generator, dtype=torch.float64)
@@ -173,13 +175,13 @@ def test_layouts_that_fill_their_memory_are_read_and_others_are_left_to_torch() 
         assert taken(torch.ones(3))
 
 
-def test_reading_leaves_copy_on_write_alone() -> None:
+def test_reading_does_not_copy_a_copy_on_write_tensor() -> None:
     x = torch.randn(64)
     copy = torch._lazy_clone(x)
     assert taken(x) and taken(copy) and torch._C._is_cow_tensor(copy)  # type: ignore[attr-defined]
 
 
-def test_a_number_does_not_depend_on_threads_or_on_what_else_is_asked_for(
+def test_a_number_does_not_depend_on_threads_or_on_the_other_statistics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kernel = statistics._kernel()
@@ -195,7 +197,7 @@ def test_a_number_does_not_depend_on_threads_or_on_what_else_is_asked_for(
         torch.set_num_threads(before)
     assert len(results) == 1
     with monkeypatch.context() as patch:
-        patch.setattr(kernel, "_parallel", None)  # threads of its own, where torch has no OpenMP
+        patch.setattr(kernel, "_parallel", None)  # its own threads, where torch has no OpenMP
         assert kernel.function(("mean", "std", "norm"))(x) in results
     assert {name: found(x, (name,))[name] for name in NAMES} == found(x)
 
@@ -208,7 +210,7 @@ def test_a_forked_process_measures_without_the_threads_that_it_does_not_have() -
         kernel = statistics._kernel()
         assert kernel is not None
         measure = kernel.function(("mean", "std", "norm"))
-        here = measure(x)  # torch's threads are there from now on
+        here = measure(x)  # creates torch's threads
         child = os.fork()
         if not child:
             code = 1
@@ -232,7 +234,7 @@ def recorded(model: nn.Module, x: Tensor, **when: Any) -> Any:
     return hooks
 
 
-def test_records_are_those_without_anything_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_equal_those_without_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(8, 6)
     model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(inplace=True))  # the value when the hook fired
     compiled = recorded(model, x, of=list(NAMES))
@@ -268,7 +270,7 @@ def test_records_of_several_kinds_keep_their_order_and_a_long_loop_is_read_in_be
         assert [record["sum"] for record in hooks.records] == expected
 
 
-def test_a_schedule_is_asked_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_is_evaluated_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
 
     def counting(of: Any, start: Any, pending: list[Any], most: int) -> Callable[..., bool]:
@@ -291,7 +293,7 @@ def test_a_deleted_installation_leaves_no_reference() -> None:
     assert alive() is None
 
 
-def test_bits_of_results_are_float32_for_float32() -> None:
+def test_results_are_rounded_to_float32_for_float32() -> None:
     x = torch.randn(1000)
     for name, value in found(x).items():
         assert isinstance(value, int) or struct.unpack("f", struct.pack("f", value))[0] == value, name

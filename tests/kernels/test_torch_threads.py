@@ -1,4 +1,4 @@
-"""The function of torch's threads is found where torch computes with OpenMP, and never guessed."""
+"""The function of torch's threads is found where torch computes with OpenMP, and nowhere else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_the_address_is_of_gomp_parallel_of_torch_s_own_libraries() -> None:
     assert parallel() == (ctypes.cast(function, ctypes.c_void_p).value if known else None)
 
 
-def test_without_openmp_it_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_openmp_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.openmp, "is_available", lambda: False)
     assert parallel() is None
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""One firing: the action acts on the target's floating-point tensors alone, and its faults name the hook."""
+"""One firing: the action acts on the target's floating-point tensors only, and its errors name the hook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def run(**hook: Any) -> tuple[dict[str, Any], Any]:
         return model(torch.ones(2)), hooks
 
 
-def test_an_edit_changes_floating_point_members_or_the_target_alone() -> None:
+def test_an_edit_changes_floating_point_members_or_the_target_only() -> None:
     out, hooks = run(action="scale", factor=3.0)
     assert out["x"].tolist() == [3, 3] and out["inner"][0].tolist() == [6, 6]
     assert out["n"].tolist() == [0, 1] and out["inner"][1] is None and hooks.fired["h", "0"] == 1
@@ -32,7 +32,7 @@ def test_an_edit_changes_floating_point_members_or_the_target_alone() -> None:
     assert out["x"].tolist() == [1, 1] and out["inner"][0].tolist() == [6, 6]
 
 
-def test_what_goes_wrong_in_an_action_becomes_a_hook_error_with_its_cause() -> None:
+def test_an_error_in_an_action_becomes_a_hook_error_with_its_cause() -> None:
     def wrong_shape(x: Tensor) -> Tensor:
         return x[:1]
 

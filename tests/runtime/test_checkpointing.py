@@ -1,4 +1,4 @@
-"""A region that activation checkpointing repeats is told from its first run, in both kinds of checkpoint."""
+"""A region that activation checkpointing repeats is distinguished from its first run, in both modes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from hookrun.runtime.checkpointing import Call, Log, may_be_checkpointed, regions, repeating
 
 
-def test_the_first_run_and_the_repetition_are_of_one_region() -> None:
+def test_the_first_run_and_the_repetition_have_the_same_region() -> None:
     for reentrant in (False, True):
         first, repeated = list[object](), list[object]()
 
@@ -38,7 +38,7 @@ def test_without_a_checkpoint_there_is_no_region() -> None:
     assert not may_be_checkpointed()
 
 
-def test_a_log_gives_the_calls_again_in_their_order_and_no_more() -> None:
+def test_a_log_repeats_the_calls_in_their_order_and_no_others() -> None:
     log, calls = Log(), [Call(0, 4), Call(1, 5)]
     for call in calls:
         log.append(call)

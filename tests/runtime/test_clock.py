@@ -1,4 +1,4 @@
-"""The clock counts steps and calls once each, however the loop tells it."""
+"""The clock counts each step and call once, however the loop reports them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookrun.runtime.clock import Calls, Clock, Moment, gate
 from hookrun.spec.when import When
 
 
-def test_steps_are_those_of_the_model_s_first_optimizer_until_the_loop_counts_itself() -> None:
+def test_steps_are_those_of_the_first_optimizer_until_the_loop_counts_them() -> None:
     model, other = nn.Linear(1, 1), nn.Linear(1, 1)
     clock, changes = Clock(model), list[int]()
     clock.on_change = lambda: changes.append(clock.step)
@@ -20,14 +20,14 @@ def test_steps_are_those_of_the_model_s_first_optimizer_until_the_loop_counts_it
     clock.after(own)
     clock.after(second)
     assert clock.step == 1
-    clock.advance()  # the step that the optimizer has counted
+    clock.advance()  # the step that the optimizer has counted already
     assert clock.step == 1
     clock.advance()
     clock.after(own)
     assert clock.step == 2 and changes == [1, 2]
 
 
-def test_a_block_at_an_earlier_moment_ends_where_the_run_was() -> None:
+def test_the_clock_is_restored_after_a_block_at_an_earlier_moment() -> None:
     clock = Clock(nn.Identity().eval())
     clock.step, clock.epoch = 7, 2
     with clock.back_at(Moment(3, 1, True)):
@@ -67,7 +67,7 @@ def test_a_repeated_call_has_the_number_of_the_first() -> None:
         assert sorted(seen) == sorted([(0, 0), (1, 1)] * 2) and calls.total == 2, reentrant
 
 
-def test_a_schedule_s_gate_asks_for_all_of_its_conditions() -> None:
+def test_a_schedule_requires_all_of_its_conditions() -> None:
     clock = Clock(nn.Identity())
     assert gate(When(), clock, lambda: 0, lambda: 0.0) is None
     when = When.model_validate({"step": 2, "mode": "train", "probability": 0.5})

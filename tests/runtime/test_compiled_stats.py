@@ -1,4 +1,4 @@
-"""The short way to a record says what the long way says."""
+"""Records of the compiled statistics equal those computed by torch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def records(**keys: Any) -> list[dict[str, Any]]:
         return hooks.records
 
 
-def test_records_are_those_of_the_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_equal_those_computed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     short, of_index = records(), records(index="...")
     monkeypatch.setattr(statistics, "_kernel", lambda: None)
     assert short == of_index == records()

@@ -1,4 +1,4 @@
-"""Counts are found under every name of a module, and what did nothing is told hook by hook."""
+"""Counts are found under every name of a module, and inactive hooks are reported one by one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an action does and has not declared is an error, never another result."""
+"""An action that does something undeclared is an error, never a different result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def spec_of(action: Action, hook: str = "forward", **keys: Any) -> Spec:
 
 
 class Doubles(Action):
-    """Base of actions that do what `act` does."""
+    """Base of actions whose only effect is `act`."""
 
     action_name = "doubles"
     hook_types = frozenset(HOOK_TYPES.values())
@@ -90,7 +90,7 @@ class Widens(Doubles):
         (Widens(), "changes the dtype from torch.float32 to torch.float64"),
     ],
 )
-def test_an_undeclared_deed_is_an_error_of_the_hook(action: Action, says: str) -> None:
+def test_an_undeclared_effect_is_an_error_of_the_hook(action: Action, says: str) -> None:
     model = net()
     with pytest.raises(hookrun.HookError, match=says), hookrun.compile(spec_of(action), model).install(model):
         model(X)
@@ -99,13 +99,13 @@ def test_an_undeclared_deed_is_an_error_of_the_hook(action: Action, says: str) -
 @pytest.mark.parametrize(
     "action", [Draws(), Reads(), Returns(), Reshapes(), Widens()], ids=lambda a: type(a).__name__
 )
-def test_an_example_shows_it_before_the_run(action: Action) -> None:
+def test_with_an_example_it_is_an_error_before_the_run(action: Action) -> None:
     with pytest.raises(hookrun.CompileError, match=r"hooks\.h: on 0"):
         hookrun.compile(spec_of(action), net(), example=((X,), {}))
 
 
 def test_a_part_is_not_filled_by_broadcasting() -> None:
-    """`index` writes the result back into the part: one of another shape would be broadcast in silence."""
+    """`index` writes the result back into the part: another shape would be broadcast without an error."""
     model, plan = net(), hookrun.compile(spec_of(Reshapes(), index="0:2"), net())
     with pytest.raises(hookrun.HookError, match="changes the shape"), plan.install(model):
         model(X)
@@ -148,7 +148,7 @@ class Adds(Doubles):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_apply_does_to_parameters_is_declared(action: Action, says: str) -> None:
+def test_effects_of_apply_on_parameters_must_be_declared(action: Action, says: str) -> None:
     model = net()
     with (
         pytest.raises(hookrun.HookError, match=says),
@@ -157,7 +157,7 @@ def test_what_apply_does_to_parameters_is_declared(action: Action, says: str) ->
         pass
 
 
-def test_declared_freezing_and_adding_pass() -> None:
+def test_declared_freezing_and_adding_are_accepted() -> None:
     class Declared(Freezes):
         freezes = True
 

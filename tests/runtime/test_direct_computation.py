@@ -1,4 +1,4 @@
-"""Inside of `computing` operations are simply computed, whatever mode or trace is around them."""
+"""Inside `computing`, operations are executed directly, under any mode or trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank's random numbers are those that one process draws for the same rows."""
+"""A rank draws the same random numbers for its rows as one process does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def of_rows(like: Tensor, rows: RowsOfRank | None) -> Tensor:
     return drawn(like, normal, Generator().manual_seed(1), rows)
 
 
-def test_ranks_together_have_the_numbers_of_one_process() -> None:
+def test_the_numbers_of_all_ranks_are_those_of_one_process() -> None:
     channels_last = torch.empty(5, 3, 2, 2).to(memory_format=torch.channels_last)
     for like in (torch.empty(5, 3), torch.empty(5), channels_last):
         alone = of_rows(like, None)

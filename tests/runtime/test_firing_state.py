@@ -1,4 +1,4 @@
-"""What belongs to a firing is kept apart for each thread; a decoder's keys of the encoder are about its tokens."""
+"""The state of a firing is separate for each thread; cross-attention keys belong to the encoder's tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_threads_do_not_see_each_other_s_firing() -> None:
     assert seen == [""] and state.at == "[0]"
 
 
-def test_keys_of_cross_attention_are_of_the_encoder_s_tokens() -> None:
+def test_keys_of_cross_attention_belong_to_the_encoder_s_tokens() -> None:
     current: Any = SimpleNamespace(encoder="of the encoder")
     clock: Any = Clock(nn.Identity())
     for path, expected in (

@@ -1,4 +1,4 @@
-"""Heads are found in the last dimension or in one of their own; where that cannot be told, it is refused."""
+"""Heads are found in the last dimension or in a head dimension; an ambiguous tensor is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(*shape: int) -> Tensor:
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
 
 
-def test_heads_are_taken_out_and_put_back_where_they_are() -> None:
+def test_heads_are_read_and_written_in_either_layout() -> None:
     flat, apart = numbers(2, 3, 8), numbers(2, 4, 3, 5)
     part = heads(1, 3)
     assert torch.equal(part.of(flat), flat.unflatten(-1, (4, 2))[..., [1, 3], :])
@@ -30,7 +30,7 @@ def test_heads_are_taken_out_and_put_back_where_they_are() -> None:
         assert torch.equal(heads(0, 2).of(new), heads(0, 2).of(whole))
 
 
-def test_a_tensor_whose_heads_cannot_be_told_is_refused() -> None:
+def test_a_tensor_whose_heads_cannot_be_found_is_refused() -> None:
     with pytest.raises(ValueError, match=r"dimensions \[1, 2\] .* could all be the head dimension"):
         heads(0).of(numbers(2, 4, 4, 5))
     assert heads(0, not_dim=2).of(numbers(2, 4, 4, 5)).shape == (2, 1, 4, 5)

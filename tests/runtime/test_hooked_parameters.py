@@ -1,4 +1,4 @@
-"""A hooked parameter that leaves the model is noticed; one that only has another name is not."""
+"""A hooked parameter that is removed from the model is an error; one that is only renamed is not."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def test_a_parameter_that_was_replaced_is_an_error_at_the_next_step() -> None:
     parameters.before(optimizer)
 
 
-def test_a_parameter_that_is_elsewhere_in_the_model_keeps_its_hooks() -> None:
+def test_a_parameter_that_moved_within_the_model_keeps_its_hooks() -> None:
     model, parameters = hooked()
     old = model[0].weight
     model[0].weight, model[1].weight = model[1].weight, old
     parameters.require_all()
 
 
-def test_each_parameter_is_given_as_what_stands_in_its_place() -> None:
+def test_each_parameter_is_returned_as_its_present_replacement() -> None:
     a, b, shard = (nn.Parameter(torch.zeros(1)) for _ in range(3))
     assert [id(each) for each in moved([a, b], {id(a): shard})] == [id(shard), id(b)]

@@ -1,4 +1,4 @@
-"""A large tensor edited part by part is what it is when each edit takes it whole."""
+"""A large tensor edited part by part has the result of edits of the whole tensor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from hookrun.runtime.in_parts import SMALLEST, divisible, in_parts
 
 
-def test_edits_part_by_part_are_those_of_the_whole_tensor() -> None:
+def test_edits_part_by_part_equal_those_of_the_whole_tensor() -> None:
     def double(x: Tensor, out: Tensor) -> object:
         return torch.mul(x, 2, out=out)
 

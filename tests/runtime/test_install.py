@@ -1,4 +1,4 @@
-"""Installation leaves nothing behind, changes nothing that it only observes, and belongs to one model."""
+"""Installation is removed completely, observers change nothing, and a plan belongs to one model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.errors import HookrunError
 
-# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+# These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 
 X = torch.linspace(-1, 1, 12).reshape(4, 3)
@@ -35,7 +35,7 @@ EVERYWHERE: dict[str, Any] = {
 
 
 class Raises(nn.Module):
-    """Raises what it is told to, once it is told."""
+    """Raises an exception on request."""
 
     error: BaseException | None = None
 
@@ -89,7 +89,7 @@ def step(model: nn.Module) -> Tensor:
 
 def test_leaving_the_block_restores_every_hook_dictionary() -> None:
     with hookrun.hooked(net(), EVERYWHERE):
-        pass  # the first of a process tells torch's optimizers, and that stays
+        pass  # the first installation of a process registers hooks on torch's optimizers, which stay
     model = net()
     model[0].register_forward_hook(lambda *_: None)
     model[0].weight.register_hook(lambda grad: None)
@@ -102,7 +102,7 @@ def test_leaving_the_block_restores_every_hook_dictionary() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt(), SystemExit(3)], ids=repr)
-def test_so_does_whatever_is_raised_in_the_forward(error: BaseException) -> None:
+def test_so_does_any_exception_in_the_forward(error: BaseException) -> None:
     model = net()
     before = dictionaries(model)
     model[4].error = error
@@ -129,7 +129,7 @@ def test_so_does_an_error_in_a_hook_and_in_the_backward() -> None:
         assert dictionaries(model) == before
 
 
-def test_an_installation_that_fails_half_way_is_taken_back() -> None:
+def test_an_installation_that_fails_half_way_is_removed() -> None:
     model = net()
     before = dictionaries(model)
     plan = hookrun.compile(EVERYWHERE, model)
@@ -154,7 +154,7 @@ def test_two_installations_may_end_in_any_order(first_out: int) -> None:
     assert dictionaries(model) == before
 
 
-def test_an_installation_is_entered_once() -> None:
+def test_an_installation_can_be_entered_once() -> None:
     installation = hookrun.hooked(net(), EVERYWHERE)
     with installation, pytest.raises(HookrunError, match="installed already"):
         installation.__enter__()
@@ -190,7 +190,7 @@ def test_observers_change_nothing() -> None:
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["copy", "pickle"]
 )
-def test_a_copy_of_a_hooked_model_is_not_hooked_and_writes_into_nobodys_records(copied: Any) -> None:
+def test_a_copy_of_a_hooked_model_is_not_hooked_and_writes_no_records(copied: Any) -> None:
     model = net().eval()
     plain = model(X)
     spec = EVERYWHERE | {"edit": {"select": "5", "hook": "forward", "action": "scale", "factor": 3}}
@@ -293,7 +293,7 @@ def test_probability_has_a_generator_of_its_own_and_repeats() -> None:
     assert len({firings(seed) for seed in range(5)}) > 1
 
 
-def test_what_never_fired_is_known() -> None:
+def test_hooks_that_never_fired_are_listed() -> None:
     attention = nn.MultiheadAttention(4, 2)
     spec = {"h": {"select": "**", "hook": "forward", "action": "capture"}}
     x = torch.zeros(3, 1, 4)
@@ -302,7 +302,7 @@ def test_what_never_fired_is_known() -> None:
     assert hooks.inactive == [("h", "out_proj", "never fired")]
 
 
-def test_effects_are_counted_when_asked_for() -> None:
+def test_effects_are_counted_on_request() -> None:
     model = nn.Sequential(nn.Identity())
     spec = {"h": {"select": "0", "hook": "forward", "action": "clamp", "min": 0}}
     with hookrun.hooked(model, spec, effects=True) as hooks:
@@ -336,7 +336,7 @@ def test_gradient_hooks_see_unscaled_values_under_a_gradient_scaler(half: bool) 
     assert hooks.captures["backward_pre"]["0"][0].item() == 1
 
 
-def test_added_parameters_are_trained_saved_and_taken_away_on_request() -> None:
+def test_added_parameters_are_trained_saved_and_removed_on_request() -> None:
     model = net()
     spec = {
         "shift": {"select": "5", "hook": "forward", "action": "add_bias", "value": [1, 2], "trainable": True},
@@ -359,7 +359,7 @@ def test_added_parameters_are_trained_saved_and_taken_away_on_request() -> None:
     assert set(model.state_dict()) == keys
 
 
-def test_fills_and_freezes_last() -> None:
+def test_filling_and_freezing_stay_after_removal() -> None:
     model = net()
     spec = {
         "one": {
@@ -378,7 +378,7 @@ def test_fills_and_freezes_last() -> None:
     assert model[5].weight.requires_grad
 
 
-def test_noise_repeats_with_its_seed_and_leaves_the_global_generator_alone() -> None:
+def test_noise_repeats_with_its_seed_and_does_not_use_the_global_generator() -> None:
     model = nn.Sequential(nn.Identity(), nn.Identity())
 
     def noise(seed: int) -> list[Tensor]:
@@ -411,7 +411,7 @@ def test_checks_that_do_not_stop_at_once_are_read_later(policy: str) -> None:
     assert (hooks.stopped is not None) == (policy == "stop")
 
 
-def test_a_budget_of_bytes_holds_in_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_budget_of_bytes_applies_in_memory_too(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Linear(3, 4)
     spec = {"h": {"select": "", "hook": "forward", "action": "capture", "max_bytes": 100}}
     with hookrun.hooked(model, spec) as hooks:

@@ -1,4 +1,4 @@
-"""A failed check raises at once under `error`, and leaves a record to be read otherwise."""
+"""A failed check raises at once under `error`; under other policies it is recorded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import hookrun
 from hookrun.errors import CheckFailed
 
 
-def test_a_failed_check_says_the_module_its_class_and_when() -> None:
+def test_a_failed_check_names_the_module_its_class_and_the_step() -> None:
     model = nn.Sequential(nn.Identity(), nn.ReLU())
     spec = {"c": {"select": "*", "hook": "forward", "action": "check", "finite": True, "policy": "error"}}
     with hookrun.hooked(model, spec) as hooks:
@@ -21,7 +21,7 @@ def test_a_failed_check_says_the_module_its_class_and_when() -> None:
         assert [record["class"] for record in hooks.records] == ["Identity"]
 
 
-def test_a_warning_lets_the_run_go_on() -> None:
+def test_a_warning_does_not_end_the_run() -> None:
     model = nn.Sequential(nn.Identity())
     spec = {"c": {"select": "0", "hook": "forward", "action": "check", "finite": True, "policy": "warn"}}
     with hookrun.hooked(model, spec) as hooks:

@@ -10,7 +10,7 @@ from torch import nn
 
 import hookrun
 
-# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+# These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 
 X = torch.arange(40.0).reshape(10, 4)
@@ -25,7 +25,7 @@ def spec(keep: dict[str, int], **keys: Any) -> dict[str, Any]:
 
 
 def kept(keep: dict[str, int], population: int = 10, epochs: int = 1, **keys: Any) -> dict[str, list[int]]:
-    """The samples that were kept of each module, in batches of 3, in another order in each epoch."""
+    """The samples kept at each module, in batches of 3, in another order in each epoch."""
     model = nn.Sequential(nn.Identity(), nn.Identity())
     rows = torch.arange(float(population)).unsqueeze(1)
     with hookrun.hooked(model, spec(keep, **keys)) as hooks:
@@ -40,7 +40,7 @@ def kept(keep: dict[str, int], population: int = 10, epochs: int = 1, **keys: An
     }
 
 
-def test_every_third_sample_of_the_data_set_whatever_the_order() -> None:
+def test_every_third_sample_of_the_data_set_in_any_order() -> None:
     assert kept({"every": 3}) == {"0": [0, 3, 6, 9], "1": [0, 3, 6, 9]}
 
 
@@ -50,7 +50,7 @@ def test_a_reservoir_is_the_same_at_every_module_and_in_every_epoch() -> None:
     assert len(set(found["0"])) == 4 and len(found["0"]) == 8
 
 
-def test_a_reservoir_larger_than_the_data_set_is_the_data_set() -> None:
+def test_a_reservoir_larger_than_the_data_set_keeps_all_samples() -> None:
     assert kept({"reservoir": 100})["0"] == list(range(10))
 
 
@@ -79,7 +79,7 @@ def test_each_sample_is_as_likely_as_any_other() -> None:
     ],
     ids=["no samples", "no population", "another batch"],
 )
-def test_what_cannot_be_chosen_is_said_with_hook_and_module(
+def test_an_impossible_choice_is_an_error_that_names_hook_and_module(
     samples: Any, population: int | None, keep: dict[str, int], value: torch.Tensor, said: str
 ) -> None:
     model = net()
@@ -90,7 +90,7 @@ def test_what_cannot_be_chosen_is_said_with_hook_and_module(
 
 
 @pytest.mark.parametrize("hook", ["grad", "post_accumulate_grad", "optimizer_step_pre", "saved_tensors"])
-def test_what_belongs_to_no_sample_is_refused(hook: str) -> None:
+def test_values_that_belong_to_no_sample_are_refused(hook: str) -> None:
     entry = {"select": "0" if hook == "saved_tensors" else "0.weight", "hook": hook}
     with pytest.raises(hookrun.CompileError, match=f"keep chooses samples, and {hook} sees none"):
         hookrun.compile({"h": {**entry, "action": "capture", "keep": {"every": 2}}}, net())

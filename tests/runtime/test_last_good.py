@@ -1,4 +1,4 @@
-"""A check that trips names the class of the module, and the last module before it that passed."""
+"""A failed check names the class of the module, and the last module before it that passed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def checks(policy: str) -> dict[str, object]:
     return {"sound": {"select": "*", "hook": "forward", "action": "check", "policy": policy}}
 
 
-def test_the_last_good_module_is_of_the_pass_under_way() -> None:
+def test_the_last_good_module_is_of_the_current_pass() -> None:
     model = net()
     with hookrun.hooked(model, checks("error")):
         model(torch.ones(2, 4))
@@ -32,7 +32,7 @@ def test_the_last_good_module_is_of_the_pass_under_way() -> None:
         model(torch.ones(2, 4))
 
 
-def test_verdicts_that_are_read_later_name_the_same() -> None:
+def test_results_that_are_read_later_name_the_same_module() -> None:
     model = net()
     with hookrun.hooked(model, checks("stop")) as hooks:
         model(torch.ones(2, 4))

@@ -1,4 +1,4 @@
-"""A call of a module is told by its frame, also where a module calls itself and where an exception ends a call."""
+"""A call of a module is identified by its frame, also if a module calls itself or an exception ends a call."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def test_each_call_of_a_module_within_itself_has_a_frame_until_it_ends() -> None
     assert not list(frames_of(module)) and not list(frames_of(nn.Identity()))
 
 
-def test_outside_of_a_call_it_is_the_caller_s_own_frame() -> None:
-    assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_own_frame"
+def test_outside_of_a_call_it_is_the_caller_s_frame() -> None:
+    assert call_frame().f_code.co_name == "test_outside_of_a_call_it_is_the_caller_s_frame"

@@ -1,4 +1,4 @@
-"""Only modules of torch's own classes that allocate their output are said to."""
+"""Modules of torch's own classes that allocate their output are recognised, and no others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import nn
 from hookrun.runtime.new_tensors import maker
 
 
-def test_a_module_that_allocates_its_output_has_a_maker_and_others_have_none() -> None:
+def test_modules_that_allocate_their_output_are_recognised() -> None:
     class Own(nn.Linear):
-        """May return anything."""
+        """A subclass may return anything."""
 
     assert maker(nn.Linear(2, 2)) is nn.Linear.forward
     assert maker(nn.ReLU()) is nn.ReLU.forward

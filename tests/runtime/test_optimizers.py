@@ -1,4 +1,4 @@
-"""Followers hear of each step of every optimizer: before it with the gradients there, and after it."""
+"""Followers are called before each step of every optimizer, while the gradients exist, and after it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Follower:
         self._note("after")
 
 
-def test_a_follower_is_told_once_around_each_step_with_or_without_a_closure() -> None:
+def test_a_follower_is_called_once_around_each_step_with_or_without_a_closure() -> None:
     for with_closure in (False, True):
         weight = nn.Parameter(torch.tensor(1.0))
         optimizer, follower = SGD([weight], lr=0.5), Follower(weight)

@@ -1,4 +1,4 @@
-"""A value given from outside fits the dtype of the tensor and the part that the hook acts on."""
+"""A given value takes the dtype of the tensor, and the part of it that the hook acts on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import hookrun
 
 
-def test_a_value_is_of_the_tensor_s_dtype_and_of_the_part_where_it_says_so() -> None:
+def test_a_value_takes_the_tensor_s_dtype_and_applies_to_the_part() -> None:
     x = torch.zeros(2, 3, dtype=torch.float64)
     given = torch.tensor([1.0, 2.0, 3.0])
 

@@ -1,4 +1,4 @@
-"""What an index names is taken out of a tensor and put back into a copy of it."""
+"""The part that an index selects is read from a tensor and written into a copy of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def part(*items: Item, in_order: bool = False) -> Part:
     return Part(Index(str(items), items), in_order=in_order)
 
 
-def test_a_part_put_back_changes_its_place_alone() -> None:
+def test_writing_a_part_changes_nothing_else() -> None:
     for items in ((..., (0, -1)), (slice(None), 1), (0,), (slice(None), (2, 0), slice(1, 3))):
         of = part(*items)
         plain = tuple(list(item) if isinstance(item, tuple) else item for item in items)
@@ -27,7 +27,7 @@ def test_a_part_put_back_changes_its_place_alone() -> None:
         assert torch.equal(X, before)
 
 
-def test_positions_that_are_not_there_twice_the_same_or_out_of_order_are_refused() -> None:
+def test_missing_repeated_and_unordered_positions_are_refused() -> None:
     for of, said in (
         (part(..., (0, 4)), "index 4 is out of bounds for dimension 2 with size 4"),
         (part(..., (1, -3)), "selects a position of dimension 2 twice"),
@@ -39,14 +39,14 @@ def test_positions_that_are_not_there_twice_the_same_or_out_of_order_are_refused
     assert torch.equal(part((1, 0)).of(X), X.flip(0))
 
 
-def test_samples_are_kept_where_the_first_dimension_stays_whole() -> None:
+def test_samples_are_known_if_the_first_dimension_is_complete() -> None:
     for items, kept in (((..., 0), True), ((slice(None), 1), True), ((0,), False), (((0, 1),), False)):
         assert part(*items).keeps_samples(3) is kept, items
     assert not part(..., 0).keeps_samples(1)
     assert part(..., 0).leaves((0, 1), 3) and not part(..., 0).leaves((-1,), 3)
 
 
-def test_a_part_of_a_part_is_put_back_through_both() -> None:
+def test_a_part_of_a_part_is_written_through_both() -> None:
     both = PartOfPart(part(slice(None), 1), part(..., 2))
     expected = X.clone()
     expected[:, 1, 2] = 7

@@ -1,4 +1,4 @@
-"""torch's optimizers as they are, without the import of its compiler."""
+"""torch's optimizers, without the import of its compiler."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_every_optimizer_trains_to_the_same_weights() -> None:
     for name, cls in optimizers().items():
         if name == "SparseAdam":
             continue
-        without_compiler.cache_clear()  # so that it meets classes that were used before, and those that were not
+        without_compiler.cache_clear()  # so that it meets classes that were used before, and new ones
         first = trained(without_compiler(cls))
         assert first == trained(cls), name
         without_compiler.cache_clear()
         assert first == trained(without_compiler(cls)), name
 
 
-def test_no_method_of_it_reaches_the_compiler() -> None:
+def test_no_method_imports_the_compiler() -> None:
     plain = without_compiler(SGD)
     for name in ("zero_grad", "add_param_group", "state_dict", "load_state_dict", "step"):
         assert getattr(plain, name) is not getattr(SGD, name), name

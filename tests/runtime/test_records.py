@@ -1,4 +1,4 @@
-"""Records that are read later: one that cannot be read loses none of the others."""
+"""Records that are read later: an unreadable one does not lose the others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.runtime.records import Memory
 
 
 class Unreadable(Tensor):
-    """A kind of tensor whose elements torch does not read."""
+    """A kind of tensor whose elements torch cannot read."""
 
     def tolist(self) -> Any:
         raise RuntimeError(".tolist() is not supported for tensor subclasses.")
@@ -25,7 +25,7 @@ def record(**data: Any) -> dict[str, Any]:
     return {"hook": "h", "module": "fc", "path": "", "action": "stats", **at, **data}
 
 
-def test_a_record_that_cannot_be_read_is_named_and_loses_no_other() -> None:
+def test_an_unreadable_record_is_named_and_the_others_are_kept() -> None:
     sink = Memory()
     sink._pending += [
         record(mean=torch.ones(())),

@@ -10,7 +10,7 @@ from hookrun.runtime.reduced import ReducedGradients
 
 
 class Noted(ParameterHook):
-    """Doubles a gradient, and notes what it saw."""
+    """Doubles a gradient, and records what it saw."""
 
     def __init__(self, name: str, seen: list[tuple[str, float]], *, before: bool) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def test_hooks_see_the_sums_in_the_order_of_a_backward_pass() -> None:
     assert last.grad is not None and last.grad.item() == 50
 
 
-def test_parameters_that_the_pass_did_not_reach_keep_their_gradient() -> None:
+def test_parameters_outside_of_the_backward_pass_keep_their_gradient() -> None:
     seen, first, last = list[tuple[str, float]](), parameter(1.0), parameter(10.0)
     gradients = ReducedGradients()
     for name, each in (("first", first), ("last", last)):

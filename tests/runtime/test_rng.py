@@ -1,4 +1,4 @@
-"""A hook's random numbers depend on its seed and on which draw it is, and on nothing else."""
+"""A hook's random numbers depend only on its seed and on the number of the draw."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def drawn(draws: Draws) -> list[float]:
     return torch.rand(3, generator=draws.generator(CPU)).tolist()
 
 
-def test_a_seed_is_of_each_part_and_the_same_in_every_process() -> None:
+def test_a_seed_depends_on_each_part_and_is_the_same_in_every_process() -> None:
     assert derived_seed(0, "noise", "fc") == 7548869590823487893
     assert len({derived_seed(*parts) for parts in ((1, 12), (11, 2), (112,), ("1", 12))}) == 4
 
 
-def test_draws_go_on_where_a_saved_state_ends_and_leave_the_global_generator() -> None:
+def test_draws_continue_from_a_saved_state_without_the_global_generator() -> None:
     draws, before = Draws(5), torch.get_rng_state()
     first, chance = drawn(draws), draws.chance(1)
     state = draws.state_dict()
@@ -33,7 +33,7 @@ def test_draws_go_on_where_a_saved_state_ends_and_leave_the_global_generator() -
 
 
 def test_draws_of_a_call_are_numbered_within_it() -> None:
-    """What was drawn in earlier calls does not matter to a call."""
+    """Draws of earlier calls do not affect a call."""
     found = list[list[float]]()
     for in_first in (1, 3):
         calls, module = Calls(Clock(nn.Identity())), nn.Identity()

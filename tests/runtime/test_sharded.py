@@ -1,4 +1,4 @@
-"""A divided tensor is seen whole, and each rank keeps its own part of the result; a whole one is left as it is."""
+"""A sharded tensor is seen whole, and each rank keeps its own part of the result; other tensors are not changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.runtime.sharded import edited, is_sharded, like, own_part, whole, w
 
 
 class Op:
-    """A firing that adds a number, but for what is not due."""
+    """A firing that adds a number, or does nothing for 0."""
 
     pointwise = None
 
@@ -22,7 +22,7 @@ class Op:
         return x if self.number == 0 else x + self.number
 
 
-def test_a_whole_tensor_passes_as_the_same_object() -> None:
+def test_an_unsharded_tensor_is_passed_as_the_same_object() -> None:
     x = torch.zeros(2)
     assert not is_sharded(x)
     assert all(each is x for each in (whole(x), own_part(x), like(x, torch.ones(2)), whole_of(x, x)))

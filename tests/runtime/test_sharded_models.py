@@ -1,4 +1,4 @@
-"""A model that nobody divided has no sharded modules, and its hooks stay where they are."""
+"""An unsharded model has no sharded modules, and its hooks are not moved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import hookrun
 from hookrun.runtime.sharded_models import is_fully_sharded, move_inside_sharding, reduces, sharded_modules
 
 
-def test_an_undivided_model_is_left_alone() -> None:
+def test_an_unsharded_model_is_not_changed() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 2.0}}
     with hookrun.hooked(model, spec):

@@ -1,4 +1,4 @@
-"""A site gives an action what it declares, and refuses what it does not."""
+"""A site provides what an action declares, and refuses what it does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 import hookrun
 
 
-def test_a_hook_at_two_modules_draws_different_numbers_the_same_in_each_run() -> None:
+def test_a_hook_at_two_modules_draws_different_numbers_that_repeat_in_each_run() -> None:
     model = nn.Sequential(nn.Identity(), nn.Identity())
     spec = {"n": {"select": "*", "hook": "forward", "action": "noise", "std": 1.0}}
     runs = list[torch.Tensor]()
@@ -19,7 +19,7 @@ def test_a_hook_at_two_modules_draws_different_numbers_the_same_in_each_run() ->
     assert torch.equal(*runs) and len({tuple(each) for each in runs[0].tolist()}) == 3
 
 
-def test_a_record_begins_with_hook_place_and_time() -> None:
+def test_a_record_begins_with_hook_module_and_step() -> None:
     model = nn.Sequential(nn.Identity()).eval()
     spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
     with hookrun.hooked(model, spec) as hooks:

@@ -1,4 +1,4 @@
-"""Statistics of small tensors, which are measured together: each record says what its own tensor was."""
+"""Statistics of small tensors, which are measured together: each record has the statistics of its own tensor."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def recorded(values: list[Tensor], *, read_each: bool = False, of: list[str] = A
     return found or hooks.records
 
 
-def test_every_statistic_is_torch_s_in_whatever_order_shapes_come(by_torch: ByTorch) -> None:
+def test_every_statistic_is_torch_s_with_shapes_in_any_order(by_torch: ByTorch) -> None:
     sizes = [2, 3, 5, 511, 512, 1024, 1536, 8192, 8193, 20_000]
     generator = torch.Generator().manual_seed(0)
     values = list[Tensor]()
@@ -96,7 +96,7 @@ def test_inference_mode_and_the_loop_around_it_share_buffers() -> None:
     assert [record["sum"] for record in hooks.records] == [3, 6, 9, 12]
 
 
-def test_what_is_no_plain_tensor_is_measured_at_once() -> None:
+def test_other_kinds_of_tensors_are_measured_at_once() -> None:
     spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
     with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
         torch.vmap(model)(torch.ones(3, 2))
@@ -106,7 +106,7 @@ def test_what_is_no_plain_tensor_is_measured_at_once() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
-def test_traces_and_transforms_leave_the_buffers_alone() -> None:
+def test_traces_and_transforms_do_not_use_the_buffers() -> None:
     class OfConstant(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -135,7 +135,7 @@ def test_traces_and_transforms_leave_the_buffers_alone() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch.jit.trace
-def test_records_can_be_read_while_a_trace_or_a_transform_is_under_way() -> None:
+def test_records_can_be_read_during_a_trace_or_a_transform() -> None:
     spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": ["mean", "std"]}}
     x = torch.tensor([1.0, 3.0])
     with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
@@ -159,7 +159,7 @@ def test_records_can_be_read_while_a_trace_or_a_transform_is_under_way() -> None
             assert [record["std"] for record in hooks.records] == [pytest.approx(2**0.5)] * 5
 
 
-def test_a_forked_process_and_a_later_reader_have_what_waits() -> None:
+def test_a_forked_process_and_a_later_reader_have_the_waiting_records() -> None:
     spec = {"s": {"select": "0", "hook": "forward", "action": "stats", "of": "sum"}}
     with hookrun.hooked(model := nn.Sequential(nn.Identity()), spec) as hooks:
         model(torch.ones(3))
@@ -185,9 +185,7 @@ def test_threads_share_the_buffers() -> None:
 
 @pytest.mark.parametrize("size", [2, 300, 2048, 8192, 20_000, 4 * stats.CPU_BLOCK + 3])
 @pytest.mark.parametrize("spread", [0.0, 1e-3, 0.1, 10.0])
-def test_a_mean_of_a_million_does_not_spoil_a_small_deviation(
-    by_torch: ByTorch, size: int, spread: float
-) -> None:
+def test_a_mean_of_a_million_does_not_affect_a_small_std(by_torch: ByTorch, size: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(size)
     x = (torch.randn(size, generator=generator).double() * spread + 1e6).float()
     (record,) = recorded([x], of=["mean", "std"])
@@ -203,7 +201,7 @@ def test_infinity_and_nan_stay_in_their_own_row() -> None:
     assert math.isnan(found[2][0]) and found[2][2:] == (0, 1) and found[3][:3] == (0, math.inf, 1)
 
 
-def test_steps_that_nobody_asks_for_measure_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_outside_of_the_schedule_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = list[int]()
     add = small_tensors._Buffer.add
     monkeypatch.setattr(

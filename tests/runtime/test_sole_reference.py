@@ -1,20 +1,22 @@
-"""An output that anything else refers to is never said to be free to overwrite."""
+"""An output that anything else refers to is never reported as free to overwrite."""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from hookrun.runtime.sole_reference import SoleReference
 
+pytestmark = pytest.mark.before_compilers
 SIZE = 4
 
 
 class Kept(nn.Module):
-    """Returns a new tensor, and keeps what `holds` says of it."""
+    """Returns a new tensor, and keeps what `holds` selects."""
 
     def __init__(self, holds: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What hooks hold between two steps goes into a state, and hooks that load it do what the others would have done."""
+"""The state of hooks between two steps is saved, and hooks that load it act as the original ones would have."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def net() -> nn.Sequential:
 
 
 class Loop:
-    """A small loop of one's own, under a sink that writes to `path`."""
+    """A user's small loop, under a sink that writes to `path`."""
 
     def __init__(self, path: Path, spec: dict[str, Any], before: dict[str, Any] | None = None) -> None:
         self.model = net()
@@ -136,7 +136,7 @@ def plain(value: Any) -> bool:
     return value is None or type(value) in (bool, int, float, str, Tensor)
 
 
-def test_a_loop_that_goes_on_from_any_step_ends_as_one_that_was_not_cut_off(tmp_path: Path) -> None:
+def test_a_loop_resumed_from_any_step_ends_as_an_uninterrupted_one(tmp_path: Path) -> None:
     loop = Loop(tmp_path / "whole", SPEC)
     for number in range(STEPS):
         loop.step(number)
@@ -161,7 +161,7 @@ def test_a_loop_that_goes_on_from_any_step_ends_as_one_that_was_not_cut_off(tmp_
         assert len([text for text in said + again.said if "max_bytes" in text]) == 1, "told once"
 
 
-def test_a_step_that_follows_the_optimizer_or_is_counted_by_hand_goes_on(tmp_path: Path) -> None:
+def test_steps_of_the_optimizer_or_counted_by_hand_continue(tmp_path: Path) -> None:
     spec = {"seen": {"select": "0", "hook": "forward", "action": "stats"}}
     for by_hand in (False, True):
         model = net()
@@ -183,7 +183,7 @@ def test_a_step_that_follows_the_optimizer_or_is_counted_by_hand_goes_on(tmp_pat
         assert state is not None and state["sites"]["seen"]["0"]["fired"] == 6
 
 
-def test_counts_inside_compiled_graphs_go_on() -> None:
+def test_counts_inside_compiled_graphs_continue() -> None:
     model = net().eval()
     plan = hookrun.compile({"s": {"select": "1", "hook": "forward", "action": "scale", "factor": 2.0}}, model)
     with plan.install(model) as hooks:
@@ -218,7 +218,7 @@ def test_a_state_of_another_plan_is_refused_with_the_difference() -> None:
 
 
 class Smoothed:
-    """A function of one's own that remembers: the mean of all that it has seen."""
+    """A user's function with a state: the mean of all values seen."""
 
     def __init__(self) -> None:
         self.count, self.mean = 0, torch.zeros(())
@@ -235,7 +235,7 @@ class Smoothed:
         self.count, self.mean = state["count"], state["mean"]
 
 
-def test_an_object_of_ones_own_that_has_a_state_goes_on() -> None:
+def test_a_user_s_object_with_a_state_continues() -> None:
     def outputs(numbers: range, state: dict[str, Any] | None = None) -> tuple[list[Tensor], dict[str, Any]]:
         model = net().eval()
         plan = hookrun.compile(

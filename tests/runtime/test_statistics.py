@@ -1,4 +1,4 @@
-"""A record of statistics is complete after `measure` at the latest, compiled or not."""
+"""A record of statistics is complete after `measure` at the latest, with and without the compiled function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gradient op sees gradients without the scaler's factor, and the result has it again."""
+"""A gradient op sees gradients without the scaler's factor, and its result is scaled again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_an_op_sees_the_plain_gradient_and_its_result_is_scaled_again() -> None:
         assert new.dtype is dtype and torch.equal(new, grad / 2) and none is None, dtype
 
 
-def test_what_an_op_leaves_is_the_same_object() -> None:
+def test_an_unchanged_gradient_is_the_same_object() -> None:
     value = (torch.ones(2), torch.zeros(2))
     assert run_unscaled(lambda each: each, value, SCALE) is value
     new = run_unscaled(lambda each: (each[0], each[1] + 1), value, SCALE)

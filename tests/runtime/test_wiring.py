@@ -1,4 +1,4 @@
-"""What is registered on a model is taken off again, wholly."""
+"""What is registered on a model is removed again completely."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EVERY = {
 
 
 def registered(model: nn.Module) -> list[Any]:
-    """Everything that torch would call."""
+    """All hooks that torch would call."""
     found = list[Any]()
     for module in model.modules():
         found += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
@@ -32,7 +32,7 @@ def registered(model: nn.Module) -> list[Any]:
     return found
 
 
-def test_hooks_are_there_until_they_are_removed() -> None:
+def test_hooks_are_registered_until_they_are_removed() -> None:
     model, x = nn.Sequential(nn.Linear(2, 2)), torch.ones(1, 2)
     plain = model(x)
     with hookrun.hooked(model, EVERY):

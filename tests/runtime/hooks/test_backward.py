@@ -1,4 +1,4 @@
-"""`backward` and `backward_pre` by their meaning, where PyTorch's own full backward hooks fail too."""
+"""`backward` and `backward_pre`, also where PyTorch's own full backward hooks fail."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import hookrun
 
-# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+# These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 
 
 class Residual(nn.Module):
-    """Functional in-place operations around its children."""
+    """A block with functional in-place operations around its children."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def test_every_module_of_a_train_mode_resnet18_can_be_observed() -> None:
     assert hooks.fired["h", "layer1.0.relu"] == 2, "the block calls it twice"
 
 
-def test_the_values_are_those_of_pytorchs_own_hook_where_that_works() -> None:
+def test_the_values_equal_those_of_pytorchs_own_hook_where_it_works() -> None:
     model, seen = net(), []
     handle = model[4].register_full_backward_hook(lambda module, grads, outs: seen.append((grads, outs)))
     run(model)
@@ -168,7 +168,7 @@ def test_an_edit_of_gradients_that_are_none_is_reported() -> None:
     assert hooks.inactive == [("h", "0", "fired and found no tensor for its action")]
 
 
-def test_a_module_used_twice_fires_twice_and_calls_are_told_apart() -> None:
+def test_a_module_used_twice_fires_twice_with_numbered_calls() -> None:
     linear = nn.Linear(1, 1, bias=False)
     model = nn.Sequential(linear, linear)
     with hookrun.hooked(model, capture("0", when={"call": 1})) as hooks:
@@ -177,7 +177,7 @@ def test_a_module_used_twice_fires_twice_and_calls_are_told_apart() -> None:
     assert value["grad_output"].item() == 1, "the second call's output is the model's"
 
 
-def test_a_graph_may_be_run_backward_again() -> None:
+def test_backward_can_run_twice_through_one_graph() -> None:
     model = net()
     with hookrun.hooked(model, capture("1")) as hooks:
         loss = model(torch.ones(1, 1, 8, 8)).sum()
@@ -187,7 +187,7 @@ def test_a_graph_may_be_run_backward_again() -> None:
     assert torch.equal(first["grad_output"], second["grad_output"])
 
 
-def test_second_derivatives_pass_through() -> None:
+def test_second_derivatives_can_be_computed() -> None:
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh())
     x = torch.tensor([[0.5]], requires_grad=True)
 
@@ -200,7 +200,7 @@ def test_second_derivatives_pass_through() -> None:
         torch.testing.assert_close(second(), plain)
 
 
-def test_nothing_is_attached_without_gradients() -> None:
+def test_no_node_is_added_without_gradients() -> None:
     model = net()
     with torch.no_grad(), hookrun.hooked(model, capture("**")) as hooks:
         out = model(torch.ones(1, 1, 8, 8))

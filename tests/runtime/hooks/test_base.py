@@ -1,4 +1,4 @@
-"""A copy of a registered hook runs nothing, and neither does the original once it is cleared."""
+"""A copy of a registered hook does nothing, and neither does the original once it is cleared."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_copy_of_a_hooked_model_is_not_hooked() -> None:
         assert torch.equal(model(x), plain * 2)
 
 
-def test_what_is_written_goes_into_the_same_memory_without_a_graph() -> None:
+def test_a_new_value_is_written_into_the_same_memory_without_a_graph() -> None:
     parameter = nn.Parameter(torch.zeros(2))
     alias = parameter.data
     write(parameter, parameter)

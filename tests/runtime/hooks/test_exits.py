@@ -1,4 +1,4 @@
-"""The gradient of a returned argument or view is that of its uses after the module alone."""
+"""The gradient of a returned argument or view is that of its uses after the module only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_only_uses_after_the_exit_go_through_the_hooks() -> None:
         assert x.grad is not None and x.grad.tolist() == [10 + 3 * (views is not None)] * 2, views
 
 
-def test_leaves_and_parts_of_them_take_no_nodes() -> None:
+def test_leaves_and_parts_of_them_get_no_nodes() -> None:
     leaf = nn.Parameter(torch.ones(2))
     assert not takes_nodes(leaf) and not takes_nodes(leaf[:1]) and not takes_nodes(torch.ones(1))
     assert takes_nodes(leaf * 1) and takes_nodes((leaf * 1)[:1])

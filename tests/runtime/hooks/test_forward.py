@@ -1,4 +1,4 @@
-"""Several hooks at one module run in their order, each on what the one before it made, in every kind of `Forward`."""
+"""Several hooks at one module run in their order, each on the result of the one before, in every kind of `Forward`."""
 
 from __future__ import annotations
 

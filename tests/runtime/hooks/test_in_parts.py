@@ -1,4 +1,4 @@
-"""Several pointwise edits of a large tensor are done part by part: the result is that of one edit after the other."""
+"""Several pointwise edits of a large tensor are done part by part, with the result of one edit after the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def by_hand(x: Tensor, step: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_the_result_is_that_of_one_edit_after_the_other(
+def test_the_result_equals_that_of_one_edit_after_the_other(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     divided = list[int]()
@@ -49,7 +49,9 @@ def test_the_result_is_that_of_one_edit_after_the_other(
     assert [hooks.fired[name, "0"] for name in SPEC] == [2, 2, 2, 1]
 
 
-def test_gradients_other_layouts_and_small_tensors_go_the_usual_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_other_layouts_and_small_tensors_are_edited_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(parts, "SMALLEST", 10)
     with hookrun.hooked(model := nn.Sequential(nn.Identity()), ALWAYS):
         x = torch.randn(4, 5, requires_grad=True)
@@ -69,7 +71,7 @@ def test_gradients_other_layouts_and_small_tensors_go_the_usual_way(monkeypatch:
         assert model((torch.ones(20), 3))[1] == 3
 
 
-def test_what_each_edit_changed_is_counted_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_changes_of_each_edit_are_counted_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts, "SMALLEST", 10)
     plan = hookrun.compile(ALWAYS, model := nn.Sequential(nn.Identity()))
     with plan.install(model, effects=True) as hooks:
@@ -78,7 +80,7 @@ def test_what_each_edit_changed_is_counted_where_asked_for(monkeypatch: pytest.M
 
 
 def test_every_pointwise_edit_writes_what_it_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In each dtype, also where a bound is beyond it, infinite or not given."""
+    """In each dtype, also with a bound beyond its range, infinite or not given."""
     edits: list[dict[str, Any]] = [
         {"action": "scale", "factor": 1 / 3},
         {"action": "add_bias", "value": 0.1},
@@ -105,7 +107,7 @@ def test_every_pointwise_edit_writes_what_it_returns(monkeypatch: pytest.MonkeyP
             assert torch.equal(found[0].view(torch.uint8), found[1].view(torch.uint8)), (dtype, edit)
 
 
-def test_an_action_that_does_not_say_how_to_write_is_written_all_the_same() -> None:
+def test_an_action_without_a_method_to_write_is_written_too() -> None:
     class Negative(Action):
         action_name = "negative"
 

@@ -1,4 +1,4 @@
-"""Edits overwrite a large output only where nobody can notice: every holder of it still has what it had."""
+"""Edits overwrite a large output only if nothing else refers to it: every other holder of it still has its value."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from hookrun.runtime import in_parts as parts
 from hookrun.runtime.hooks import forward as hooks_of_forward
 from hookrun.runtime.sole_reference import SoleReference
 
+pytestmark = pytest.mark.before_compilers
 SPEC = {
     "a": {"hook": "forward", "action": "scale", "factor": 2.5},
     "b": {"hook": "forward", "action": "add_bias", "value": -0.1},
@@ -33,7 +34,7 @@ Body = Callable[[nn.Module, Tensor], Any]
 
 
 def edited(x: Tensor) -> Tensor:
-    """By plain torch, out of place."""
+    """The expected result, by plain torch, out of place."""
     return (x * 2.5 + -0.1).clamp(-1, 2)
 
 
@@ -42,7 +43,7 @@ def on(path: str) -> dict[str, dict[str, Any]]:
 
 
 class Computing(nn.Module):
-    """Runs a function; where the function keeps something it is here."""
+    """Runs a function; what the function keeps is in `kept`."""
 
     def __init__(self, body: Body) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ def overwritten(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     monkeypatch.setattr(hooks_of_forward, "in_parts", told)
     monkeypatch.setattr(
         hooks_of_forward._OUTPUTS, "_expected", None
-    )  # whatever was tried before in this process
+    )  # independent of earlier attempts in this process
     monkeypatch.setattr(hooks_of_forward._OUTPUTS, "_left", 3)
     yield found
 
@@ -84,13 +85,13 @@ def keep(value: Callable[[Tensor], Any]) -> Body:
 
 
 def buffer(module: Any, x: Tensor) -> Tensor:
-    """One tensor for every call, as a cache keeps it."""
+    """One tensor for every call, as a cache has it."""
     module.kept = torch.zeros(40) if module.kept is None else module.kept
     return module.kept.copy_(x)
 
 
 def used_by_a_graph(module: Any, x: Tensor) -> Tensor:
-    """Autograd saves the output for the gradient of another product, though it needs none itself."""
+    """Autograd saves the output for the gradient of another product, though it does not require a gradient itself."""
     out = x * 1.5
     module.kept = (out * module.weight).sum()
     return out
@@ -103,7 +104,7 @@ def with_attribute(module: Any, x: Tensor) -> Tensor:
 
 
 def frame(out: Tensor) -> Any:
-    """A generator that has been left in the middle, with the value among its variables."""
+    """A suspended generator that has the value among its variables."""
 
     def waiting(value: Tensor) -> Iterator[Tensor]:
         yield value[:0]
@@ -149,9 +150,9 @@ SOMEBODY: dict[str, Body] = {
 
 
 def snapshot(value: Any) -> Any:
-    """What a holder has now, as a copy that nothing can change."""
+    """The present value of a holder, as an independent copy."""
     if isinstance(value, weakref.ref):
-        return None  # whether the value lives on is another matter
+        return None  # whether the value is still alive is tested elsewhere
     if isinstance(value, Iterator):
         return next(value).clone()
     if isinstance(value, torch.UntypedStorage):
@@ -172,7 +173,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, nullcontext])
-def test_an_output_is_overwritten_where_nobody_has_it_and_never_elsewhere(
+def test_an_output_is_overwritten_only_if_nothing_else_refers_to_it(
     mode: Callable[[], AbstractContextManager[Any]], overwritten: list[bool]
 ) -> None:
     for bodies, alone in ((NOBODY, True), (SOMEBODY, False)):
@@ -192,7 +193,7 @@ def test_an_output_is_overwritten_where_nobody_has_it_and_never_elsewhere(
             overwritten.clear()
 
 
-def test_what_autograd_saved_is_left(overwritten: list[bool]) -> None:
+def test_tensors_saved_by_autograd_are_not_overwritten(overwritten: list[bool]) -> None:
     x = torch.linspace(-3, 3, 40)
     model = Computing(used_by_a_graph)
     with hookrun.hooked(model, on("")):
@@ -202,7 +203,7 @@ def test_what_autograd_saved_is_left(overwritten: list[bool]) -> None:
     assert model.weight.grad is not None and torch.equal(model.weight.grad, x * 1.5)
 
 
-def test_hooks_before_keep_what_they_saw(overwritten: list[bool]) -> None:
+def test_earlier_hooks_keep_the_values_that_they_saw(overwritten: list[bool]) -> None:
     """By hand, by hookrun at the same module and at an inner one, and by hooks of all modules."""
     x = torch.linspace(-3, 3, 40)
     seen = list[Tensor]()
@@ -225,14 +226,14 @@ def test_hooks_before_keep_what_they_saw(overwritten: list[bool]) -> None:
     model = nn.Sequential(Computing(NOBODY["new"]))
     capture = {"hook": "forward", "action": "capture"}
     with torch.no_grad(), hookrun.hooked(model, {"kept": {"select": "0", **capture}, **on("")}) as hooks:
-        for _ in range(3):  # by reference once nothing has been found to write it
+        for _ in range(3):  # captured by reference while nothing was found to write into it
             assert torch.equal(model(x), edited(x * 1.5))
         assert all(torch.equal(value, x * 1.5) for value in hooks.captures["kept"]["0"])
     assert overwritten == [False] * 3
 
 
-def test_several_modules_pass_on_one_tensor(overwritten: list[bool]) -> None:
-    """Identity and dropout return their input, an in-place ReLU writes it."""
+def test_several_modules_can_return_one_tensor(overwritten: list[bool]) -> None:
+    """Identity and dropout return their input, an in-place ReLU writes into it."""
     x = torch.linspace(-3, 3, 40)
     layers = [Computing(NOBODY["new"]), nn.Identity(), nn.ReLU(inplace=True), nn.Dropout(), nn.Identity()]
     model = nn.Sequential(*layers).eval()
@@ -260,7 +261,7 @@ def test_under_transforms_modes_and_traces_nothing_is_overwritten(overwritten: l
         assert torch.equal(model(x), wanted) and overwritten == [True]
 
 
-def test_gradients_go_the_usual_way(overwritten: list[bool]) -> None:
+def test_tensors_with_gradients_are_not_overwritten(overwritten: list[bool]) -> None:
     """Also where checkpointing runs the module without gradients first and with them later."""
     for reentrant in (True, False):
         gradients = []
@@ -279,7 +280,7 @@ def test_gradients_go_the_usual_way(overwritten: list[bool]) -> None:
             assert not leaf(x).requires_grad and overwritten == [False]
 
 
-def test_an_inference_tensor_outside_its_mode_is_left(overwritten: list[bool]) -> None:
+def test_an_inference_tensor_outside_its_mode_is_not_overwritten(overwritten: list[bool]) -> None:
     def body(module: nn.Module, x: Tensor) -> Tensor:
         with torch.inference_mode():
             return x * 1.5
@@ -303,7 +304,7 @@ def test_threads_overwrite_their_own_values_only(overwritten: list[bool]) -> Non
     assert len(overwritten) == 60
 
 
-def test_containers_are_left_to_the_usual_way(overwritten: list[bool]) -> None:
+def test_tensors_in_containers_are_not_overwritten(overwritten: list[bool]) -> None:
     x = torch.linspace(-3, 3, 40)
     model = Computing(lambda module, x: {"h": (x * 1.5, x)})
     with torch.no_grad(), hookrun.hooked(model, on("")):
@@ -313,7 +314,7 @@ def test_containers_are_left_to_the_usual_way(overwritten: list[bool]) -> None:
 
 
 def test_another_way_of_calling_hooks_is_not_trusted(overwritten: list[bool]) -> None:
-    """Who calls the hooks by hand may go on with the value that was passed."""
+    """A caller of the hooks may use the value that it passed afterwards."""
     x = torch.linspace(-3, 3, 40)
     model = Computing(NOBODY["new"])
     with torch.no_grad(), hookrun.hooked(model, on("")):
@@ -323,7 +324,7 @@ def test_another_way_of_calling_hooks_is_not_trusted(overwritten: list[bool]) ->
         assert torch.equal(out, x * 1.5) and overwritten == [False]
 
 
-def test_where_counts_do_not_tell_nothing_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_reliable_reference_counts_nothing_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(of: SoleReference, references: Callable[[Any], int]) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, out: Tensor) -> None:
             answers.append(of.overwritable(out, references(out), sys._getframe(1).f_code))
@@ -337,7 +338,7 @@ def test_where_counts_do_not_tell_nothing_is_overwritten(monkeypatch: pytest.Mon
         (
             lambda out: sys.getrefcount(out) + 5,
             False,
-        ),  # more than the call has: it may have fewer at other times
+        ),  # more references than the call has: another call may have fewer
         (lambda out: 4, False),
         (lambda out: next(numbers) % 3, False),
     ):

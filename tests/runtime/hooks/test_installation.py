@@ -1,4 +1,4 @@
-"""`apply` hooks: what they write into a model whose saved state had them already is put back."""
+"""`apply` hooks do not change a model again whose loaded state already contains their changes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(2, 2), nn.ReLU())
 
 
-def test_a_hook_that_had_acted_writes_nothing_again() -> None:
+def test_a_hook_recorded_in_the_state_does_not_fill_again() -> None:
     model = net()
     plan = hookrun.compile({"ones": ONES}, model)
     trained = model[0].weight.detach().clone()
@@ -30,7 +30,7 @@ def test_a_hook_that_had_acted_writes_nothing_again() -> None:
         assert torch.equal(model[0].weight, torch.ones(2, 2))
 
 
-def test_it_adds_and_freezes_again_for_no_file_holds_that() -> None:
+def test_it_adds_and_freezes_again_since_no_file_holds_that() -> None:
     spec = {
         "still": {"select": "0", "hook": "apply", "action": "freeze"},
         "more": {"select": "0", "hook": "apply", "action": "add_parameter", "name": "gain", "shape": [2]},
@@ -50,7 +50,7 @@ def test_another_value_is_another_hook() -> None:
     assert len({identity(), identity(value=2), identity(select="*"), identity(parameters="weight")}) == 4
 
 
-def test_a_checkpoint_names_the_hooks_that_had_acted(tmp_path: Path) -> None:
+def test_a_checkpoint_names_the_apply_hooks_that_have_fired(tmp_path: Path) -> None:
     from hookrun.models import applied_hooks
     from hookrun.spec.experiment import Model
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_names_the_hooks_that_had_acted(tmp_path: Path) -> None:
     assert applied_hooks(Model(name="mlp", weights=str(path))) == frozenset()
 
 
-def test_a_module_with_more_state_than_tensors_is_put_back_too() -> None:
+def test_a_module_with_extra_state_is_restored_too() -> None:
     class Counting(nn.Linear):
         def get_extra_state(self) -> dict[str, int]:
             return {"seen": 3}

@@ -1,4 +1,4 @@
-"""Each hook type sees and edits what PyTorch's own hook would: compared on values with hand-written hooks."""
+"""Each hook type sees and edits what PyTorch's own hook would: values compared with those of hand-written hooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.errors import HookError
 
-# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+# These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 
 Pair = collections.namedtuple("Pair", ["first", "second"])
@@ -170,7 +170,7 @@ def test_a_target_names_one_tensor(kind: str, target: str, changed: int) -> None
     ]
 
 
-def test_a_target_that_is_not_there_names_hook_module_and_what_is() -> None:
+def test_a_missing_target_is_an_error_that_names_hook_module_and_the_present_ones() -> None:
     model = nn.Sequential(Returns(CONTAINERS["dict"]))
     with (
         hooked(model, select="0", hook="forward", action="scale", factor=1, target="c"),
@@ -247,7 +247,7 @@ def test_output_grad_on_a_container_fires_for_each_tensor_with_its_path(capsys) 
 
 
 @pytest.mark.parametrize("module", [nn.Identity(), nn.Dropout(0.5).eval()], ids=str)
-def test_output_grad_of_a_module_that_returns_its_input_is_of_that_use_alone(module: nn.Module) -> None:
+def test_output_grad_of_a_module_that_returns_its_input_is_of_that_use_only(module: nn.Module) -> None:
     model = nn.Sequential(module)
     with hooked(model, select="0", hook="output_grad", action="capture") as hooks:
         x = torch.ones(2, requires_grad=True)
@@ -258,7 +258,9 @@ def test_output_grad_of_a_module_that_returns_its_input_is_of_that_use_alone(mod
 
 
 @pytest.mark.parametrize("layer", [nn.MaxPool1d(2), nn.AvgPool1d(2), nn.Flatten(), nn.InstanceNorm1d(2)])
-def test_output_grad_of_a_layer_that_returns_a_view_holds_behind_a_write_in_place(layer: nn.Module) -> None:
+def test_output_grad_of_a_layer_that_returns_a_view_is_right_after_an_in_place_write(
+    layer: nn.Module,
+) -> None:
     model = nn.Sequential(nn.Conv1d(1, 2, 3), layer, nn.ReLU(inplace=True))
     spec = {"z": {"select": "1", "hook": "output_grad", "action": "scale", "factor": 0.0}}
     with hookrun.hooked(model, spec):
@@ -308,7 +310,7 @@ def test_a_captured_value_is_the_value_at_hook_time_under_an_in_place_successor(
         assert captured.min() < 0 and not captured.requires_grad
 
 
-def test_a_captured_value_survives_the_callers_own_writes_whenever_they_begin() -> None:
+def test_a_captured_value_survives_the_caller_s_later_writes() -> None:
     model = nn.Sequential(nn.Linear(3, 2))
     with torch.no_grad(), hooked(model, select="0", hook="forward", action="capture") as hooks:
         for number in range(4):
@@ -328,7 +330,7 @@ def test_a_captured_value_of_foreign_storage_is_a_copy() -> None:
     assert torch.equal(hooks.captures["h"]["0"][0], torch.ones(3))
 
 
-def test_what_an_action_cannot_do_names_hook_and_module() -> None:
+def test_an_impossible_action_is_an_error_that_names_hook_and_module() -> None:
     model = net()
     with (
         hooked(model, select="b", hook="forward", action="add_bias", value=[1, 2, 3]),

@@ -1,4 +1,4 @@
-"""Hooks around a step: before it on the gradients, after it on the parameters, of the stepped optimizer alone."""
+"""Hooks before a step act on the gradients, hooks after it on the parameters, of that optimizer only."""
 
 from __future__ import annotations
 

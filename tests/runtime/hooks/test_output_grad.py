@@ -1,4 +1,4 @@
-"""The gradient of an output is edited once, on its way into the module, whoever else uses the module's input."""
+"""The gradient of an output is edited once, before the module's backward, also if others use the module's input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 import hookrun
 
 
-def test_an_output_s_gradient_is_edited_on_that_way_alone() -> None:
+def test_an_output_s_gradient_is_edited_on_the_way_into_the_module_only() -> None:
     spec = {"h": {"select": "0", "hook": "output_grad", "action": "scale", "factor": 10.0}}
     for module in (nn.Identity(), nn.ReLU(inplace=True), nn.ReLU()):
         model, x = nn.Sequential(module), torch.ones(2, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Tensors are exchanged inside the containers that others may hold too, and put back under whichever key."""
+"""Tensors are replaced inside containers that others may hold too, and restored under their keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Frozen:
     x: Tensor
 
 
-def test_members_are_exchanged_in_place_but_for_tuples() -> None:
+def test_members_are_replaced_in_place_except_in_tuples() -> None:
     a, b, new = torch.zeros(1), torch.ones(1), torch.full((1,), 2.0)
     value = {"list": [a, b], "tuple": (a, b), "frozen": Frozen(a)}
     inner = value["list"]
@@ -25,13 +25,13 @@ def test_members_are_exchanged_in_place_but_for_tuples() -> None:
     assert exchange(b, {id(a): new}) is b
 
 
-def test_placed_tensors_go_back_where_the_new_ones_still_are() -> None:
+def test_tensors_are_restored_where_the_new_ones_still_are() -> None:
     a, b = (torch.zeros(1, requires_grad=True) for _ in range(2))
     plain, news, placed = torch.zeros(1), [torch.ones(1), torch.ones(1)], list[Placed]()
     value = {"a": a, "b": b, "plain": plain}
     place(value, iter(news), placed)
     assert value["a"] is news[0] and value["b"] is news[1] and value["plain"] is plain
     value["moved"] = value.pop("a")
-    value["b"] = plain  # somebody else has written there since
+    value["b"] = plain  # other code has written there in the meantime
     put_back(placed)
     assert value["moved"] is a and value["b"] is plain

@@ -1,4 +1,4 @@
-"""`saved_tensors` gives back what autograd saved; optimizer hooks act around `step()` on the selected parameters."""
+"""`saved_tensors` returns what autograd saved; optimizer hooks act around `step()` on the selected parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import hookrun
 from hookrun.errors import HookError
 
-# Hooks that do nothing are part of these set-ups; tests/semantics/test_never_fired.py is about the warning.
+# These set-ups contain hooks that do nothing; tests/semantics/test_never_fired.py tests the warning.
 pytestmark = pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")
 
 X = torch.linspace(-1, 1, 40).reshape(10, 4)
@@ -36,14 +36,14 @@ def saved(model: nn.Module, **hook: Any) -> Any:
 
 
 @pytest.mark.parametrize("to", ["cpu", "disk"])
-def test_offloaded_tensors_come_back_bit_equal(to: str) -> None:
+def test_offloaded_tensors_are_restored_bit_equal(to: str) -> None:
     plain = gradients(net())
     with saved(net(), action="offload", to=to) as hooks:
         found = gradients(hooks._model)
     assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
 
 
-def test_cast_tensors_come_back_rounded() -> None:
+def test_cast_tensors_are_restored_rounded() -> None:
     plain = gradients(net())
     with saved(net(), action="cast", dtype="bfloat16") as hooks:
         found = gradients(hooks._model)
@@ -66,7 +66,7 @@ def test_nested_modules_all_see_what_is_saved_inside_them() -> None:
 
 
 @pytest.mark.parametrize("parameters", [False, True])
-def test_parameters_are_seen_only_where_that_is_asked_for(parameters: bool) -> None:
+def test_parameters_are_seen_only_on_request(parameters: bool) -> None:
     model = net()
     with saved(model, action="capture", parameters=parameters) as hooks:
         gradients(model)
@@ -132,7 +132,7 @@ def test_two_actions_pack_one_after_the_other() -> None:
         torch.testing.assert_close(grad, other, rtol=0.05, atol=0.02)
 
 
-def test_a_saved_tensor_that_was_modified_in_place_is_an_error_as_ever() -> None:
+def test_a_saved_tensor_that_was_modified_in_place_is_an_error_as_without_hooks() -> None:
     model = nn.Sequential(nn.Sigmoid())
     with saved(model, action="stats", of=["bytes"]):
         out = model(torch.ones(3, requires_grad=True))
@@ -166,7 +166,7 @@ def test_only_selected_parameters_are_edited() -> None:
         assert torch.equal(parameter.grad, torch.zeros_like(other) if name == "3.weight" else other.grad)
 
 
-def test_after_the_step_the_parameters_themselves_are_edited() -> None:
+def test_after_the_step_the_parameters_are_edited() -> None:
     model = net()
     stepped(
         model, {"select": "**", "hook": "optimizer_step_post", "action": "clamp", "min": -0.01, "max": 0.01}
@@ -175,7 +175,7 @@ def test_after_the_step_the_parameters_themselves_are_edited() -> None:
     assert all(parameter.requires_grad and parameter.is_leaf for parameter in model.parameters())
 
 
-def test_the_optimizers_of_other_models_are_left_alone() -> None:
+def test_hooks_do_not_act_on_the_optimizers_of_other_models() -> None:
     model, other = net(), net()
     gradients(other)
     optimizer = torch.optim.SGD(other.parameters(), lr=1.0)

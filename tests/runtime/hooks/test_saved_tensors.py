@@ -1,4 +1,4 @@
-"""What autograd saves in a module's forward is seen by its hook, and by no hook of a module beside it."""
+"""Tensors that autograd saves in a module's forward are seen by its hook, and by no hook of another module."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 import hookrun
 
 
-def test_saved_tensors_are_cast_in_their_module_alone_and_come_back() -> None:
+def test_saved_tensors_are_cast_in_their_module_only_and_restored() -> None:
     model, x = nn.Sequential(nn.Tanh(), nn.Tanh()), torch.linspace(-1, 1, 5, requires_grad=True)
     spec = {"h": {"select": "0", "hook": "saved_tensors", "action": "cast", "dtype": "bfloat16"}}
     with hookrun.hooked(model, spec) as hooks:
