@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from hookrun.store.files import StoreError, make_inside, replacing
 from hookrun.store.format import decode
-from hookrun.store.tensor_file import open_tensors, read_tensor, unstorable, write_tensors
+from hookrun.store.tensor_file import NoDigest, open_tensors, read_tensor, unstorable, write_tensors
 
 _ALIASES = "aliases"
 _APPLIED = "applied"
@@ -42,8 +42,10 @@ class WeightsFile:
     def write(self) -> None:
         """Write the file; an old one stays until it is complete. StoreError if the disk refuses."""
         make_inside(self.path.parent)
+        tensors = {name: [each] for name, each in self.tensors.items()}
         with replacing(self.path) as file:
-            write_tensors(file, {name: [each] for name, each in self.tensors.items()}, self.texts or None)
+            # without a hash: that of the last file is in the manifest
+            write_tensors(file, tensors, self.texts or None, NoDigest())
 
 
 def save(

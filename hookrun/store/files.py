@@ -30,16 +30,19 @@ class StoreError(HookrunError):
 
 
 @contextmanager
-def replacing(path: Path, *, flushes_folder: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, flushes: bool = True, flushes_folder: bool = True) -> Iterator[BinaryIO]:
     """Write a file atomically: `path` is replaced only once the new content is complete and on disk.
 
     It is written under another name in the same folder, flushed, renamed, and the folder is flushed. An error
     before the renaming leaves `path` as it was; an OSError becomes a StoreError.
+
+    flushes:        False for content that can be made again: after a power cut it may be empty
+    flushes_folder: False if the folder is flushed later anyway
     """
     aside = Aside(path)
     with aside.writing() as file:
         yield file
-    aside.complete(flushes_folder=flushes_folder)
+    aside.complete(flushes=flushes, flushes_folder=flushes_folder)
 
 
 class Aside:
@@ -62,13 +65,14 @@ class Aside:
             self._file = open(self._name, "xb")  # noqa: SIM115 - `complete` closes it
             yield self._file
 
-    def complete(self, *, flushes_folder: bool = True) -> None:
-        """Flush it, rename it and flush the folder."""
+    def complete(self, *, flushes: bool = True, flushes_folder: bool = True) -> None:
+        """Flush it, rename it and flush the folder; see `replacing`."""
         with self._removed_on_error():
             if self._file is not None:
                 with self._file as file:
                     file.flush()
-                    os.fsync(file.fileno())
+                    if flushes:
+                        os.fsync(file.fileno())
             os.replace(self._name, self._path)
         if flushes_folder:
             sync_folder(self._path.parent)
@@ -287,7 +291,7 @@ class Block:
     """Consecutive lines of a file.
 
     first: the number of the first line, from 1
-    lines: as they stand in the file, without the newlines
+    lines: as in the file, without the newlines
     note:  says that a last line is cut off and left out of `lines` and `records`; else ``""``
     """
 

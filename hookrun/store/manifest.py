@@ -43,7 +43,8 @@ def write_manifest(folder: Path) -> str:
         files[path] = {"bytes": size, "sha256": sha256}
     if gone := sorted({path for path, _ in known} - files.keys()):
         raise StoreError(f"{folder} has lost captures that were written to it: {listed(gone, 4)}")
-    write_json(folder / MANIFEST, {"files": dict(sorted(files.items()))})
+    content = {"files": dict(sorted(files.items()))}
+    write_json(folder / MANIFEST, content, flushes_folder=False)  # writing the status afterwards flushes it
     return hashed(folder / MANIFEST)[1]
 
 

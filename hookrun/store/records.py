@@ -329,6 +329,8 @@ class SampleLine(Record):
     padding: the number of padding tokens before and after `tokens`
     targets: for each token, the token that was to be predicted there
     loss:    the cross-entropy of the sample's class
+
+    A file has many lines: pydantic would make a deep copy of each default that is a list.
     """
 
     split: Name
@@ -337,9 +339,9 @@ class SampleLine(Record):
     label: Annotated[Text | None, Field(alias="class")] = None
     predicted_class: Text | None = None
     loss: float | None = None
-    tokens: Listing[Count] = []
-    padding: Annotated[list[Count], Field(min_length=2, max_length=2)] = [0, 0]
-    targets: Listing[Count | None] = []
+    tokens: Listing[Count] = Field(default_factory=list)
+    padding: Annotated[list[Count], Field(min_length=2, max_length=2)] = Field(default_factory=lambda: [0, 0])
+    targets: Listing[Count | None] = Field(default_factory=list)
 
 
 SAMPLES_LINE: TypeAdapter[Any] = TypeAdapter(SampleLine)

@@ -301,10 +301,11 @@ class RunDir:
         return sum(each.shards for each in (*writers.values(), *before))
 
     def close(self) -> None:
-        """Write what is buffered and close every file; the status is not changed."""
-        with ExitStack() as stack:  # closes all of them even if one fails
+        """Write what is buffered to the disk and close every file; the status is not changed."""
+        with ExitStack() as stack:  # closes all of them even if one fails; the last callback is called first
             for each in self._lines:
                 stack.callback(each.close)
+                stack.callback(each.sync)
             for writer in self._writers.values():
                 stack.callback(writer.close)
 
@@ -328,7 +329,7 @@ class RunDir:
         self._place = self._place or found
         if not os.path.samestat(self._place, found):
             raise StoreError(
-                f"the run directory {self.path} was removed during the run, and made again by others"
+                f"the run directory {self.path} was removed during the run, and another process has created it again"
             )
 
     def _writer(self, folder: str) -> CaptureWriter:

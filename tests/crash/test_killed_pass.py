@@ -1,4 +1,4 @@
-"""`task=predict`, killed with SIGKILL at random moments and resumed: indexed shards stay, and the end is the same."""
+"""`task=predict`, killed with SIGKILL at random moments and resumed: indexed shards stay, and the results are equal."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def shards(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in index.read_text().splitlines()] if index.exists() else []
 
 
-def test_resumed_runs_end_as_the_whole_one(folder: Path) -> None:
+def test_resumed_runs_have_the_results_of_an_uninterrupted_one(folder: Path) -> None:
     whole = open_run(folder / "whole")
     resumed = [path for path in folder.iterdir() if path.name.isdigit() and (path / "status.json").exists()]
     assert resumed
@@ -84,4 +84,6 @@ def test_resumed_runs_end_as_the_whole_one(folder: Path) -> None:
             assert torch.equal(found[:], there[:]) and torch.equal(found.sample_ids, there.sample_ids)
         before, after = shards(folder / f"{path.name}.killed"), shards(path)
         kept = [shard for shard in before if shard in after]
-        assert len(kept) >= len(before) - 1, "only those of the batch under way are written anew"
+        assert len(kept) >= len(before) - 4, (
+            "only those of batches that the writer had at once are written again"
+        )

@@ -1,4 +1,4 @@
-"""A run of the command line, killed with SIGKILL at twelve random moments: what its indexes name is whole and right."""
+"""A run of the command line, killed with SIGKILL at twelve random moments: everything in its indexes is complete."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def opened(folder: Path) -> list[Run]:
     return found
 
 
-def test_every_indexed_shard_is_whole_and_holds_what_the_whole_run_holds(folder: Path) -> None:
+def test_every_indexed_shard_is_complete_and_equals_that_of_an_uninterrupted_run(folder: Path) -> None:
     whole = open_run(folder / "whole").captures["h"]["relu2"]
     counts = set()
     for run in opened(folder):
@@ -81,7 +81,7 @@ def test_every_indexed_shard_is_whole_and_holds_what_the_whole_run_holds(folder:
     assert len(whole) == 1438 and len(counts) > 3, "killed early, late and in between"
 
 
-def test_a_run_that_was_cut_off_says_so(folder: Path) -> None:
+def test_a_killed_run_is_read_as_done_or_cut_off(folder: Path) -> None:
     runs = opened(folder)
     assert len(runs) > KILLS / 4
     ends = {str(run.status["status"]) for run in runs if run.cut_off == ""}

@@ -1,4 +1,4 @@
-"""A sweep that is killed and goes on ends as one that was never interrupted."""
+"""A sweep that is killed and resumed ends like one that was never interrupted."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_killed_in_a_job_and_resumed_by_two_at_once(
         codes = [each.wait() for each in twice]
         one.seek(0), other.seek(0)
         said = [one.read(), other.read()]
-    assert sorted(codes) in ([0, 2], [0, 0]), said  # the second may come when the first is over
+    assert sorted(codes) in ([0, 2], [0, 0]), said  # the second may start when the first is over
     refused = [text for text, code in zip(said, codes, strict=True) if code]
     assert all("is being written by" in text for text in refused), refused
     assert Path("cut/0/status.json").read_bytes() == done

@@ -1,4 +1,4 @@
-"""A run killed with SIGKILL at any system call reads up to the last shard and line that were complete."""
+"""A run killed with SIGKILL at any system call is readable up to the last complete shard and line."""
 
 from __future__ import annotations
 
@@ -109,12 +109,12 @@ def runs(killed: list[Killed]) -> Iterator[tuple[Killed, Run]]:
     return ((each, run) for each in killed if (run := each.opened()) is not None)
 
 
-def test_every_call_that_touches_the_disk_was_a_moment_to_die(killed: list[Killed]) -> None:
+def test_a_child_was_killed_at_every_kind_of_disk_call(killed: list[Killed]) -> None:
     assert len(killed) > 10 * STEPS
     assert {each.call for each in killed} == set(CALLS)
 
 
-def test_whatever_the_index_names_is_whole_and_matches_its_hash(killed: list[Killed]) -> None:
+def test_every_file_in_the_index_is_complete_and_matches_its_hash(killed: list[Killed]) -> None:
     seen = set()
     for each, run in runs(killed):
         shards, _ = read_index(run.path / "captures")
@@ -138,7 +138,7 @@ def test_a_shard_without_its_line_in_the_index_does_not_count(killed: list[Kille
     assert orphans > 0  # the moment between renaming and indexing was among them
 
 
-def test_metrics_read_up_to_the_last_whole_line(killed: list[Killed]) -> None:
+def test_metrics_are_read_up_to_the_last_complete_line(killed: list[Killed]) -> None:
     torn = 0
     for each, run in runs(killed):
         assert run.metrics == [{"step": step} for step in range(len(run.metrics))], each
@@ -146,7 +146,7 @@ def test_metrics_read_up_to_the_last_whole_line(killed: list[Killed]) -> None:
     assert torn == STEPS
 
 
-def test_the_last_checkpoint_is_one_that_was_complete(killed: list[Killed]) -> None:
+def test_the_last_checkpoint_is_complete(killed: list[Killed]) -> None:
     seen = set()
     for each, run in runs(killed):
         path = run.path / "checkpoints" / "last.safetensors"
@@ -157,7 +157,7 @@ def test_the_last_checkpoint_is_one_that_was_complete(killed: list[Killed]) -> N
     assert seen == {0, 1, 2}
 
 
-def test_the_run_says_that_it_was_cut_off(killed: list[Killed]) -> None:
+def test_a_note_says_that_a_killed_run_was_cut_off(killed: list[Killed]) -> None:
     for each, run in runs(killed):
         assert (
             run.status["status"] == "running" or json.loads((run.path / "status.json").read_text())["ended"]

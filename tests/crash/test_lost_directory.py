@@ -1,4 +1,4 @@
-"""A directory that is removed under the run ends it as failed, early, and is not made again."""
+"""A run whose directory is removed fails early, and does not create the directory again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def at_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
-    """Does something before the n-th forward; gives a list that grows with each."""
+    """Call a function before the n-th forward; returns a list that grows by one with each forward."""
 
     forward = Running.forward
 
@@ -47,7 +47,7 @@ def at_forward(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 
 def remove(path: Path) -> None:
-    """At once, whatever another thread writes into it meanwhile."""
+    """Remove at once, even while another thread writes into it."""
     gone = path.with_name("gone")
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
@@ -71,7 +71,7 @@ def test_a_run_whose_directory_is_removed_fails_early(tmp_path: Path, at_forward
         assert not path.exists(), task
 
 
-def test_a_run_is_not_mixed_with_another_one_that_took_its_name(tmp_path: Path, at_forward, capsys) -> None:
+def test_a_run_does_not_write_into_another_run_of_its_name(tmp_path: Path, at_forward, capsys) -> None:
     path = tmp_path / "run"
 
     def replaced() -> None:
@@ -87,7 +87,7 @@ def test_a_run_is_not_mixed_with_another_one_that_took_its_name(tmp_path: Path, 
     }
 
 
-def test_a_shard_that_is_gone_is_not_left_out_of_the_manifest(tmp_path: Path, at_forward, capsys) -> None:
+def test_a_missing_shard_is_an_error_when_the_manifest_is_written(tmp_path: Path, at_forward, capsys) -> None:
     lost = tmp_path / "run/captures/000000.safetensors"
     at_forward(20, lambda: lost.unlink())
     assert main([*SMALL, "task=predict", "task.split=train", "compute.capture_buffer=1", CAPTURE]) == 1

@@ -1,4 +1,4 @@
-"""A run directory has one writer: of many that start at once one writes, and the others touch nothing."""
+"""A run directory has one writer: of many that start at once one writes, and the others change nothing."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def program(text: str, *arguments: object) -> list[str]:
 
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tuple[Path, dict[str, list[int]]]:
-    """Where the starts of each kind were, and their exit codes."""
+    """The directories of the starts of each kind, and their exit codes."""
     folder = tmp_path_factory.mktemp("raced")
     done = warm.run(RACE, json.dumps(KINDS), cwd=folder)
     assert done.returncode == 0, done.stderr
@@ -77,7 +77,7 @@ def raced(tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> tupl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_of_many_starts_writes_and_the_others_touch_nothing(
+def test_one_of_many_starts_writes_and_the_others_change_nothing(
     kind: str, raced: tuple[Path, dict[str, list[int]]]
 ) -> None:
     folder, (codes, starts) = raced[0], (raced[1][kind], KINDS[kind][0])
@@ -104,7 +104,7 @@ def holder(tmp_path: Path) -> Any:
         process.kill()
 
 
-def test_a_held_directory_is_refused_and_left_alone(
+def test_a_locked_directory_is_refused_and_left_alone(
     holder: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -119,7 +119,7 @@ def test_a_held_directory_is_refused_and_left_alone(
     assert not (tmp_path / "held/inside").exists()
 
 
-def test_the_lock_dies_with_its_holder(holder: Any, tmp_path: Path) -> None:
+def test_the_lock_is_released_when_its_process_dies(holder: Any, tmp_path: Path) -> None:
     with pytest.raises(LockedError), sole_writer(tmp_path / "held"):
         pass
     holder.send_signal(signal.SIGKILL)
@@ -130,7 +130,7 @@ def test_the_lock_dies_with_its_holder(holder: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "held/.lock").exists()
 
 
-def test_a_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path) -> None:
+def test_a_worker_that_outlives_its_parent_does_not_hold_the_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         child = os.fork()
         if child == 0:
@@ -144,7 +144,7 @@ def test_a_worker_that_outlives_its_parent_does_not_keep_the_lock(tmp_path: Path
         os.waitpid(child, 0)
 
 
-def test_a_forked_worker_that_ends_leaves_its_parent_the_lock(tmp_path: Path) -> None:
+def test_the_end_of_a_forked_worker_does_not_release_its_parents_lock(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "run"):
         child = os.fork()
         if child == 0:

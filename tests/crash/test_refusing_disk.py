@@ -1,4 +1,4 @@
-"""A disk that refuses is one clear error: the path, what the system said, what was kept; never half a file."""
+"""A write that fails is one clear error: the path, the system's message, what was kept; never a partial file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOBODY = 65534
 
 @contextmanager
 def files_limited_to(size: int) -> Iterator[None]:
-    """No file may grow beyond `size` bytes: a write that would is cut short and then refused, as on a full disk."""
+    """No file may grow beyond `size` bytes: a longer write is cut short and then fails, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -41,7 +41,7 @@ def files_limited_to(size: int) -> Iterator[None]:
 
 @pytest.fixture
 def read_only() -> Iterator[Path]:
-    """A run directory that may be read but not written to; root, who may do everything, becomes nobody for it."""
+    """A run directory that may be read but not written to; as root, the test switches to the user nobody."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         (path / "checkpoints").mkdir()
@@ -77,13 +77,13 @@ def test_a_full_disk_keeps_every_shard_before_it(tmp_path: Path) -> None:
         f"cannot write {path}: File too large; there is no file of that name\n"
         f"3 captured rows are lost; the 1 shards written to {path.parent} before are kept and indexed"
     )
-    run.close()  # says nothing a second time
+    run.close()  # reports nothing a second time
     run.set_status("failed", str(caught.value))
     assert names(path.parent) == ["000000.safetensors", "index.jsonl"]
     assert torch.equal(open_run(tmp_path).captures["f"]["m"][:], torch.zeros(2, 10))
 
 
-def test_after_a_refused_shard_nothing_more_is_taken(tmp_path: Path) -> None:
+def test_after_a_failed_shard_no_more_rows_are_accepted(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     writer.add("f", "m", torch.ones(10_000), sample_ids=None, **AT)
     with files_limited_to(1_000), pytest.raises(StoreError):
@@ -93,7 +93,7 @@ def test_after_a_refused_shard_nothing_more_is_taken(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_an_index_that_cannot_grow_leaves_no_half_line(tmp_path: Path) -> None:
+def test_an_index_that_cannot_grow_has_no_partial_line(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     writer.add("f", "m", torch.zeros(1), sample_ids=None, **AT)
     writer.flush()
@@ -107,7 +107,7 @@ def test_an_index_that_cannot_grow_leaves_no_half_line(tmp_path: Path) -> None:
     assert (tmp_path / "index.jsonl").stat().st_size == size
 
 
-def test_a_refused_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
+def test_a_failed_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
     path, model = tmp_path / "last.safetensors", nn.Linear(100, 100)
     checkpoint.save(model, path)
     before = path.read_bytes()
@@ -118,7 +118,7 @@ def test_a_refused_checkpoint_keeps_the_one_before(tmp_path: Path) -> None:
     assert names(tmp_path) == ["last.safetensors"]
 
 
-def test_a_refused_status_keeps_the_one_before(tmp_path: Path) -> None:
+def test_a_failed_status_keeps_the_one_before(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("running")
     with files_limited_to(10), pytest.raises(StoreError, match="what it held before is kept"):
@@ -126,7 +126,7 @@ def test_a_refused_status_keeps_the_one_before(tmp_path: Path) -> None:
     assert open_run(tmp_path).status["status"] == "running"
 
 
-def test_a_refused_line_is_taken_back(tmp_path: Path) -> None:
+def test_a_partly_written_line_is_removed(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.log_metrics(step=0)
     with files_limited_to(20), pytest.raises(StoreError) as caught:
@@ -139,7 +139,7 @@ def test_a_refused_line_is_taken_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_no_space_left_is_said_as_the_system_says_it() -> None:
+def test_no_space_left_is_reported_in_the_system_s_words() -> None:
     path = Path("/dev/full")
     lines = Lines(path)
     with pytest.raises(StoreError) as caught:
@@ -169,7 +169,7 @@ def test_a_read_only_folder_is_named(read_only: Path) -> None:
 
 @contextmanager
 def no_more_files() -> Iterator[None]:
-    """Not one file more may be opened: the descriptors are used up."""
+    """No file can be opened: all descriptors are used up."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.dup(2)
     os.close(lowest)
@@ -218,7 +218,7 @@ def test_a_run_with_few_file_descriptors_needs_no_more(
     assert open_run(tmp_path / "run").status["status"] == "done"
 
 
-def test_a_clock_that_is_put_back_ends_no_run_before_it_began(
+def test_a_clock_that_is_set_back_ends_no_run_before_it_began(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Clock(datetime):

@@ -1,4 +1,4 @@
-"""A run of the command line that gets signals: one, two in a row, five: each ends as interrupted, and can be read."""
+"""A run of the command line that gets one, two or five signals ends as interrupted and can be read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ print(json.dumps(codes))
 
 
 class Case(NamedTuple):
-    """Overrides, the file that is waited for, and (seconds of pause, signal)."""
+    """Overrides, the file to wait for, and (seconds of pause, signal)."""
 
     more: list[str]
     awaited: str

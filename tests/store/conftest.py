@@ -1,4 +1,4 @@
-"""Runs that tests of several files look at and damage."""
+"""Runs that several test files read and damage."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def whole(run: Path) -> Path:
-    """The same run with everything that a run leaves, and its manifest."""
+    """The same run with every file of a finished run, and its manifest."""
     made = RunDir(run)
     made.set_status("running")
     made.write_plan({"hooks": [{"name": "h", "targets": [{"path": "m"}]}]})

@@ -1,4 +1,4 @@
-"""Handing over to the thread that writes, interrupted at whatever point."""
+"""Passing pieces to the thread that writes, with interruptions at any point."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_where_no_thread_can_be_started_each_piece_is_done_at_once(monkeypatch: 
 
 
 def interrupted_at(line: int) -> bool:
-    """Hand over three pieces, with KeyboardInterrupt at that line of those gone through; whether it came so far."""
+    """Pass three pieces, with KeyboardInterrupt at the given line; returns whether that line was reached."""
     done = list[int]()
     made = Background[int](done.append, name="hookrun captures")
     handed, count = 0, 0
@@ -51,7 +51,7 @@ def interrupted_at(line: int) -> bool:
         return trace
 
     came = False
-    before = sys.gettrace()  # of whoever measures what the tests run
+    before = sys.gettrace()  # of a coverage measurement
     sys.settrace(trace)
     try:
         for piece in range(3):
@@ -69,7 +69,7 @@ def interrupted_at(line: int) -> bool:
     return came
 
 
-def test_an_interruption_at_any_line_leaves_every_piece_done_once() -> None:
+def test_with_an_interruption_at_any_line_every_piece_is_done_once() -> None:
     line = 1
     while interrupted_at(line):
         line += 1

@@ -30,7 +30,7 @@ def read(folder: Path, aliases: Mapping[str, str] | None = None) -> Lookup[Any]:
 def recorded(
     folder: Path, values: Sequence[Tensor], ids: Sequence[Sequence[int]] | None = None
 ) -> StoredCapture:
-    """What is read of `values`, captured one per step, two steps per epoch, in shards of a few rows."""
+    """The capture of `values`, one per step, two steps per epoch, in shards of a few rows."""
     writer = CaptureWriter(folder, shard_bytes=2_500)
     for step, value in enumerate(values):
         samples = None if ids is None else ids[step]
@@ -60,7 +60,7 @@ def shuffled(tmp_path_factory: pytest.TempPathFactory) -> StoredCapture:
 ROWS = torch.arange(100.0)[:, None].expand(100, 3)
 
 
-def test_rows_stand_in_data_set_order_however_they_were_shuffled(shuffled: StoredCapture) -> None:
+def test_rows_are_in_data_set_order_also_after_shuffling(shuffled: StoredCapture) -> None:
     assert len(shuffled) == 100
     assert (shuffled.shape, shuffled.dtype) == ((100, 3), torch.float32)
     assert torch.equal(shuffled[:], ROWS)
@@ -90,7 +90,7 @@ def test_an_int_gives_one_row(shuffled: StoredCapture, index: int) -> None:
 
 
 @pytest.mark.cases("index", [100, -101, [0, 100], torch.tensor([-101])])
-def test_a_row_that_is_not_there_is_an_index_error(shuffled: StoredCapture, index: Any) -> None:
+def test_a_missing_row_is_an_index_error(shuffled: StoredCapture, index: Any) -> None:
     with pytest.raises(IndexError, match=r"no row -?10[01], there are 100"):
         shuffled[index]
 
@@ -101,7 +101,7 @@ def test_only_whole_numbers_choose_rows(shuffled: StoredCapture, index: Any) -> 
         shuffled[index]
 
 
-def test_what_was_read_is_the_reader_s_own(shuffled: StoredCapture) -> None:
+def test_rows_that_were_read_are_the_reader_s_own_copy(shuffled: StoredCapture) -> None:
     for index in (0, slice(0, 10), [3, 3]):
         shuffled[index].fill_(-1)  # type: ignore[index]
     shuffled.sample_ids.fill_(-1)
@@ -122,14 +122,14 @@ def test_only_the_shards_of_the_wanted_rows_are_read(tmp_path: Path) -> None:
         fresh[99]
 
 
-def test_rows_stand_as_recorded_where_a_sample_came_twice(tmp_path: Path) -> None:
+def test_rows_are_in_recorded_order_if_a_sample_occurs_twice(tmp_path: Path) -> None:
     capture = recorded(tmp_path, *batches([3, 1, 2, 3, 1, 2], 3))
     assert capture[:][:, 0].tolist() == [3, 1, 2, 3, 1, 2]
     assert capture.sample_ids.tolist() == [3, 1, 2, 3, 1, 2]
     assert capture.steps.tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_rows_of_whole_firings_stand_as_recorded(tmp_path: Path) -> None:
+def test_rows_of_firings_are_in_recorded_order(tmp_path: Path) -> None:
     capture = recorded(tmp_path, [torch.full((2, 2), float(step)) for step in range(5)])
     assert capture.shape == (5, 2, 2)
     assert capture.sample_ids.tolist() == [-1] * 5
@@ -138,7 +138,7 @@ def test_rows_of_whole_firings_stand_as_recorded(tmp_path: Path) -> None:
     assert capture[3].tolist() == [[3, 3], [3, 3]]
 
 
-def test_samples_and_whole_firings_together_stand_as_recorded(tmp_path: Path) -> None:
+def test_samples_and_firings_together_are_in_recorded_order(tmp_path: Path) -> None:
     values = [torch.full((2,), 5.0), torch.tensor(9.0), torch.full((2,), 1.0)]
     capture = recorded(tmp_path, values, [[6, 5], [4], [1, 0]])
     assert capture.sample_ids.tolist() == [6, 5, -1, 1, 0]
@@ -154,7 +154,7 @@ def test_rows_are_found_by_epoch_and_step(tmp_path: Path) -> None:
     assert capture[capture.where(sample=2)].tolist() == [[2, 2, 2]] * 4
 
 
-def test_calls_of_a_reused_module_are_told_apart(tmp_path: Path) -> None:
+def test_calls_of_a_reused_module_are_numbered(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     for call in range(2):
         writer.add("f", "m", torch.full((2, 1), float(call)), sample_ids=[0, 1], epoch=0, step=0, call=call)
@@ -166,7 +166,7 @@ def test_calls_of_a_reused_module_are_told_apart(tmp_path: Path) -> None:
 
 @pytest.mark.cases("dtype", DTYPES)
 @pytest.mark.cases("shape", [(6,), (6, 3), (6, 2, 0), (0, 3)])
-def test_every_dtype_and_shape_comes_back_bit_by_bit(
+def test_every_dtype_and_shape_is_read_back_bit_by_bit(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...]
 ) -> None:
     size = torch.Size(shape).numel() * dtype.itemsize
@@ -252,7 +252,7 @@ class TestNames:
             (["features", "lstm", "[2]"], "no tensor '[2]' in features at 'lstm': did you mean"),
         ],
     )
-    def test_an_unknown_name_is_answered_with_the_nearest(
+    def test_an_unknown_name_is_an_error_with_the_nearest(
         self, found: Any, keys: list[str], said: str
     ) -> None:
         with pytest.raises(NoSuchKey) as caught:
@@ -269,7 +269,7 @@ class TestNames:
                 "features at 'lstm' holds one tensor per name; there are: [0], [1][0], [1][1]"
             )
 
-    def test_what_is_there_shows_itself(self, found: Lookup[Any]) -> None:
+    def test_captures_have_a_readable_repr(self, found: Lookup[Any]) -> None:
         assert repr(found["features"]["lstm"]) == "<features at 'lstm': '[0]', '[1][0]', '[1][1]'>"
         assert repr(found["features"]["layer4"]) == "<features at 'layer4': 2 rows of float32 [1]>"
 
@@ -291,7 +291,7 @@ class TestDamage:
         with pytest.raises(StoreError, match=r"index\.jsonl, line 1: it does not describe a shard"):
             read_index(tmp_path)
 
-    def test_a_dtype_of_another_version_is_told(self, tmp_path: Path) -> None:
+    def test_an_unknown_dtype_is_reported(self, tmp_path: Path) -> None:
         recorded(tmp_path, [torch.ones(4)])
         index = tmp_path / "index.jsonl"
         index.write_text(index.read_text().replace("float32", "float4"))

@@ -1,4 +1,4 @@
-"""A checkpoint holds every key of the state dict, shared tensors once, and replaces the last one only when whole."""
+"""A checkpoint holds every key of the state dict, shared tensors once, and replaces the last one only when complete."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Odd(nn.Module):
 
 
 @pytest.mark.cases("model", [nn.BatchNorm2d(3), Tied(), Odd()])
-def test_every_key_comes_back_equal(tmp_path: Path, model: nn.Module) -> None:
+def test_every_key_is_read_back_equal(tmp_path: Path, model: nn.Module) -> None:
     path = tmp_path / "checkpoints" / "last.safetensors"
     checkpoint.save(model, path)
     found, expected = checkpoint.read(path), model.state_dict()
@@ -59,11 +59,11 @@ def test_shared_tensors_are_stored_once_and_shared_again(tmp_path: Path) -> None
     assert found["head.weight"] is found["embed.weight"]
 
 
-def test_saving_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+def test_saving_does_not_change_the_model(tmp_path: Path) -> None:
     model = Odd()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     checkpoint.save(model, tmp_path / "last.safetensors")
-    checkpoint.read(tmp_path / "last.safetensors")["first"].fill_(-1)  # what was read is the reader's own
+    checkpoint.read(tmp_path / "last.safetensors")["first"].fill_(-1)  # what was read is a copy
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert checkpoint.read(tmp_path / "last.safetensors")["first"].tolist() == [0, 1, 2, 3]
 
@@ -85,7 +85,7 @@ def test_any_module_name_is_a_key(tmp_path: Path) -> None:
     assert checkpoint.read(tmp_path / "last.safetensors").keys() == model.state_dict().keys()
 
 
-def test_a_state_that_is_no_tensor_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+def test_a_state_that_is_not_a_tensor_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     class Extra(nn.Linear):
         def get_extra_state(self) -> Any:
             return {"scale": 1}

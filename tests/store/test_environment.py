@@ -1,4 +1,4 @@
-"""What a run was made with: versions and machine, and no value of an environment variable."""
+"""The versions and the machine of a run, and no value of an environment variable."""
 
 from __future__ import annotations
 

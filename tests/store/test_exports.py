@@ -1,4 +1,4 @@
-"""Captures in other libraries' forms: NumPy, pandas, Arrow, one file, a data set with labels."""
+"""Captures in the formats of other libraries: NumPy, pandas, Arrow, one file, a data set with labels."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def test_a_run_without_its_configuration_has_no_labels(tmp_path: Path) -> None:
         Run(tmp_path).labels(torch.arange(3))
 
 
-def test_only_what_holds_tensors_is_exported_to(run: Run, tmp_path: Path) -> None:
+def test_only_formats_of_tensors_can_be_exported(run: Run, tmp_path: Path) -> None:
     with pytest.raises(hookrun.HookrunError, match=r"as \.safetensors, not rows\.csv"):
         run.export(tmp_path / "rows.csv")
     assert not (tmp_path / "rows.csv").exists()
 
 
-def test_an_export_reads_some_rows_at_a_time(
+def test_an_export_reads_a_block_of_rows_at_a_time(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.export(tmp_path / "whole.safetensors")

@@ -1,4 +1,4 @@
-"""Files are whole or not there, and a line that was cut off is left out and told."""
+"""Files are complete or do not exist, and an incomplete last line is left out and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_name_is_taken_only_when_the_file_is_whole(tmp_path: Path) -> None:
+def test_the_file_gets_its_name_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     with replacing(path) as file:
         file.write(b"new")
@@ -25,7 +25,7 @@ def test_the_name_is_taken_only_when_the_file_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.cases("error", [ValueError, KeyboardInterrupt])
-def test_what_was_there_before_survives_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
+def test_the_previous_file_survives_a_failure(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(b"old")
     with pytest.raises(error), replacing(path) as file:
@@ -53,6 +53,10 @@ def test_the_file_is_flushed_before_and_the_folder_after_the_renaming(
     monkeypatch.setattr(os, "replace", record_replace)
     write_json(tmp_path / "plan.json", {})
     assert done == ["file", "rename", "folder"]
+    done.clear()
+    with replacing(tmp_path / "report.html", flushes=False, flushes_folder=False) as file:
+        file.write(b"what can be made again")
+    assert done == ["rename"] and (tmp_path / "report.html").read_bytes() == b"what can be made again"
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
@@ -70,7 +74,7 @@ def test_each_line_is_readable_at_once(tmp_path: Path) -> None:
     lines.close()
 
 
-def test_lines_go_on_after_closing(tmp_path: Path) -> None:
+def test_lines_can_be_added_after_closing(tmp_path: Path) -> None:
     lines = Lines(tmp_path / "metrics.jsonl")
     for step in range(2):
         lines.append({"step": step})
@@ -78,9 +82,7 @@ def test_lines_go_on_after_closing(tmp_path: Path) -> None:
     assert read_lines(lines.path)[0] == [{"step": 0}, {"step": 1}]
 
 
-def test_a_system_that_takes_less_than_it_is_given_gets_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partial_write_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:3]))
     lines = Lines(tmp_path / "metrics.jsonl")
@@ -89,7 +91,7 @@ def test_a_system_that_takes_less_than_it_is_given_gets_the_rest(
     assert lines.path.read_text() == '{"loss": 0.125}\n'
 
 
-def test_an_interrupted_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_line_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
 
     def interrupted(file: int, data: memoryview) -> int:
@@ -107,7 +109,7 @@ def test_an_interrupted_line_is_taken_back(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.cases("cut", [1, 5, 11])
-def test_a_last_line_that_is_cut_off_is_left_out_and_told(tmp_path: Path, cut: int) -> None:
+def test_an_incomplete_last_line_is_left_out_and_reported(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n' + b'{"loss": 1.25}\n'[:cut])
     records, note = read_lines(path)
@@ -115,7 +117,7 @@ def test_a_last_line_that_is_cut_off_is_left_out_and_told(tmp_path: Path, cut: i
     assert note == f"{path}: the last line is cut off and left out; 1 before it are whole"
 
 
-def test_a_last_line_without_its_end_is_whole_if_it_parses(tmp_path: Path) -> None:
+def test_a_last_line_without_a_newline_counts_if_it_parses(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 0}\n{"step": 1}')
     assert read_lines(path) == ([{"step": 0}, {"step": 1}], "")

@@ -1,4 +1,4 @@
-"""JSON that any reader takes and that still shows a diverged loss."""
+"""JSON that any reader accepts, with a text for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def refuse(word: str) -> float:
 
 
 @given(values)
-def test_whatever_is_written_reads_back_equal(value: object) -> None:
+def test_every_value_is_read_back_equal(value: object) -> None:
     assert repr(decode(encode(value).encode())) == repr(value)  # by repr: NaN is not equal to itself
 
 
 @given(values)
-def test_plain_values_have_the_same_text_in_the_fast_way(value: object) -> None:
+def test_plain_values_have_the_same_text_from_the_fast_encoder(value: object) -> None:
     assert encode_plain({"a": [value, {"b": value}]}) == encode({"a": [value, {"b": value}]})
 
 
@@ -45,7 +45,7 @@ def test_every_line_is_strict_json_in_ascii(value: object) -> None:
     json.loads(text, parse_constant=refuse)
 
 
-def test_a_diverged_loss_stays_visible() -> None:
+def test_nan_and_infinity_are_written_as_text() -> None:
     assert encode({"loss": math.nan}) == '{"loss": "NaN"}'
     assert math.isnan(decode(b'{"loss": "NaN"}')["loss"])
 
@@ -54,12 +54,12 @@ def test_a_module_called_nan_stays_a_text() -> None:
     assert decode(encode({"module": "NaN", "mean": math.inf}).encode()) == {"module": "NaN", "mean": math.inf}
 
 
-def test_numbers_of_torch_and_numpy_and_paths_are_taken() -> None:
+def test_numbers_of_torch_and_numpy_and_paths_are_accepted() -> None:
     found = {"loss": torch.tensor(0.5), "bad": torch.tensor(math.nan), "n": np.int64(3), "at": Path("a/b")}
     assert encode(found) == '{"loss": 0.5, "bad": "NaN", "n": 3, "at": "a/b"}'
 
 
 @pytest.mark.cases("value", [{"x": object()}, {"x": torch.zeros(2)}, {(1, 2): 0}, {"x": {1, 2}}])
-def test_what_has_no_place_in_json_is_refused_by_type(value: object) -> None:
+def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(TypeError, match=r"in JSON|as JSON"):
         encode(value)

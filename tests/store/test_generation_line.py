@@ -15,7 +15,7 @@ LINE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_line_needs_no_comparison_and_may_have_one() -> None:
+def test_a_line_may_have_a_comparison() -> None:
     assert GENERATIONS_LINE.validate_python(LINE).next == [(2, " b", 0.5), (3, None, 0.25)]
     compared = {"text_without": "b", "ids_without": [2], "reason_without": "end", "kl_first": 0.1}
     assert GENERATIONS_LINE.validate_python(LINE | compared).kl_first == 0.1
@@ -33,6 +33,6 @@ def test_a_line_needs_no_comparison_and_may_have_one() -> None:
         {"prompt": "a" * (2**20 + 1)},
     ],
 )
-def test_what_a_strangers_file_may_not_hold_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_lines_of_a_strangers_file_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         GENERATIONS_LINE.validate_python(LINE | change)

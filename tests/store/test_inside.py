@@ -30,7 +30,7 @@ def test_a_regular_file_is_read_up_to_its_limit(tmp_path: Path) -> None:
         open_inside(tmp_path / "a/c", tmp_path)
 
 
-def test_what_is_not_a_regular_file_is_told_and_never_waited_for(tmp_path: Path) -> None:
+def test_other_files_are_refused_without_waiting_for_them(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     (tmp_path / "secret").write_text("secret")
@@ -58,7 +58,7 @@ def test_the_run_directory_itself_may_be_a_link(tmp_path: Path) -> None:
     assert read_inside(tmp_path / "latest/a", limit=1) == b"x"
 
 
-def test_a_file_of_holes_is_refused(tmp_path: Path) -> None:
+def test_a_sparse_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "holes").open("wb") as file:
         file.truncate(MOST_HOLES + 1)
     with pytest.raises(OSError, match="of which only 0 are on the disk"):

@@ -15,7 +15,7 @@ LINE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_a_line_names_a_part_a_position_and_the_tokens_it_says() -> None:
+def test_a_line_has_a_part_a_position_and_the_predicted_tokens() -> None:
     found = LENS_LINE.validate_python(LINE | {"later": 1})
     assert (found.part, found.position, found.top) == ("h.0", 3, [(5, " a", 0.5)])
 
@@ -31,6 +31,6 @@ def test_a_line_names_a_part_a_position_and_the_tokens_it_says() -> None:
         {"part": "p" * 1_001},
     ],
 )
-def test_what_a_strangers_file_may_not_hold_is_refused(change: dict[str, Any]) -> None:
+def test_invalid_lines_of_a_strangers_file_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         LENS_LINE.validate_python(LINE | change)

@@ -26,7 +26,7 @@ def test_a_second_writer_is_refused_with_the_first_s_process(tmp_path: Path) -> 
     assert [path.name for path in run.iterdir()] == ["file"], "the lock is removed at the end"
 
 
-def test_a_folder_inside_is_the_writer_s_as_well_unless_it_belongs_to_it(tmp_path: Path) -> None:
+def test_a_folder_inside_is_locked_too_except_for_the_writer_itself(tmp_path: Path) -> None:
     sweep, job = tmp_path / "sweep", tmp_path / "sweep/0"
     with sole_writer(sweep):
         with pytest.raises(LockedError), sole_writer(job):
@@ -36,7 +36,7 @@ def test_a_folder_inside_is_the_writer_s_as_well_unless_it_belongs_to_it(tmp_pat
             assert job.is_dir()
 
 
-def test_a_folder_that_stays_empty_is_removed_and_one_that_was_there_stays(tmp_path: Path) -> None:
+def test_a_folder_created_for_the_lock_is_removed_if_it_stays_empty(tmp_path: Path) -> None:
     with sole_writer(tmp_path / "new"):
         pass
     assert not (tmp_path / "new").exists()
@@ -46,7 +46,7 @@ def test_a_folder_that_stays_empty_is_removed_and_one_that_was_there_stays(tmp_p
     assert (tmp_path / "old").is_dir()
 
 
-def test_a_lock_file_that_is_left_over_means_nothing(tmp_path: Path) -> None:
+def test_a_leftover_lock_file_does_not_lock(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("process 1 on host")
     refuse_held(tmp_path)
     with sole_writer(tmp_path):
@@ -62,13 +62,13 @@ def test_a_link_in_its_place_is_not_written_through(tmp_path: Path) -> None:
     assert (tmp_path / "own").read_text() == "mine"
 
 
-def test_who_waits_for_a_lock_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_a_lock_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import fcntl
 
     waited, flock = list[str](), fcntl.flock
 
     def first_end(descriptor: int, kind: int) -> None:
-        if kind == fcntl.LOCK_EX:  # the wait: the first holder ends meanwhile
+        if kind == fcntl.LOCK_EX:  # the wait: the first holder ends in the meantime
             first.__exit__(None, None, None)
         flock(descriptor, kind)
 

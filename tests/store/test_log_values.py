@@ -1,4 +1,4 @@
-"""What a loop of the user's own logs is one number, a count or a short name."""
+"""A value that a user's own loop logs is one number, a count or a short name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.errors import HookrunError
 from hookrun.store.log_values import counted, number, split_name
 
 
-def test_one_number_of_any_library_is_a_number_of_python() -> None:
+def test_a_number_of_any_library_becomes_a_python_number() -> None:
     for value in (0.5, torch.tensor(0.5), np.float64(0.5), torch.tensor(0.5, requires_grad=True)):
         found = number("loss", value)
         assert found == 0.5 and type(found).__mro__[-2] is float
@@ -31,7 +31,7 @@ def test_one_number_of_any_library_is_a_number_of_python() -> None:
         (2**53 + 1, "beyond 2**53 is not kept exactly"),
     ],
 )
-def test_what_is_not_one_number_is_refused_with_its_name(value: Any, said: str) -> None:
+def test_other_values_are_refused_with_their_name(value: Any, said: str) -> None:
     with pytest.raises(HookrunError) as refusal:
         number("my_loss", value)
     assert said in str(refusal.value) and "my_loss" in str(refusal.value)

@@ -1,4 +1,4 @@
-"""The manifest names every file of a run as it was when the run ended."""
+"""The manifest lists every file of a run with its content at the end of the run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 
 
-def test_the_manifest_holds_every_file_but_those_that_change_after_it(whole: Path) -> None:
+def test_the_manifest_lists_every_file_except_those_that_change_later(whole: Path) -> None:
     files = json.loads((whole / "manifest.json").read_text())["files"]
     there = {path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file()}
     assert set(files) == there - {"manifest.json", "status.json", "report.html"}
@@ -43,7 +43,7 @@ def test_a_shard_that_its_writer_hashed_is_not_read_again(
     assert json.loads((whole / "manifest.json").read_text()) == before
 
 
-def test_a_manifest_that_the_disk_refuses_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_that_cannot_be_written_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = RunDir(run)
 
     def refused(*_: object) -> None:
@@ -63,7 +63,7 @@ def test_a_changed_manifest_is_not_read(whole: Path) -> None:
         read_manifest(whole, sha256)
 
 
-def test_faults_are_told_by_path_and_an_index_must_agree(whole: Path) -> None:
+def test_faults_are_reported_by_path_and_an_index_must_agree(whole: Path) -> None:
     manifest = read_manifest(whole, open_run(whole).status["manifest"])
     assert list(manifest_faults(whole, manifest, {})) == []
     (whole / "plan.json").unlink()
@@ -82,7 +82,7 @@ def test_faults_are_told_by_path_and_an_index_must_agree(whole: Path) -> None:
         assert f"{name} {text}" in faults[name]
 
 
-def test_a_shard_that_its_index_names_and_that_is_gone_is_an_error(whole: Path) -> None:
+def test_a_missing_shard_of_an_index_is_an_error(whole: Path) -> None:
     (whole / "captures/000001.safetensors").unlink()
     with pytest.raises(StoreError, match=r"has lost captures .* captures/000001\.safetensors"):
         write_manifest(whole)

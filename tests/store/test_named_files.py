@@ -1,4 +1,4 @@
-"""What a configuration names on the disk, told apart by its content."""
+"""Files and folders that a configuration names, identified by their content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_change_of_a_file_or_of_a_data_folder_is_seen() -> None:
+def test_a_change_of_a_file_or_of_a_data_folder_is_noticed() -> None:
     config = {"data": {"root": "images"}, "hooks": {"h": {"value": {"file": "v.safetensors"}}}}
     Path("images/cat").mkdir(parents=True)
     for path in ("images/cat/1.png", "v.safetensors"):
@@ -29,7 +29,7 @@ def test_a_change_of_a_file_or_of_a_data_folder_is_seen() -> None:
     assert named_files(config) == seen[-1]
 
 
-def test_of_a_large_file_blocks_stand_for_the_content() -> None:
+def test_a_large_file_is_identified_by_some_of_its_blocks() -> None:
     size = WHOLE + 5 * BLOCK
     with open("large.bin", "wb") as file:
         os.ftruncate(file.fileno(), size)
@@ -52,7 +52,7 @@ def test_a_word_is_not_a_path_and_a_run_does_not_name_itself() -> None:
     assert named_files(config, Path("run")) == {}
 
 
-def test_what_may_never_end_is_not_read() -> None:
+def test_endless_files_are_not_read() -> None:
     os.mkfifo("pipe.bin")
     found = named_files(
         {"data": {"root": ".", "file": "pipe.bin"}, "path": "/dev/zero", "weights": "/proc/self/mem"}

@@ -1,4 +1,4 @@
-"""Which of the runs in a folder ended last, and which is whole."""
+"""The last run in a folder to end, and whether it is complete."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_environment_variable_names_the_folder(monkeypatch: pytest.MonkeyPat
     assert outputs_folder() == tmp_path / "outputs"
 
 
-def test_the_last_to_end_counts_and_no_link_or_unfinished_run(tmp_path: Path) -> None:
+def test_the_run_that_ended_last_is_found_without_links_and_unfinished_runs(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="there is no finished run in"):
         newest_finished(tmp_path)
     long = finished(tmp_path, "a", "2030-01-02")
@@ -46,7 +46,7 @@ def test_the_last_to_end_counts_and_no_link_or_unfinished_run(tmp_path: Path) ->
     assert newest_finished(tmp_path) == long
 
 
-def test_a_run_whose_files_were_changed_is_passed_over(tmp_path: Path) -> None:
+def test_a_run_whose_files_were_changed_is_skipped(tmp_path: Path) -> None:
     older, newer = finished(tmp_path, "a", "2030-01-01"), finished(tmp_path, "b", "2030-01-02")
     assert newest_unchanged(tmp_path) == newer
     (newer / "metrics.jsonl").write_text("{}\n")

@@ -1,4 +1,4 @@
-"""Blocks that go past the system's cache: the file is the same, and a disk that refuses says so."""
+"""Blocks that bypass the system's cache: the file is the same, and a failing write is an error."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hookrun.store.writer import CaptureWriter
 
 
 def block(size: int, offset: int = 0) -> memoryview:
-    """Random bytes that begin `offset` bytes after a page does."""
+    """Random bytes that begin `offset` bytes after the start of a page."""
     memory = memoryview(mmap.mmap(-1, offset + size))[offset:]
     memory[:] = os.urandom(size)
     return memory
@@ -31,7 +31,7 @@ def block(size: int, offset: int = 0) -> memoryview:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each write that went past the cache."""
+    """The bytes of each write that bypassed the cache."""
     import fcntl
 
     found, write = list[int](), os.write
@@ -64,7 +64,7 @@ def test_the_file_holds_the_blocks(tmp_path: Path, blocks: Sequence[memoryview])
     assert (tmp_path / "f").read_bytes() == b"".join(blocks)
 
 
-def test_a_file_system_that_cannot_do_it_is_written_as_ever(
+def test_a_file_system_without_direct_writes_is_written_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[int]()
@@ -82,7 +82,7 @@ def test_a_file_system_that_cannot_do_it_is_written_as_ever(
     assert (tmp_path / "f").read_bytes() == b"".join(blocks) and len(calls) <= 1
 
 
-def test_a_refusal_of_the_disk_is_raised(tmp_path: Path) -> None:
+def test_a_failed_write_is_raised(tmp_path: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGE + 3 * STEP + 1, hard))
@@ -97,7 +97,7 @@ def test_a_refusal_of_the_disk_is_raised(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, before)
 
 
-def test_large_chunks_lie_in_steps_and_whatever_follows_is_aligned(tmp_path: Path) -> None:
+def test_large_chunks_are_aligned_and_so_are_later_ones(tmp_path: Path) -> None:
     tensors = {
         "odd": [torch.arange(3, dtype=torch.uint8)],
         "wide": [torch.arange(5)],
@@ -116,8 +116,8 @@ def test_large_chunks_lie_in_steps_and_whatever_follows_is_aligned(tmp_path: Pat
         assert torch.equal(load_file(tmp_path / "f")[name], torch.cat(chunks))
 
 
-def test_captures_go_past_the_cache_and_read_back(tmp_path: Path, direct: list[int]) -> None:
-    """Of a file system that can do it: of another one they only read back. Also with others between them."""
+def test_captures_bypass_the_cache_and_are_read_back(tmp_path: Path, direct: list[int]) -> None:
+    """If the file system can do it; otherwise they are only read back. Also with small captures between them."""
     bound = 6 * LARGE
     values = [torch.randn(16, 64, 33, 32) for _ in range(5)]  # 4 1/8 times LARGE
     small = torch.randn(16, 3)

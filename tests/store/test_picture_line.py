@@ -1,4 +1,4 @@
-"""Lines of pictures.jsonl: a PNG and nothing else, since the page shows it."""
+"""Lines of pictures.jsonl: PNG only, because the page shows them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hookrun.store.picture_line import PICTURES_LINE
 PNG = b64encode(b"\x89PNG\r\n\x1a\n" + bytes(12)).decode()
 
 
-def test_a_png_in_base64_is_taken() -> None:
+def test_a_png_in_base64_is_accepted() -> None:
     assert PICTURES_LINE.validate_python({"split": "val", "sample": 0, "png": PNG}).png == PNG
 
 
 @pytest.mark.cases(
     "png", ["", b64encode(b"<svg onload=x>").decode(), PNG + '" onload="x', PNG + "\n<", PNG + "A" * 2**17]
 )
-def test_what_is_not_a_png_or_holds_markup_is_refused(png: str) -> None:
+def test_other_files_and_markup_are_refused(png: str) -> None:
     with pytest.raises(ValidationError):
         PICTURES_LINE.validate_python({"split": "val", "sample": 0, "png": png})

@@ -1,4 +1,4 @@
-"""A run directory that was cut off goes on from a position: nothing is lost before it, nothing is left after it."""
+"""A run directory that was cut off is continued from a position: data before it is kept, later data removed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUFFER = 3 * 2600  # bytes, of which a third is a shard: two batches
 
 
 def record(run: RunDir, number: int) -> None:
-    """What a run leaves of its batch with that number."""
+    """Write the records of a run for the batch with that number."""
     at: dict[str, Any] = {"sample_ids": [2 * number, 2 * number + 1], "epoch": 0, "step": number, "call": 0}
     run.captures.add("h", "fc", torch.full((2, 5), float(number)), split="val", **at)
     run.predictions.add("predictions", "output", torch.full((2, 3), -float(number)), split="val", **at)
@@ -31,7 +31,7 @@ def record(run: RunDir, number: int) -> None:
 
 
 def recorded(path: Path) -> dict[str, Any]:
-    """What a reader finds."""
+    """Everything that a reader finds."""
     run = open_run(path)
     assert verify(path).bad == []
     rows = [(run.captures["h"]["fc"], "h"), (run.predictions, "p")]
@@ -63,7 +63,7 @@ def expected(tmp_path: Path) -> dict[str, Any]:
 
 
 def tear(path: Path) -> None:
-    """What a process that is killed while it writes may leave."""
+    """Partly written files, as a process that is killed while writing may leave."""
     for name in ("metrics.jsonl", "captures/index.jsonl"):
         with open(path / name, "ab") as file:
             file.write(b'{"step": 1')
@@ -74,12 +74,12 @@ def tear(path: Path) -> None:
         (path / name).write_text("{}")
 
 
-def test_the_end_is_that_of_a_run_that_was_not_cut_off(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_the_end_equals_that_of_an_uninterrupted_run(tmp_path: Path, expected: dict[str, Any]) -> None:
     for cut in range(7):
         path = tmp_path / str(cut)
         run = whole(path, cut)
         position = run.position()
-        for number in range(cut, 5):  # which is lost
+        for number in range(cut, 5):  # these batches are lost
             record(run, number)
         run.close()
         tear(path)
@@ -90,7 +90,7 @@ def test_the_end_is_that_of_a_run_that_was_not_cut_off(tmp_path: Path, expected:
         assert ended(run) == expected
 
 
-def test_without_a_position_everything_begins_anew(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_without_a_position_everything_is_removed(tmp_path: Path, expected: dict[str, Any]) -> None:
     run = whole(tmp_path / "run", 4)
     run.close()
     tear(run.path)
@@ -104,7 +104,7 @@ def test_without_a_position_everything_begins_anew(tmp_path: Path, expected: dic
     assert ended(run) == expected
 
 
-def test_the_start_of_the_first_process_stays(tmp_path: Path) -> None:
+def test_the_start_time_of_the_first_process_is_kept(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("running")
     started = json.loads((tmp_path / "status.json").read_text())["started"]
@@ -156,7 +156,7 @@ def test_a_directory_is_cut_back_twice_at_once_or_killed_in_the_middle(
     assert 8 < died < 20
 
 
-def test_a_position_that_the_directory_does_not_hold_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_position_beyond_the_directory_s_files_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     run = whole(tmp_path / "run", 5)
     position = run.position()
     run.close()
@@ -197,7 +197,7 @@ def replace_by_link(path: Path, to: Path) -> None:
     path.symlink_to(to)
 
 
-def test_a_file_that_was_deleted_under_the_run_has_no_position(tmp_path: Path) -> None:
+def test_a_file_that_was_deleted_during_the_run_has_no_position(tmp_path: Path) -> None:
     run = whole(tmp_path / "run", 3)
     (run.path / "stats.jsonl").unlink()
     with pytest.raises(StoreError, match=r"stats.jsonl was removed during the run, with its 3 lines"):

@@ -1,4 +1,4 @@
-"""What another rank than 0 has to tell is kept in the form that it has in rank 0's files, and writes none of these."""
+"""Other ranks than 0 collect their records for rank 0 in the format of its files, and write none of these files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hookrun.store.reader import open_run
 from hookrun.store.run_dir import RunDir
 
 
-def test_numbers_of_every_kind_come_to_rank_0_as_it_would_write_them(tmp_path: Path) -> None:
+def test_numbers_of_every_kind_reach_rank_0_as_it_would_write_them(tmp_path: Path) -> None:
     record = {
         "hook": "h",
         "module": "m",
@@ -33,7 +33,7 @@ def test_numbers_of_every_kind_come_to_rank_0_as_it_would_write_them(tmp_path: P
     assert first == second and len(open_run(tmp_path).stats) == 2
 
 
-def test_rank_0_alone_writes_what_is_of_the_run(tmp_path: Path) -> None:
+def test_only_rank_0_writes_the_files_of_the_run(tmp_path: Path) -> None:
     main = RunDir.create(tmp_path)
     main.write_pictures([{"split": "val", "sample": 0, "png": ""}])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}

@@ -1,4 +1,4 @@
-"""Trees with tensors come from each rank to all others as they were."""
+"""Trees with tensors are sent unchanged from each rank to all others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hookrun.store.tree import NotPlain
 
 
 class Two(Ranks):
-    """Another rank that gave the same; what is exchanged passes through JSON."""
+    """Another rank with the same tree; what is exchanged passes through JSON."""
 
     def gathered(self, plain: Any) -> list[Any]:
         return [json.loads(json.dumps(plain)), json.loads(json.dumps(plain))]
 
 
-def test_each_dtype_and_shape_comes_back_bit_by_bit() -> None:
+def test_each_dtype_and_shape_is_received_bit_by_bit() -> None:
     for dtype in DTYPES:
         for shape in ((), (3,), (2, 0), (2, 3)):
             tensor = torch.arange(6)[: max(1, torch.Size(shape).numel())].to(dtype)
@@ -35,12 +35,12 @@ def test_each_dtype_and_shape_comes_back_bit_by_bit() -> None:
                 ), dtype
 
 
-def test_tensors_that_lie_otherwise_in_memory_come_back_as_they_read() -> None:
+def test_tensors_with_other_strides_are_received_equal() -> None:
     value = torch.arange(6.0).reshape(2, 3).T.requires_grad_()
     (found, _) = gathered_trees(Two(), value)
     assert torch.equal(found, value) and not found.requires_grad
 
 
-def test_what_a_tree_cannot_hold_is_refused() -> None:
+def test_other_values_are_refused() -> None:
     with pytest.raises(NotPlain):
         gathered_trees(Two(), {"a": object()})

@@ -1,4 +1,4 @@
-"""Records are read as they were written; what their model does not say is an error that names the place."""
+"""Records are read as they were written; a record that does not fit its model is an error that names the place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.store.read_records import read_record, read_records
 from hookrun.store.records import TRIAL_LINE, Status
 
 
-def test_a_record_is_the_mapping_that_was_written(tmp_path: Path) -> None:
+def test_a_record_is_read_as_the_mapping_that_was_written(tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     path.write_text('{"status": "done", "later": [1]}')
     assert read_record(path, Status) == {"status": "done", "later": [1]}
@@ -20,7 +20,7 @@ def test_a_record_is_the_mapping_that_was_written(tmp_path: Path) -> None:
         read_record(path, Status)
 
 
-def test_a_wrong_line_is_named_and_a_cut_one_left_out(tmp_path: Path) -> None:
+def test_a_wrong_line_is_named_and_an_incomplete_last_one_left_out(tmp_path: Path) -> None:
     path = tmp_path / "study.jsonl"
     good = '{"number": 0, "job": "0", "params": {}}\n'
     path.write_text(good + good[:20])

@@ -1,4 +1,4 @@
-"""A run directory reads back as what was written, and what is not a run directory is answered with the next step."""
+"""A run directory is read back as it was written; another directory is an error with the next step."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def finished(path: Path) -> RunDir:
     return run
 
 
-def test_everything_that_was_written_reads_back(tmp_path: Path) -> None:
+def test_everything_that_was_written_is_read_back(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("running")
     run.write_plan(PLAN)
@@ -64,7 +64,7 @@ def test_everything_that_was_written_reads_back(tmp_path: Path) -> None:
     assert repr(found) == f"<run {tmp_path}: done>"
 
 
-def test_a_module_is_found_by_any_name_that_the_plan_gives_it(tmp_path: Path) -> None:
+def test_a_module_is_found_by_any_of_its_names_in_the_plan(tmp_path: Path) -> None:
     run = finished(tmp_path)
     run.write_plan(PLAN)
     run.captures.add("features", "layer4", torch.ones(1), sample_ids=None, **AT)
@@ -82,7 +82,7 @@ def test_predictions_may_be_a_container(tmp_path: Path) -> None:
     assert found["boxes"][0].tolist() == 1
 
 
-def test_a_run_that_recorded_nothing_reads_empty(tmp_path: Path) -> None:
+def test_a_run_without_records_can_be_read(tmp_path: Path) -> None:
     finished(tmp_path)
     run = open_run(str(tmp_path))
     assert (run.metrics, run.stats, run.plan, run.env, dict(run.captures), run.predictions) == (
@@ -95,7 +95,7 @@ def test_a_run_that_recorded_nothing_reads_empty(tmp_path: Path) -> None:
     )
 
 
-def test_the_status_is_read_anew_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_the_status_is_read_again_while_the_run_continues(tmp_path: Path) -> None:
     writing = RunDir.create(tmp_path)
     writing.set_status("running")
     run = open_run(tmp_path)
@@ -105,7 +105,9 @@ def test_the_status_is_read_anew_while_the_run_goes_on(tmp_path: Path) -> None:
     assert (run.status["status"], run.status["exit_code"]) == ("stopped", 3)
 
 
-def test_a_run_that_was_cut_off_says_so_and_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_cut_off_has_a_note_and_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writing = RunDir.create(tmp_path)
     writing.set_status("running")
     writing.log_metrics(step=0)
@@ -128,7 +130,7 @@ def test_a_run_that_was_cut_off_says_so_and_reads(tmp_path: Path, monkeypatch: p
     assert index.startswith(f"{tmp_path}/captures/index.jsonl: the last line is cut off")
 
 
-def test_a_run_of_another_user_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_another_user_is_seen_as_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(pid: int, signal: int) -> None:
         raise PermissionError
 
@@ -157,7 +159,7 @@ def test_latest_opens_the_run_it_points_to_now(tmp_path: Path) -> None:
         ([], {"name": "train"}, "train"),
     ],
 )
-def test_labels_are_of_the_split_that_the_rows_are_of(
+def test_labels_are_those_of_the_rows_split(
     rows: list[Split | None], task: dict[str, str], split: Split, tmp_path: Path
 ) -> None:
     run = RunDir.create(tmp_path)
@@ -195,19 +197,19 @@ class TestWhatIsNoRun:
             f"Open one of them: open_run('{tmp_path}/latest')"
         )
 
-    def test_another_directory_says_what_it_holds(self, tmp_path: Path) -> None:
+    def test_another_directory_is_an_error_with_its_content(self, tmp_path: Path) -> None:
         assert (
             self.refused(tmp_path) == f"{tmp_path} is not a run directory: it has no status.json; it is empty"
         )
         (tmp_path / ".hydra").mkdir()
         assert self.refused(tmp_path).endswith("it is with .hydra")
 
-    def test_a_path_that_is_not_there_names_the_nearest_that_is(self, tmp_path: Path) -> None:
+    def test_a_missing_path_is_an_error_with_the_nearest_existing_one(self, tmp_path: Path) -> None:
         (tmp_path / "outputs").mkdir()
         assert self.refused(tmp_path / "output" / "latest") == (
             f"there is no {tmp_path}/output/latest; the nearest directory is {tmp_path}, with outputs"
         )
 
-    def test_a_file_is_no_directory(self, tmp_path: Path) -> None:
+    def test_a_file_is_not_a_run_directory(self, tmp_path: Path) -> None:
         (tmp_path / "x").write_text("")
         assert self.refused(tmp_path / "x").startswith(f"{tmp_path}/x is a file, not a run directory")

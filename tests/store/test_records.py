@@ -1,4 +1,4 @@
-"""What the records of a run directory may hold; the first mistake is told without its value."""
+"""The limits of records in a run directory; the first mistake is reported without its value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENTRY = {
 }  # fmt: skip
 
 
-def test_missing_and_unknown_keys_are_an_earlier_and_a_later_version_s() -> None:
+def test_missing_and_unknown_keys_of_other_versions_are_accepted() -> None:
     assert checked({}, PlanRecord).hooks == []
     assert checked({"status": "done", "later": {"a": 1}}, Status).manifest is None
     assert checked({"split": "val", "sample": 0, "class": "cat"}, SampleLine).label == "cat"
@@ -56,7 +56,7 @@ def test_missing_and_unknown_keys_are_an_earlier_and_a_later_version_s() -> None
         ({"hooks": [{"name": "a"}, {}, {}]}, PlanRecord, "it has no name (hooks.1.name)"),
     ],
 )
-def test_the_first_mistake_is_told_with_its_place(value: Any, model: type[Record], said: str) -> None:
+def test_the_first_mistake_is_reported_with_its_place(value: Any, model: type[Record], said: str) -> None:
     with pytest.raises(ValueError) as refusal:
         checked(value, model)
     assert str(refusal.value) == said
@@ -83,7 +83,7 @@ def test_metrics_are_scalars_under_short_names_and_not_too_many() -> None:
             METRICS_LINE.validate_python(line)
 
 
-def test_a_shard_s_hash_and_name_are_bounded() -> None:
+def test_a_shard_s_hash_and_name_are_limited() -> None:
     line = {"version": 1, "shard": "a", "sha256": "0" * 64, "bytes": 1, "columns": [], "entries": [ENTRY]}
     assert checked(line, ShardRecord).entries[0].rows == 3
     for change in (

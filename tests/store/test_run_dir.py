@@ -26,7 +26,7 @@ def status(run: RunDir) -> dict[str, object]:
     return found
 
 
-def test_a_run_directory_may_lie_where_hydra_already_wrote(tmp_path: Path) -> None:
+def test_a_run_directory_may_be_one_where_hydra_already_wrote(tmp_path: Path) -> None:
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     run = RunDir.create(tmp_path / "run")
     assert run.path == tmp_path / "run"
@@ -34,7 +34,7 @@ def test_a_run_directory_may_lie_where_hydra_already_wrote(tmp_path: Path) -> No
 
 
 @pytest.mark.cases("name", ["status.json", "plan.json", "metrics.jsonl", "captures/index.jsonl"])
-def test_a_directory_that_holds_a_run_is_never_written_into(tmp_path: Path, name: str) -> None:
+def test_a_directory_with_a_run_is_never_written_to(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")
     with pytest.raises(StoreError) as caught:
@@ -42,7 +42,7 @@ def test_a_directory_that_holds_a_run_is_never_written_into(tmp_path: Path, name
     assert f"{tmp_path} already holds a run: it has {name}" in str(caught.value)
 
 
-def test_status_tells_state_reason_times_process_and_exit_code(tmp_path: Path) -> None:
+def test_status_has_state_reason_times_process_and_exit_code(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     before = datetime.now(UTC).replace(microsecond=0)
     run.set_status("running")
@@ -86,14 +86,14 @@ def test_metrics_are_flat_lines_in_order(tmp_path: Path) -> None:
         run.log_metrics(losses=[1.0, 2.0])
 
 
-def test_only_what_is_used_leaves_a_file(tmp_path: Path) -> None:
+def test_only_used_files_are_created(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     assert run.captures.folder == tmp_path / "captures"
     run.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_plan_and_environment_are_json_for_people(tmp_path: Path) -> None:
+def test_plan_and_environment_are_indented_json(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.write_plan({"hash": "ab", "hooks": [{"name": "clip", "max": math.inf}]})
     run.write_env({"python": "3.11"})
@@ -101,14 +101,25 @@ def test_plan_and_environment_are_json_for_people(tmp_path: Path) -> None:
     assert (tmp_path / "env.json").read_text() == '{\n  "python": "3.11"\n}\n'
 
 
-def test_closing_closes_every_file_although_one_fails(tmp_path: Path) -> None:
+def test_closing_closes_every_file_even_if_one_fails(tmp_path: Path) -> None:
     run = RunDir.create(tmp_path)
     run.predictions.add("predictions", "output", torch.ones(2), sample_ids=[0, 1], epoch=0, step=0, call=0)
     run.captures.add("features", "fc", torch.ones(2), sample_ids=[0, 1], epoch=0, step=0, call=0)
-    (tmp_path / "predictions").write_text("")  # no folder can be made there
+    (tmp_path / "predictions").write_text("")  # prevents a folder of that name
     with pytest.raises(StoreError, match="2 captured rows are lost"):
         run.close()
     assert (tmp_path / "captures" / "index.jsonl").exists()
+
+
+def test_closing_waits_until_every_line_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, flushed, fsync = RunDir.create(tmp_path / "run"), set[int](), os.fsync
+    run.log_metrics(loss=0.5)
+    run.log_sample({"sample": 1})
+    monkeypatch.setattr(os, "fsync", lambda file: (flushed.add(os.fstat(file).st_ino), fsync(file)))
+    run.close()
+    assert flushed == {(run.path / name).stat().st_ino for name in ("metrics.jsonl", "samples.jsonl")}
 
 
 def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:
@@ -119,13 +130,13 @@ def test_latest_points_to_the_newest_run(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "latest", "second"]
 
 
-def test_a_link_to_a_run_that_is_gone_is_replaced(tmp_path: Path) -> None:
+def test_a_link_to_a_removed_run_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "latest").symlink_to("deleted")
     assert update_latest(tmp_path / "run") == ""
     assert os.readlink(tmp_path / "latest") == "run"
 
 
-def test_somebodys_own_file_called_latest_is_left_alone(tmp_path: Path) -> None:
+def test_a_users_file_called_latest_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "latest").write_text("mine")
     assert "it is left alone" in update_latest(tmp_path / "run")
     assert (tmp_path / "latest").read_text() == "mine"
@@ -151,7 +162,7 @@ def test_a_status_can_be_written_before_torch_is_imported(tmp_path: Path) -> Non
     assert (tmp_path / "status.json").exists()
 
 
-def test_a_run_of_another_machine_is_not_said_to_be_cut_off() -> None:
+def test_a_run_of_another_machine_is_not_shown_as_cut_off() -> None:
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )

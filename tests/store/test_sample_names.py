@@ -1,4 +1,4 @@
-"""Names of samples and texts of tokens, as the run kept them."""
+"""Names of samples and texts of tokens, read from a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_a_run_without_names_has_an_empty_table(tmp_path: Path) -> None:
     assert (table.lines, table.text(0), table.column("file", [("val", 0)])) == ([], "", [""])
 
 
-def test_a_link_is_told_and_not_taken_for_nothing(tmp_path: Path) -> None:
+def test_a_link_is_an_error_and_not_an_empty_table(tmp_path: Path) -> None:
     (tmp_path / "samples.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(StoreError):
         _ = SampleTable(tmp_path).lines

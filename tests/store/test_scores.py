@@ -1,4 +1,4 @@
-"""The result of a run: of its epochs, never of a single batch, and never a number that is not finite."""
+"""The result of a run: from its epochs, never from a single batch, and always finite."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EPOCHS = [
 ]
 
 
-def test_the_best_epoch_counts_or_the_last_and_no_batch() -> None:
+def test_the_best_or_the_last_epoch_counts_and_no_batch() -> None:
     assert (result(EPOCHS, LOSS).value, result(EPOCHS, LOSS).epoch) == (1.0, 1)
     assert result(EPOCHS, Goal("train/loss", "minimize", "last")).value == 3.0
     assert result(EPOCHS, Goal("train/loss", "maximize")).value == 3.0
@@ -36,7 +36,7 @@ def test_the_best_epoch_counts_or_the_last_and_no_batch() -> None:
 
 
 @pytest.mark.cases("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_never_the_best(bad: float) -> None:
+def test_values_that_are_not_finite_are_never_the_best(bad: float) -> None:
     diverged = [*EPOCHS, line("train", 3, loss=bad)]
     assert result(diverged, LOSS).value == 1.0
     assert result(diverged, Goal("train/loss", "minimize", "last")).value is None
@@ -56,7 +56,7 @@ def test_lines_of_an_earlier_version_are_read() -> None:
     assert result_of({"status": "done"}, [line("val", 0, None, samples=3)]) is None
 
 
-def test_a_module_is_not_compared_with_itself() -> None:
+def test_the_similarity_of_a_module_with_itself_does_not_count() -> None:
     lines = [
         {"split": "similarity", "module": a, "other": b, "cka": 1.0 if a == b else 0.5}
         for a in "xy"
@@ -65,7 +65,7 @@ def test_a_module_is_not_compared_with_itself() -> None:
     assert result(lines, Goal("similarity/cka", "maximize")).value == 0.5
 
 
-def test_the_status_holds_the_result_and_is_checked(tmp_path) -> None:
+def test_the_status_contains_the_result_and_is_checked(tmp_path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("done", objective=result(EPOCHS, LOSS).to_dict())
     found = result_of(open_run(tmp_path).status, [])
@@ -75,7 +75,7 @@ def test_the_status_holds_the_result_and_is_checked(tmp_path) -> None:
         open_run(tmp_path).status  # noqa: B018
 
 
-def test_a_line_says_what_it_is_a_mean_of_or_is_refused(tmp_path) -> None:
+def test_a_line_without_a_known_kind_of_mean_is_refused(tmp_path) -> None:
     run = RunDir.create(tmp_path)
     run.set_status("done")
     run.log_metrics(split="train", of="batch", loss=1.0)

@@ -1,4 +1,4 @@
-"""The lines of a shard index: what each says comes back, and what cannot be is refused."""
+"""The lines of a shard index: valid ones are read back, invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ENTRY = Entry("0", "features", "layer4\n\0", "[0].logits", "bfloat16", (4, 8), 3
 SHARD = Shard("000000.safetensors", "ab" * 32, 4096, ("sample", "epoch", "step", "call"), (ENTRY,))
 
 
-def test_a_shard_reads_back_from_its_line() -> None:
+def test_a_shard_is_read_back_from_its_line() -> None:
     assert Shard.of(decode(encode(SHARD.record()).encode())) == SHARD
 
 
-def test_keys_that_a_later_version_adds_are_left_out() -> None:
+def test_keys_of_a_later_version_are_ignored() -> None:
     record = json.loads(encode(SHARD.record()))
     record["rank"] = 3
     record["entries"][0]["labels"] = "0.labels"
@@ -37,12 +37,12 @@ def test_keys_that_a_later_version_adds_are_left_out() -> None:
         ({"entries": [SHARD.record()["entries"][0] | {"dtype": "qint8"}]}, "unknown dtype 'qint8'"),
     ],
 )
-def test_a_line_that_cannot_be_trusted_is_refused(change: dict[str, object], said: str) -> None:
+def test_an_invalid_line_is_refused(change: dict[str, object], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Shard.of(SHARD.record() | change)
 
 
-def test_any_other_json_is_no_shard() -> None:
+def test_other_json_is_refused() -> None:
     with pytest.raises(ValueError, match="does not describe a shard"):
         Shard.of([1, 2])
 

@@ -1,4 +1,4 @@
-"""How far the shards of all ranks reach."""
+"""Positions of the shards of all ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BEFORE = {"index": 90, "shards": 2, "counts": {"h": {"m": (1, 8, 2)}}, "turns": 
 
 
 class Three(Ranks):
-    """Rank 0 of three; the others reach as far."""
+    """Rank 0 of three; the others have the same position."""
 
     size = 3
 
@@ -25,7 +25,7 @@ class Three(Ranks):
         return [plain, plain, plain]
 
 
-def test_what_a_writer_has_buffered_is_written_and_counted(tmp_path: Path) -> None:
+def test_buffered_rows_are_written_and_counted(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path / "captures")
     writer.add("h", "m", torch.ones(2, 3), sample_ids=[0, 1], epoch=0, step=0, call=0)
     found = shard_positions(ALONE, {"captures": writer}, None)
@@ -36,14 +36,14 @@ def test_what_a_writer_has_buffered_is_written_and_counted(tmp_path: Path) -> No
     writer.close()
 
 
-def test_a_folder_without_a_writer_reaches_as_far_as_before() -> None:
+def test_a_folder_without_a_writer_keeps_its_position() -> None:
     reached = PositionRecord.model_validate({"captures": BEFORE | {"others": [BEFORE | {"index": 5}]}})
     found = shard_positions(Three(), {}, reached)["captures"]
     assert {key: found[key] for key in BEFORE} == BEFORE
     assert [each["index"] for each in found["others"]] == [90, 90]
 
 
-def test_ranks_that_the_run_has_no_more_are_kept() -> None:
+def test_positions_of_ranks_that_no_longer_exist_are_kept() -> None:
     others = [BEFORE | {"index": index} for index in (5, 6)]
     reached = PositionRecord.model_validate({"captures": BEFORE | {"others": others}})
     found = shard_positions(ALONE, {}, reached)["captures"]

@@ -1,4 +1,4 @@
-"""Resumable states: whole or not there, the newest whole one is used, a damaged one is named."""
+"""Resumable states: complete or absent, the newest complete one is used, a damaged one is named."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_any_damage_is_found_and_the_one_before_is_used(tmp_path: Path, name: st
     assert newest(tmp_path)[0] == 0
 
 
-def test_what_is_no_state_is_not_looked_at(tmp_path: Path) -> None:
+def test_other_files_are_ignored(tmp_path: Path) -> None:
     write(tmp_path, 0)
     (tmp_path / "checkpoints" / ".state_000009.1.tmp").mkdir()
     (tmp_path / "checkpoints" / "state_9").mkdir()
@@ -60,7 +60,7 @@ def test_what_is_no_state_is_not_looked_at(tmp_path: Path) -> None:
     assert newest(tmp_path) == (0, [])
 
 
-def test_a_state_that_cannot_be_written_leaves_the_ones_before(
+def test_a_state_that_cannot_be_written_leaves_the_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, 0)

@@ -1,4 +1,4 @@
-"""The YAML files of a run directory, read with no more trust than an experiment gets."""
+"""The YAML files of a run directory, read with the same checks as an experiment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_interpolations_stay_and_each_reader_has_its_own_copy(tmp_path: Path) ->
     assert read_yaml(path, tmp_path) == {}
 
 
-def test_what_is_not_a_configuration_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     bomb = "a: &a [1,1,1,1,1,1,1,1]\n" + "".join(
         f"{after}: &{after} [{','.join(['*' + before] * 8)}]\n"
@@ -48,7 +48,7 @@ def test_what_is_not_a_configuration_is_refused(tmp_path: Path) -> None:
         read_yaml(path, tmp_path)
 
 
-def test_what_surely_comes_back_does(tmp_path: Path) -> None:
+def test_plain_values_are_read_back_equal(tmp_path: Path) -> None:
     for content in ({"a": [1, 0.5, None, True, "off", "1e3", "x: y\n z", {}]}, {"1": "null"}, []):
         assert comes_back(content)
         path = tmp_path / "config.yaml"

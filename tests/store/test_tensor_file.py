@@ -1,4 +1,4 @@
-"""What the streaming writer leaves is a plain safetensors file, and its hash and size are the file's."""
+"""The streaming writer writes a plain safetensors file, and its hash and size are those of the file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from safetensors import safe_open
 from torch import Tensor
 
 from hookrun.store.files import StoreError
-from hookrun.store.tensor_file import DTYPES, as_bytes, open_tensors, unstorable, write_tensors
+from hookrun.store.past_cache import LARGE
+from hookrun.store.tensor_file import DTYPES, NoDigest, as_bytes, open_tensors, unstorable, write_tensors
 
 dtypes = st.sampled_from(sorted(DTYPES, key=str))
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 
 def some(dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
-    """Bytes of 0 and 1 are values of every dtype."""
+    """Random bytes 0 and 1, which are valid in every dtype."""
     size = torch.Size(shape).numel() * dtype.itemsize
     return torch.randint(0, 2, (size,), dtype=torch.uint8).view(dtype).reshape(shape)
 
@@ -56,13 +57,13 @@ def test_the_library_reads_every_dtype_and_shape(kinds: list[tuple[torch.dtype, 
 
 
 @given(dtypes, st.lists(st.integers(0, 3), min_size=2, max_size=4), shapes)
-def test_chunks_are_laid_end_to_end(dtype: torch.dtype, rows: list[int], shape: tuple[int, ...]) -> None:
+def test_chunks_are_concatenated(dtype: torch.dtype, rows: list[int], shape: tuple[int, ...]) -> None:
     chunks = [some(dtype, (count, *shape)) for count in rows]
     whole = torch.cat([chunk.reshape(-1).view(torch.uint8) for chunk in chunks])
     assert same(written({"0": chunks})["0"], whole.view(dtype).reshape(sum(rows), *shape))
 
 
-def test_tensors_that_lie_otherwise_in_memory_are_written_as_they_read() -> None:
+def test_tensors_with_other_strides_are_written_equal() -> None:
     base = torch.randn(4, 3, dtype=torch.complex64)
     views = {"t": base.t(), "step": base[::2], "expand": base[:1].expand(5, 3), "conj": base.conj()}
     views |= {"negative": base.conj().imag, "leaf": torch.nn.Parameter(base.real.clone())}
@@ -70,7 +71,7 @@ def test_tensors_that_lie_otherwise_in_memory_are_written_as_they_read() -> None
     assert all(torch.equal(found[name], value) for name, value in views.items())
 
 
-def test_every_tensor_lies_aligned_to_its_items() -> None:
+def test_every_tensor_is_aligned_to_its_items() -> None:
     file = BytesIO()
     write_tensors(
         file, {"b": [some(torch.bool, (3,))], "h": [some(torch.float16, (3,))], "d": [torch.zeros(1)]}
@@ -86,6 +87,15 @@ def test_every_tensor_lies_aligned_to_its_items() -> None:
     }
 
 
+@pytest.mark.parametrize("rows", [3, LARGE // 8])
+def test_without_a_digest_the_same_is_written(rows: int, tmp_path: Path) -> None:
+    tensors = {"0": [torch.arange(2 * rows, dtype=torch.float32)]}
+    for name, digest in (("hashed", None), ("unhashed", NoDigest())):
+        with (tmp_path / name).open("wb") as file:
+            assert bool(write_tensors(file, tensors, digest=digest)[0]) == (name == "hashed")
+    assert (tmp_path / "hashed").read_bytes() == (tmp_path / "unhashed").read_bytes()
+
+
 @pytest.mark.cases(
     ("tensor", "said"),
     [
@@ -99,7 +109,7 @@ def test_every_tensor_lies_aligned_to_its_items() -> None:
         (torch.zeros(2), ""),
     ],
 )
-def test_what_has_no_form_on_disk_is_told_before_writing(tensor: Tensor, said: str) -> None:
+def test_tensors_without_a_format_on_disk_are_refused_before_writing(tensor: Tensor, said: str) -> None:
     assert said in unstorable(tensor)
     assert bool(said) == bool(unstorable(tensor))
 

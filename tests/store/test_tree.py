@@ -1,4 +1,4 @@
-"""Plain values with tensors in them: read back as they were, types of keys and shared tensors included."""
+"""Plain values with tensors in them are read back equal, with types of keys and shared tensors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def through_json(tree: Any) -> Any:
     return unflatten(decode(encode(values).encode()), tensors.__getitem__)
 
 
-def test_types_survive() -> None:
+def test_types_are_read_back() -> None:
     shared = torch.arange(4)
     tree = {
         "numbers": [None, True, 3, -0.0, 1e-300, math.inf],
@@ -43,7 +43,7 @@ def test_types_survive() -> None:
     assert [each.shape for each in found["empty"]] == [(0, 3), (0,)]
 
 
-def test_nan_survives() -> None:
+def test_nan_is_read_back() -> None:
     assert math.isnan(through_json({"x": math.nan})["x"])
 
 
@@ -58,7 +58,7 @@ UNPLAIN = {
 
 
 @pytest.mark.cases("value", UNPLAIN.values())
-def test_what_is_not_plain_is_named_with_its_place(value: Any) -> None:
+def test_other_values_are_refused_with_their_place(value: Any) -> None:
     with pytest.raises(NotPlain, match=r"^optimizer\.3\.x"):
         flatten({"optimizer": {3: {"x": value}}})
 
@@ -66,13 +66,13 @@ def test_what_is_not_plain_is_named_with_its_place(value: Any) -> None:
 @pytest.mark.cases(
     "value", [{"a": 1, "b": 2}, {"code": "x"}, {"items": [[[1], 2]]}, {"keys": 3}, {"items": 3}, {}]
 )
-def test_what_flatten_did_not_write_is_a_value_error(value: Any) -> None:
+def test_invalid_input_is_a_value_error(value: Any) -> None:
     with pytest.raises(ValueError):
         unflatten(value, {}.__getitem__)
 
 
-def test_every_optimizer_and_schedule_of_torch_survives() -> None:
-    """Their own classes are not tried before a run, so here each is."""
+def test_the_state_of_every_optimizer_and_schedule_of_torch_is_read_back() -> None:
+    """A user's own classes cannot be checked before a run; torch's are checked here."""
     more = {
         "StepLR": {"step_size": 2},
         "MultiStepLR": {"milestones": [1, 2]},

@@ -25,7 +25,7 @@ def shard(run: Path, number: int) -> Path:
     return run / f"captures/{number:06d}.safetensors"
 
 
-def test_a_whole_run_is_well(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_complete_run_has_no_faults(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run)]) == 0
     said = capsys.readouterr().out
     assert "3 shards" in said and said.endswith("all well\n")
@@ -49,7 +49,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-def test_what_is_damaged_is_named_and_nothing_else(
+def test_damaged_files_are_named_and_no_others(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number, (kind, (damage, said)) in enumerate(DAMAGE.items()):
@@ -70,7 +70,7 @@ def test_every_bad_shard_is_listed(run: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.count("BAD: ") == 2
 
 
-def test_what_a_killed_run_leaves_is_no_damage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_left_by_a_killed_run_are_not_faults(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "captures/.000003.safetensors.1.tmp").write_bytes(b"half")
     with (run / "captures/index.jsonl").open("a") as index:
         index.write('{"version": 1, "sha')
@@ -82,7 +82,9 @@ def test_what_a_killed_run_leaves_is_no_damage(run: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.count("note: ") == 2
 
 
-def test_a_lost_index_is_no_empty_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_a_lost_index_is_not_reported_as_empty(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (run / "captures/index.jsonl").unlink()
     (run / "env.json").write_text('{"torch"')
     assert main([str(run)]) == 1
@@ -90,12 +92,12 @@ def test_a_lost_index_is_no_empty_run(run: Path, capsys: pytest.CaptureFixture[s
     assert f"BAD: {run / 'captures/000000.safetensors'} is in no index" in said and "env.json" in said
 
 
-def test_a_sweep_is_told_to_name_its_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_refused_with_the_names_of_its_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(run.parent)]) == 2
     assert "of 1 runs: run" in capsys.readouterr().err
 
 
-def test_what_is_no_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_paths_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
     assert "is not a run directory" in capsys.readouterr().err
 
@@ -193,7 +195,7 @@ CHANGED: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-def test_whatever_changed_since_the_end_is_named(
+def test_every_change_since_the_end_is_named(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(whole)]) == 0, capsys.readouterr().out
@@ -231,11 +233,11 @@ def without_pid(run: Path, **changed: object) -> None:
         ({"status": "failed", "exit_code": 1}, "note: it failed, so it has no manifest"),
         ({"status": "interrupted"}, "note: it was interrupted, so it has no manifest"),
         ({"status": "running", "pid": 2**31 - 1}, "it was cut off; it has no manifest"),
-        ({"status": "running"}, "all well so far: the run has not come to its end"),
+        ({"status": "running"}, "all well so far: the run has not ended"),
         ({}, "note: it is of an earlier hookrun and has no manifest"),
     ],
 )
-def test_a_run_without_a_manifest_says_why_and_what_is_there_is_judged(
+def test_a_run_without_a_manifest_says_why_and_its_files_are_checked(
     run: Path, changed: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_pid(run, **changed)
@@ -256,7 +258,7 @@ WITHOUT: dict[str, tuple[Callable[[Path], object], str]] = {
 }  # fmt: skip
 
 
-def test_what_a_file_shows_by_itself_is_found_without_a_manifest(run: Path, tmp_path: Path) -> None:
+def test_invalid_content_is_found_without_a_manifest(run: Path, tmp_path: Path) -> None:
     for number, (kind, (damage, said)) in enumerate(WITHOUT.items()):
         copy = tmp_path / f"copy{number}"
         shutil.copytree(run, copy)

@@ -1,4 +1,4 @@
-"""Captured values become rows in bounded shards, and the index names a shard only when it is whole."""
+"""Captured values become rows in shards of limited size, and the index names only complete shards."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_batch_becomes_one_row_per_sample_with_its_moment(tmp_path: Path) -> None:
+def test_a_batch_becomes_one_row_per_sample_with_epoch_step_and_call(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path, rank=3)
     batch = torch.randn(3, 2)
     writer.add("features", "layer4", batch, sample_ids=[7, 5, 6], epoch=1, step=20, call=2, split="val")
@@ -62,7 +62,7 @@ def test_a_batch_becomes_one_row_per_sample_with_its_moment(tmp_path: Path) -> N
 
 
 @pytest.mark.cases("sample_ids", [None, [0, 1], torch.tensor([0, 1])])
-def test_what_does_not_match_the_batch_becomes_one_row_per_firing(
+def test_values_without_the_batch_dimension_become_one_row_per_firing(
     tmp_path: Path, sample_ids: list[int] | None
 ) -> None:
     writer = CaptureWriter(tmp_path)
@@ -131,7 +131,7 @@ class Pair(NamedTuple):
         (Output(None, (None, TWO)), ["states[1]"]),
     ],
 )
-def test_the_path_of_a_leaf_is_the_target_that_names_it(tmp_path: Path, value: Any, paths: list[str]) -> None:
+def test_the_path_of_a_leaf_is_its_target(tmp_path: Path, value: Any, paths: list[str]) -> None:
     writer = CaptureWriter(tmp_path)
     writer.add("f", "m", value, sample_ids=None, **AT)
     writer.close()
@@ -151,7 +151,7 @@ def test_the_path_of_a_leaf_is_the_target_that_names_it(tmp_path: Path, value: A
         ("[1]", {"last": ONE}, "[1].last"),
     ],
 )
-def test_a_part_of_a_container_is_recorded_under_its_place_there(
+def test_a_part_of_a_container_is_recorded_under_its_path(
     tmp_path: Path, path: str, value: Any, place: str
 ) -> None:
     writer = CaptureWriter(tmp_path)
@@ -160,7 +160,7 @@ def test_a_part_of_a_container_is_recorded_under_its_place_there(
     assert [entry["path"] for entry in index(tmp_path)[0]["entries"]] == [place]
 
 
-def test_shards_are_counted_hashed_and_bounded(tmp_path: Path) -> None:
+def test_shards_are_counted_hashed_and_limited_in_size(tmp_path: Path) -> None:
     bound = 20_000
     writer = CaptureWriter(tmp_path, shard_bytes=bound)
     for step in range(10):
@@ -197,7 +197,7 @@ def test_a_row_larger_than_a_shard_is_a_shard_of_its_own(tmp_path: Path) -> None
     assert [shard["entries"][0]["rows"] for shard in index(tmp_path)] == [1, 1]
 
 
-def test_many_small_values_keep_to_the_bound_too(tmp_path: Path) -> None:
+def test_many_small_values_stay_below_the_limit_too(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path, shard_bytes=64_000)
     for step in range(200):  # 0.8 kB of data in 200 tensor objects
         writer.add("loss", "", torch.tensor(1.0), sample_ids=None, epoch=0, step=step, call=0)
@@ -205,14 +205,14 @@ def test_many_small_values_keep_to_the_bound_too(tmp_path: Path) -> None:
     assert writer.shards == 4
 
 
-def test_the_value_stays_untouched_and_later_changes_do_not_reach_the_copy(tmp_path: Path) -> None:
+def test_the_value_is_not_changed_and_later_changes_do_not_affect_the_copy(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     value = torch.arange(6.0).reshape(2, 3).t()
     value.requires_grad_()
     clone = torch._lazy_clone(value.detach())
     writer.add("f", "a", value, sample_ids=None, **AT)
     writer.add("f", "a", clone, sample_ids=None, **AT)
-    assert torch._C._is_cow_tensor(clone)  # it was read, not made a copy of its own
+    assert torch._C._is_cow_tensor(clone)  # it was read without being copied
     with torch.no_grad():
         value.fill_(-1)
     writer.close()
@@ -220,7 +220,7 @@ def test_the_value_stays_untouched_and_later_changes_do_not_reach_the_copy(tmp_p
     assert torch.equal(stored, torch.arange(6.0).reshape(2, 3).t().expand(2, 3, 2))
 
 
-def test_counts_tell_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> None:
+def test_counts_have_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     for _ in range(2):
         writer.add("f", "a", (torch.zeros(4, 2), torch.zeros(3).bfloat16()), sample_ids=range(4), **AT)
@@ -228,14 +228,14 @@ def test_counts_tell_tensors_bytes_and_rows_of_each_module(tmp_path: Path) -> No
     assert writer.counts == {("f", "a"): Count(tensors=4, bytes=2 * (32 + 6), rows=10), ("f", "b"): Count()}
 
 
-def test_no_capture_leaves_no_folder(tmp_path: Path) -> None:
+def test_without_captures_there_is_no_folder(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path / "captures")
     writer.add("f", "a", None, sample_ids=[0], **AT)
     writer.close()
     assert not (tmp_path / "captures").exists()
 
 
-def test_a_tensor_without_a_form_on_disk_names_hook_module_and_place(tmp_path: Path) -> None:
+def test_a_tensor_without_a_format_on_disk_is_an_error_that_names_hook_and_module(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     with pytest.raises(StoreError) as caught:
         writer.add("f", "fft", (torch.zeros(2, dtype=torch.complex128),), sample_ids=None, **AT)
@@ -244,7 +244,7 @@ def test_a_tensor_without_a_form_on_disk_names_hook_module_and_place(tmp_path: P
     )
 
 
-def test_a_folder_with_captures_is_never_written_into(tmp_path: Path) -> None:
+def test_a_folder_with_captures_is_never_written_to(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
     writer.close()
@@ -252,14 +252,14 @@ def test_a_folder_with_captures_is_never_written_into(tmp_path: Path) -> None:
         CaptureWriter(tmp_path)
 
 
-def test_a_closed_writer_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_closed_writer_refuses_values(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     writer.close()
     with pytest.raises(StoreError, match="is closed"):
         writer.add("f", "a", torch.ones(1), sample_ids=None, **AT)
 
 
-def test_names_on_disk_are_counters_whatever_the_module_is_called(tmp_path: Path) -> None:
+def test_file_names_are_counters_and_not_module_names(tmp_path: Path) -> None:
     writer = CaptureWriter(tmp_path)
     for module in ("a/b", "../up", "line\nbreak", "nul\0", "x" * 300):
         writer.add("f", module, torch.ones(1), sample_ids=None, **AT)
@@ -271,7 +271,7 @@ def test_names_on_disk_are_counters_whatever_the_module_is_called(tmp_path: Path
 def test_an_interruption_while_a_shard_is_written_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C reaches the main thread, which waits; the thread that writes goes on."""
+    """Ctrl-C reaches the main thread, which waits; the thread that writes continues."""
     replace = os.replace
 
     def interrupted(*args: str) -> None:
@@ -292,7 +292,7 @@ def test_an_interruption_while_a_shard_is_written_loses_nothing(
     assert names(tmp_path) == ["000000.safetensors", "index.jsonl"]
 
 
-def test_a_disk_that_refuses_in_the_background_is_told_at_the_next_value(
+def test_a_failed_write_in_the_background_is_raised_at_the_next_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused = threading.Event()
@@ -309,7 +309,7 @@ def test_a_disk_that_refuses_in_the_background_is_told_at_the_next_value(
             writer.add("f", "a", torch.ones(2_000), sample_ids=None, **AT)
             if refused.is_set():
                 writer._disk.wait()
-    writer.close()  # says nothing a second time
+    writer.close()  # reports nothing a second time
     assert str(tmp_path) in str(caught.value)
     assert set(threading.enumerate()) <= before
 
@@ -333,7 +333,7 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
         writer.add("f", "a", torch.ones(2_000), sample_ids=None, **AT)
 
     add()
-    add()  # hands over the first
+    add()  # passes on the first
     writing.wait()
     assert writer._disk._first._pieces.empty()
     add()
@@ -348,7 +348,7 @@ def test_one_buffer_is_filled_one_waits_and_one_is_written(
 def test_a_shard_is_written_while_the_one_before_it_is_flushed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
 ) -> None:
-    """It is named after that one; where that one is lost it is too, with all after it, and nothing is left of them."""
+    """It is named after that one; if that one is lost, it and all later ones are removed too."""
     flushing, allowed = threading.Event(), threading.Event()
     replace = os.replace
 
@@ -362,7 +362,7 @@ def test_a_shard_is_written_while_the_one_before_it_is_flushed(
 
     monkeypatch.setattr("os.replace", slow)
     writer = CaptureWriter(tmp_path, shard_bytes=10_000)
-    for number in range(4):  # each hands over the one before it
+    for number in range(4):  # each passes on the one before it
         writer.add("f", "a", torch.full((2_000,), float(number)), sample_ids=None, **AT)
     flushing.wait()
     writer._disk._first.wait()
