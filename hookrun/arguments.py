@@ -229,9 +229,19 @@ def _problem(
         return Problem(path, _message(first))
     found = f"found {first['input']!r}"
     if kind in ("model_type", "dict_type"):
-        keys = ", ".join(_keys(model, key))
-        return Problem(path, f"{found}, expected a mapping", f"its keys: {keys}" if keys else "")
+        return not_a_mapping(path, first["input"], _keys(model, key))
     return Problem(path, f"{found}: {_merged(details)}", _nearest_literal(first) or _unquoted(first))
+
+
+def not_a_mapping(path: str, found: object, keys: Collection[str]) -> Problem:
+    """The problem of a value where a section is expected, such as ``model: mlp``, which means a choice of a group."""
+    hint = f"its keys: {', '.join(keys)}" if keys else ""
+    if isinstance(found, str) and path in _GROUPS:
+        hint = f"a file chooses from a group in its defaults list: `- override /{path}: {found}`; {hint}"
+    return Problem(path, f"found {found!r}, expected a mapping", hint)
+
+
+_GROUPS = ("task", "model", "data", "train", "compute")
 
 
 def _keys(model: type[BaseModel], key: Sequence[int | str]) -> Collection[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,27 @@ def reason(error: BaseException) -> str:
     """An exception in one line: its type and the first line of its message."""
     first = next(iter(str(error).splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def at_module(error: BaseException) -> str:
+    """A clause with the innermost module whose forward raised the exception: `` (in conv1, a Conv2d)``.
+
+    Empty for the model itself, and for an exception from elsewhere.
+    """
+    torch = sys.modules.get("torch")
+    root = inner = None
+    trace = error.__traceback__ if torch and isinstance(error, Exception) else None
+    while trace is not None and torch is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module):
+            root, inner = owner if root is None else root, owner
+        trace = trace.tb_next
+    path = (
+        next((name for name, module in root.named_modules() if module is inner), "")
+        if root is not None
+        else ""
+    )
+    return f" (in {path}, a {type(inner).__name__})" if path else ""
 
 
 _SHORT = reprlib.Repr()

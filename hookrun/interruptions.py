@@ -1,7 +1,8 @@
 """Signals that end a run: the first one lets a loop finish its step, a second one stops at once.
 
-Handled are SIGINT (Ctrl-C), SIGTERM (schedulers, containers), SIGHUP (the terminal is gone) and SIGUSR1 (SLURM, before
-it takes the machine away). The handlers are those of the command line: a program of somebody else's keeps its own.
+Handled are SIGINT (Ctrl-C), SIGTERM (schedulers, containers), SIGHUP (the terminal was closed) and SIGUSR1 (SLURM,
+before the time of a job ends). Only the command line installs the handlers; a program that imports hookrun keeps its
+own.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ SIGNALS = tuple(
 )
 
 SAME = 0.1
-"""Seconds within which signals count as one: a terminal that closes, a shell and a scheduler send theirs twice."""
+"""Seconds within which signals count as one: a closing terminal, a shell or a scheduler may send the same one twice."""
 
 LATER = 1.0
-"""Seconds within which those after the second are left out: what a second one began is over by then."""
+"""Seconds within which signals after the second one are ignored, so that they do not disturb its handling."""
 
 
 SIGNALLED = 128
-"""What an exit code is above the number of the signal that ended the process."""
+"""The exit code of a process that a signal ended is this plus the number of the signal."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the run. It does not derive from Exception, so that nothing on the way takes it for a failure.
+    """A signal ended the run. Not a subclass of Exception, so that no `except Exception` treats it as a failure.
 
     signum:    the number of the signal, the first one where several came
-    name:      what it is called, such as ``SIGTERM``
-    exit_code: what the process returns: 128 + signum
+    name:      its name, such as ``SIGTERM``
+    exit_code: the exit code of the process: 128 + signum
     """
 
     def __init__(self, signum: int) -> None:
@@ -58,15 +59,15 @@ class Interrupted(KeyboardInterrupt):
 
 
 class _State:
-    """What has come in this process since `handled` was entered.
+    """The signals that this process has received since `handled` was entered.
 
     first:     the number of the first signal
-    count:     signals that count
-    last:      when the last of them came, by the monotonic clock
-    listening: loops under way that ask `pending`
-    shielded:  blocks under way that are not to be cut in two
-    waiting:   a signal is still to be raised
-    closing:   the handlers are being taken off
+    count:     the number of signals, without repetitions within SAME or LATER
+    last:      when the last of them was received, by the monotonic clock
+    listening: the number of running loops that call `pending`
+    shielded:  the number of `shielded` blocks that are running
+    waiting:   whether a signal is still to be raised
+    closing:   whether the handlers are being removed
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ _leaving: list[int] = []
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Handle the signals during the block, those that nobody else handles or ignores; only in the main thread.
+    """Handle the signals during the block, except those that other code handles or ignores; only in the main thread.
 
     Raises Interrupted in the block.
     """
@@ -104,7 +105,7 @@ def handled() -> Iterator[None]:
         finally:
             state.closing = True
     finally:
-        state.closing = True  # once more: a signal may have come between the two
+        state.closing = True  # again: a signal may have arrived before the assignment above
         for number in mine:
             signal.signal(number, _default(number))
         _state = _State()
@@ -112,9 +113,9 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def listening() -> Iterator[None]:
-    """A loop that asks `pending` after each step: the first signal is only noted, and it is the loop that raises it.
+    """Around a loop that calls `pending` after each step: the first signal is only noted, and the loop raises it.
 
-    What has come and was not raised when the block ends without an error is raised then, as Interrupted.
+    If the block ends without an error and a signal was noted but not raised, Interrupted is raised then.
     """
     state = _state
     if not _is_main_thread():
@@ -124,7 +125,7 @@ def listening() -> Iterator[None]:
     try:
         yield
     except BaseException:
-        state.waiting = False  # whoever asked has raised it, or there is an error to tell
+        state.waiting = False  # it was raised, or another error is reported
         raise
     finally:
         state.listening -= 1
@@ -133,9 +134,9 @@ def listening() -> Iterator[None]:
 
 @contextmanager
 def shielded() -> Iterator[None]:
-    """A short block that is not to be cut in two, such as the writing of a status: a signal waits for its end.
+    """Around a short block that must not be interrupted, such as writing a status: a signal takes effect at its end.
 
-    Raises Interrupted after the block, unless a loop around it listens.
+    Raises Interrupted after the block, unless a `listening` loop around it will raise it.
     """
     state = _state
     if not _is_main_thread():
@@ -150,7 +151,7 @@ def shielded() -> Iterator[None]:
 
 
 def pending() -> Interrupted | None:
-    """The signal that has come, for whoever is to raise it; None where none has."""
+    """The first signal received, as an exception for the caller to raise; None if there was none."""
     return None if _state.first is None else Interrupted(_state.first)
 
 
@@ -160,15 +161,15 @@ def code_of(interruption: KeyboardInterrupt) -> int:
 
 
 def left_to_main(_worker: int) -> None:
-    """For a process that loads data, as its first call: what a terminal or a scheduler sends to all is not for it.
+    """The first call in a process that loads data: ignore signals that a terminal or scheduler sends to all processes.
 
-    The main process finishes its step, for which it needs the data, and then ends its workers: a SIGTERM from it, and
-    from nobody else, ends this process.
+    The main process finishes its step, for which it needs the data, and then ends its workers: only a SIGTERM from the
+    main process ends this process.
     """
     for number in SIGNALS:
         if number != signal.SIGTERM:
             signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # without it nobody could tell who sent the signal
+    if hasattr(signal, "sigwaitinfo"):  # tells which process sent the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         parent = (
             multiprocessing.parent_process()
@@ -184,7 +185,7 @@ def left_to_main(_worker: int) -> None:
 
 
 def _unless_cut_off(show: Callable[..., Any], kind: type[BaseException], *more: Any) -> None:
-    """The main process may stop in the middle of what it reads from a worker: that is not an error of the worker."""
+    """Show an error of a worker, unless the main process closed the connection while the worker wrote to it."""
     if not issubclass(kind, ConnectionError | EOFError):
         show(kind, *more)
 
@@ -192,8 +193,8 @@ def _unless_cut_off(show: Callable[..., Any], kind: type[BaseException], *more: 
 def _end_for(parent: int) -> None:
     """End the process at a SIGTERM from its parent.
 
-    The kernel keeps one SIGTERM at a time, with its first sender: while another one's waits here, the parent's is lost.
-    The parent's exit sends it again (`multiprocessing.util`).
+    The kernel keeps one pending SIGTERM, with its first sender: if another process sent one just before, the parent's
+    is lost. The parent sends it again when it exits (`multiprocessing.util`).
     """
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
@@ -201,7 +202,7 @@ def _end_for(parent: int) -> None:
 
 
 def exit_at_next(code: int) -> None:
-    """The process is about to end, with everything written: from now on a signal ends it at once, and quietly."""
+    """To be called when everything is written: from now on a signal ends the process at once with this code."""
     global _leaving
     if not _is_main_thread():
         return
@@ -214,7 +215,7 @@ def exit_at_next(code: int) -> None:
         signal.signal(number, leave)
 
 
-@atexit.register  # long before torch registers its own: this one comes after it, the last before Python is taken apart
+@atexit.register  # registered before torch's functions, so that it runs after them
 def _ignore_the_rest() -> None:
     for number in _leaving:
         signal.signal(number, signal.SIG_IGN)
@@ -245,7 +246,7 @@ def _handle(signum: int, _frame: FrameType | None) -> None:
 
 
 def _raise_waiting(state: _State) -> None:
-    """Raise what has come in a block that is over, where no other such block is around it."""
+    """Raise the noted signal at the end of a block, unless an outer block will raise it."""
     is_first = state.count == 1
     if (
         state.waiting
@@ -258,21 +259,21 @@ def _raise_waiting(state: _State) -> None:
 
 
 def _in_child(signum: int) -> None:
-    """A forked child has the handlers of its parent, who decides when it ends: only SIGTERM is for itself."""
+    """Handle a signal in a forked child, which has its parent's handlers: SIGTERM ends it, others do nothing."""
     if signum == signal.SIGTERM:
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
 
 def _say(text: str) -> None:
-    """A line on stderr, past Python's buffers: their owner may be in the middle of writing when a signal comes."""
+    """Write a line to stderr without Python's buffer, which other code may be writing to when the signal arrives."""
     if sys.__stderr__ is not None:
         with suppress(OSError, ValueError):  # it is closed
             os.write(sys.__stderr__.fileno(), f"\n{text}\n".encode())
 
 
 def _is_default(number: int) -> bool:
-    """Whether nobody has said what the signal means; a handler of ours that a forked child has is its parent's."""
+    """Whether the signal has its default handler, or in a forked child the handler that the parent set here."""
     found = signal.getsignal(number)
     return found is _default(number) or (found is _handle and _state.owner != os.getpid())
 

@@ -93,7 +93,7 @@ def _fast_loader() -> Any:
 
 
 def _check_expansion(text: str) -> None:
-    """Raise TooLarge for interpolations that multiply; OmegaConf would parse each of them before it can be asked."""
+    """Raise TooLarge for interpolations that multiply; OmegaConf would parse each of them before it checks anything."""
     if "${" in text:
         loader = FAST_LOADER(text)
         try:
@@ -180,4 +180,10 @@ def _hint(problem: str, line: str) -> str:
         return f"a value that begins with {value[0]} needs quotes: {key}: '{value}'"
     if "mapping values" in problem:
         return "a value that holds a colon and a space needs quotes"
+    if "expected ',' or" in problem:
+        return (
+            "close every { and [, put commas between the items, and quote a value that holds one of { } [ ] ,"
+        )
+    if "expected <block end>, but found '<block " in problem:
+        return "begin the keys of one mapping, and the items of one list, in the same column"
     return "a value that begins with * ! @ % & ` or holds a colon and a space needs quotes"

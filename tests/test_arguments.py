@@ -43,7 +43,7 @@ def test_arguments_are_frozen() -> None:
         Example(needed="x").rate = 1.0  # type: ignore[misc]
 
 
-def test_an_unknown_key_comes_with_the_nearest_name() -> None:
+def test_an_unknown_key_is_reported_with_the_nearest_name() -> None:
     assert problems(needed="x", rat=1) == [Problem("data.args.rat", "unknown key", "did you mean 'rate'?")]
 
 
@@ -80,11 +80,11 @@ def test_values_are_not_converted() -> None:
     ]
 
 
-def test_what_is_wrong_between_arguments_stands_at_their_mapping() -> None:
+def test_a_mistake_of_several_arguments_is_reported_at_their_mapping() -> None:
     assert problems(needed="x", mode="slow", rate=0) == [Problem("data.args", "slow needs a rate")]
 
 
-def test_all_mistakes_are_found_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     assert {p.where for p in problems(rat=1, size="x", mode="y")} == {
         "data.args.rat",
         "data.args.size",
@@ -129,7 +129,7 @@ def test_the_key_path_follows_sections_and_leaves_out_the_members_of_unions(
 
 
 @pytest.mark.parametrize("given", [{"one": {"rat": 1}}, {"maybe": {"rat": 1}}, {"named": {"a": {"rat": 1}}}])
-def test_an_unknown_key_of_an_inner_section_comes_with_its_nearest_name(given: dict[str, Any]) -> None:
+def test_an_unknown_key_of_an_inner_section_is_reported_with_the_nearest_name(given: dict[str, Any]) -> None:
     (problem,) = parse(Outer, given, "x")[1]
     assert problem.where.endswith(".rat")
     assert problem.hint == "did you mean 'rate'?"
@@ -147,13 +147,13 @@ def test_a_misspelled_choice_comes_with_the_nearest_one() -> None:
     ]
 
 
-def test_an_unknown_argument_names_the_nearest() -> None:
+def test_an_unknown_argument_is_reported_with_the_nearest_name() -> None:
     [problem] = unknown_arguments({"widht": 3, "depth": 2}, ["width", "depth"], "model.args", "net")
     assert problem.where == "model.args.widht"
     assert problem.what == "'net' takes no argument 'widht'; did you mean 'width'?"
 
 
-def test_a_signature_lists_its_names_unless_it_takes_any() -> None:
+def test_a_signature_lists_its_names_unless_it_accepts_any() -> None:
     def fixed(a: int, *, b: int = 1) -> None: ...
     def positional(a: int, /, b: int) -> None: ...
     def anything(a: int, **rest: int) -> None: ...

@@ -1,22 +1,24 @@
-"""The exceptions: what they print, and that none can be raised without saying what is wrong."""
+"""The exceptions: what they print, and that each must have a problem."""
 
 from __future__ import annotations
 
 import pickle
 
 import pytest
+import torch
+from torch import nn
 
-from hookrun.errors import CompileError, Problem, SpecError, reason
+from hookrun.errors import CompileError, Problem, SpecError, at_module, reason
 
 
 @pytest.mark.parametrize("error", [SpecError, CompileError])
-def test_an_error_without_problems_cannot_be_made(error: type[SpecError | CompileError]) -> None:
+def test_an_error_without_problems_cannot_be_created(error: type[SpecError | CompileError]) -> None:
     with pytest.raises(ValueError, match=f"a {error.__name__} needs at least one problem"):
         error([])
 
 
 @pytest.mark.parametrize("error", [SpecError, CompileError])
-def test_an_error_crosses_processes_with_its_problems(error: type[SpecError | CompileError]) -> None:
+def test_an_error_is_pickled_with_its_problems(error: type[SpecError | CompileError]) -> None:
     problems = [Problem("seed", "found 'x'", "give a number"), Problem("", "there is no hook")]
     copy = pickle.loads(pickle.dumps(error(problems)))
     assert copy.errors == problems
@@ -28,6 +30,19 @@ def test_an_error_crosses_processes_with_its_problems(error: type[SpecError | Co
     ]
 
 
-def test_a_reason_is_one_line() -> None:
+def test_a_reason_has_one_line() -> None:
     assert reason(ValueError("first\nsecond")) == "ValueError: first"
     assert reason(ValueError()) == "ValueError"
+
+
+def test_an_exception_in_a_forward_names_the_innermost_module() -> None:
+    model = nn.Sequential(nn.Sequential(nn.ReLU(), nn.Linear(3, 2)))
+    with pytest.raises(RuntimeError) as raised:
+        model(torch.ones(1, 5))
+    assert at_module(raised.value) == " (in 0.1, a Linear)"
+    with pytest.raises(RuntimeError) as raised:
+        nn.Linear(3, 2)(torch.ones(1, 5))
+    assert at_module(raised.value) == "", "there is only one module"
+    with pytest.raises(ZeroDivisionError) as elsewhere:
+        _ = 1 / 0
+    assert at_module(elsewhere.value) == ""

@@ -1,4 +1,4 @@
-"""Signals: what is raised, when, and what the process is given back."""
+"""Signals: the exception that is raised, the time at which it is raised, and the restored handlers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TERM, INT, HUP, USR1 = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGU
 
 @pytest.fixture(autouse=True)
 def _default_dispositions() -> Iterator[None]:
-    """As a process has them that nobody started in the background."""
+    """The signal dispositions of a process that was not started in the background."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         signal.signal(number, interruptions._default(number))
@@ -44,7 +44,7 @@ def pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     return pause
 
 
-def test_outside_of_a_loop_each_signal_is_raised_at_once_and_the_handlers_are_put_back() -> None:
+def test_outside_of_a_loop_each_signal_is_raised_at_once_and_handlers_are_restored() -> None:
     for number, code in ((INT, 130), (TERM, 143), (HUP, 129), (USR1, 138)):
         with pytest.raises(KeyboardInterrupt) as caught, handled():
             raised(number)
@@ -58,7 +58,7 @@ def test_outside_of_a_loop_each_signal_is_raised_at_once_and_the_handlers_are_pu
     assert code_of(KeyboardInterrupt()) == 130
 
 
-def test_a_loop_hears_of_the_first_signal_and_is_stopped_by_the_second(
+def test_a_loop_notes_the_first_signal_and_the_second_is_raised(
     pause: Callable[[float], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     done = []
@@ -77,7 +77,7 @@ def test_a_loop_hears_of_the_first_signal_and_is_stopped_by_the_second(
     assert done == ["step"]
 
 
-def test_what_nobody_has_raised_is_raised_at_the_end_of_the_loop() -> None:
+def test_a_noted_signal_is_raised_at_the_end_of_the_loop() -> None:
     done = []
     with handled():
         with pytest.raises(Interrupted, match="SIGHUP"):
@@ -89,17 +89,17 @@ def test_what_nobody_has_raised_is_raised_at_the_end_of_the_loop() -> None:
         assert done == ["the inner loop"]
 
 
-def test_what_a_loop_raises_itself_is_not_raised_again() -> None:
+def test_an_exception_of_the_loop_replaces_the_signal() -> None:
     with handled():
         with pytest.raises(ZeroDivisionError), listening():
             raised(USR1)
-            raise ZeroDivisionError  # an error in the step counts for more
+            raise ZeroDivisionError  # an error in the step takes precedence
         with shielded():
             pass
         assert pending() is not None, "and a sweep starts no further job"
 
 
-def test_a_shielded_block_is_not_cut_in_two(pause: Callable[[float], None]) -> None:
+def test_a_shielded_block_is_not_interrupted(pause: Callable[[float], None]) -> None:
     written = []
     with handled():
         with pytest.raises(Interrupted, match="SIGTERM"), shielded(), shielded():
@@ -112,8 +112,8 @@ def test_a_shielded_block_is_not_cut_in_two(pause: Callable[[float], None]) -> N
     assert written == ["all of it"]
 
 
-def test_five_in_a_row_are_two(pause: Callable[[float], None]) -> None:
-    """What a second one began, such as the writing of the status, is not broken off by a third."""
+def test_five_signals_in_a_row_count_as_two(pause: Callable[[float], None]) -> None:
+    """What the second one began, such as writing the status, is not interrupted by a third."""
     with handled():
         for _ in range(2):
             with pytest.raises(Interrupted):
@@ -127,7 +127,7 @@ def test_five_in_a_row_are_two(pause: Callable[[float], None]) -> None:
             raised(INT)
 
 
-def test_a_signal_that_somebody_handles_or_ignores_is_left_alone() -> None:
+def test_a_signal_that_is_handled_or_ignored_elsewhere_is_not_taken_over() -> None:
     seen = list[int]()
     signal.signal(HUP, signal.SIG_IGN)  # nohup
     signal.signal(USR1, lambda number, _: seen.append(number))
@@ -138,7 +138,7 @@ def test_a_signal_that_somebody_handles_or_ignores_is_left_alone() -> None:
     assert seen == [USR1] and signal.getsignal(HUP) is signal.SIG_IGN
 
 
-def test_other_threads_set_no_handlers_and_do_not_listen() -> None:
+def test_other_threads_set_no_handlers() -> None:
     found = list[object]()
 
     def work() -> None:
@@ -151,7 +151,7 @@ def test_other_threads_set_no_handlers_and_do_not_listen() -> None:
     assert found == [signal.SIG_DFL]
 
 
-def test_a_forked_child_leaves_it_to_its_parent() -> None:
+def test_a_forked_child_does_not_handle_signals_of_its_parent() -> None:
     with handled():
         child = os.fork()
         if child == 0:
@@ -198,7 +198,7 @@ if __name__ == "__main__":
 
 @pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system does not say who sent a signal")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_a_worker_works_on_until_its_parent_ends_it(method: str, tmp_path: Path) -> None:
+def test_a_worker_continues_until_its_parent_ends_it(method: str, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WORKER)
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(

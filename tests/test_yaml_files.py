@@ -11,7 +11,7 @@ from hookrun.yaml_files import load, reading
 
 
 @pytest.mark.parametrize("text", [b"a: \xe9\n", b"a: \x01\n", b"a: *b\n", b"a: " + b"[" * 99])
-def test_whatever_is_wrong_names_the_file(text: bytes, tmp_path: Path) -> None:
+def test_every_error_names_the_file(text: bytes, tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(text)
     with pytest.raises(SpecError) as refused:
@@ -20,7 +20,7 @@ def test_whatever_is_wrong_names_the_file(text: bytes, tmp_path: Path) -> None:
     assert problem.where.startswith(str(file))
 
 
-def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+def test_a_file_without_read_permission_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as refused, reading(tmp_path):
         pytest.fail("a folder was read as a file")
     (problem,) = refused.value.errors

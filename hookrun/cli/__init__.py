@@ -16,7 +16,7 @@ from hookrun.trust import read_once
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
-    0 done; 1 the run failed; 2 a wrong configuration, selector or file; 3 a `check` hook tripped;
+    0 done; 1 the run failed; 2 a wrong configuration, selector or file; 3 a `check` hook failed;
     128 + its number where a signal ended the run: 130 SIGINT, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1. Errors go to
     stderr as plain text. It may be called again in the same process: `sys.argv`, the loggers, the signal handlers
     and an application's own Hydra are restored afterwards.

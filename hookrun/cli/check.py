@@ -36,6 +36,8 @@ _OPEN = (
     "train.loss.",
 )
 _SEARCH_PATH = "hydra.searchpath"
+# Launchers and sweepers of other packages, and the extra of hookrun that installs each.
+_EXTRAS = {"joblib": "joblib", "submitit_local": "submitit", "submitit_slurm": "submitit", "optuna": "optuna"}
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ def no_such_config(path: str, asked: Composition) -> Problem:
     folders = asked.app.folders()
     if top == "hydra":
         hint = f"a {group.removeprefix('hydra/')} of another package must be installed first"
+        if name in _EXTRAS:
+            hint = f"pip install 'hookrun[{_EXTRAS[name]}]'"
         known = ", ".join(options(asked.repository, group))
         return Problem(group, f"there is no {name!r}; there are: {known}", hint)
     misnamed = next((file for folder in folders if (file := folder / f"{path}.yml").is_file()), None)
@@ -340,6 +344,10 @@ def _nearest_keys(key: str, cfg: DictConfig) -> tuple[list[str], str, Collection
     if not above:
         siblings |= dict.fromkeys(ROOT_KEYS)
     close = [f"{above}{name}" for name in get_close_matches(part, siblings)]
+    if not close and above:  # train.lr for train.optimizer.lr
+        section, leaf = key.partition(".")[0], key.rpartition(".")[2]
+        close = [path for path in paths if path.startswith(f"{section}.") and path.endswith(f".{leaf}")]
+        return close[:3], above, siblings
     whole = [f"{path}.{rest}" if rest else path for path in close]
     return [path for path in whole if path in paths] or whole, above, siblings
 

@@ -121,9 +121,11 @@ def _refuse_lost_keys(cfg: DictConfig, users: DictConfig) -> None:
     choices = cfg.hydra.runtime.choices
     overrides = cast(list[str], OmegaConf.to_container(cfg.hydra.overrides.task))  # unresolved, as typed
     typed = [text for text in overrides if text.startswith("task=")]
-    task = OmegaConf.select(users, "task.name")
+    section = users.get("task")
+    task = section if isinstance(section, str) else OmegaConf.select(users, "task.name")
     if typed and choices.get("experiment") is not None and choices.get("task") != task:
-        what = f"it sets task.name to {task!r} itself, so that {typed[-1]} would do nothing"
+        key = "task" if isinstance(section, str) else "task.name"
+        what = f"it sets {key} to {task!r} itself, so that {typed[-1]} would do nothing"
         hint = f"let its defaults list say `- override /task: {task}` instead"
         raise SpecError([Problem(experiment_file(cfg), what, hint)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +27,10 @@ from hookrun.cli.overrides import INTERPOLATION
 from hookrun.errors import HookrunError, Problem, SpecError, nearest
 from hookrun.interpolations import guarded
 from hookrun.yaml_files import load
+
+_TWICE = re.compile(
+    r"Multiple values for (\S+)\. To override|(\S+) appears more than once in the final defaults list"
+)
 
 
 @contextmanager
@@ -105,13 +110,34 @@ def _of_hydra(error: Exception, asked: Composition | None) -> Problem:
     below = error.__cause__ or error.__context__
     if isinstance(below, OmegaConfBaseException):
         problem = _value(below)
+        if file and not problem.where:  # a section that is a list: OmegaConf names no key
+            return _list_for_mapping(file) or Problem(file, problem.what, problem.hint)
         return Problem(file, f"{problem.what} (at {problem.where})", problem.hint) if file else problem
     message = " ".join(str(error).split()) or type(error).__name__
+    if twice := _TWICE.match(message):
+        group = twice[1] or twice[2]
+        hint = f"a defaults list that chooses it again needs the word `override`: `- override /{group}: NAME`"
+        return Problem(group, "is chosen twice, by hookrun's configuration and by a defaults list", hint)
     if asked is None or not file or not isinstance(error, ConfigCompositionException):
         return Problem(file, message)
     if "experiment" in Path(file).parts and not _has_header(file):
         return without_header(file)
     return Problem(file, message, _near_groups(file, asked))
+
+
+def _list_for_mapping(file: str) -> Problem | None:
+    """The problem of the first section of the file that is a list; every section of a configuration is a mapping."""
+    content = load(Path(file))
+    keys = content if OmegaConf.is_dict(content) else {}
+    found = next((str(key) for key in keys if key != "defaults" and OmegaConf.is_list(keys[key])), None)
+    if found is None:
+        return None
+    hint = (
+        "each hook has a name: NAME: {select: …, hook: …, action: …}"
+        if found == "hooks"
+        else "write key: value"
+    )
+    return Problem(f"{file}: {found}", "found a list, expected a mapping", hint)
 
 
 def _named_file(error: Exception, asked: Composition | None) -> str:

@@ -9,10 +9,18 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError
+from hookrun.errors import CheckFailed, CompileError, HookrunError, SpecError, at_module
 from hookrun.interruptions import code_of
 
 DONE, FAILED, REFUSED, CHECK = 0, 1, 2, 3
+
+NEEDED = frozenset(
+    {
+        *("PIL", "hydra", "jinja2", "numpy", "omegaconf", "pydantic", "re2"),
+        *("rich", "safetensors", "sklearn", "torch", "torchvision", "yaml"),
+    }
+)
+"""The modules of the packages that hookrun cannot run without: `dependencies` in pyproject.toml."""
 
 
 def exit_code(error: BaseException) -> int:
@@ -28,14 +36,27 @@ def most_serious(codes: Iterable[int]) -> int:
     return max(codes, key=lambda code: order.index(code) if code in order else len(order), default=DONE)
 
 
+def _lacking(error: BaseException) -> str:
+    """The next step if this Python has hookrun's code without a package that it needs; else empty."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name not in NEEDED:
+        return ""
+    return (
+        f"{sys.executable} has no module {name!r}, which hookrun needs\n"
+        "  in a checkout: scripts/hookrun, which installs it into .venv, or .venv/bin/python -m hookrun; "
+        "elsewhere: pip install -e ."
+    )
+
+
 def report(error: BaseException, run_dir: Path | None = None) -> None:
     """Print the error on stderr, in plain text.
 
     HYDRA_FULL_ERROR=1 shows every traceback. The traceback of an unexpected exception is saved in the run directory,
     or shown if there is no run directory.
     """
-    is_expected = isinstance(error, HookrunError)
-    lines = [str(error) if is_expected else f"{type(error).__name__}: {error}"]
+    lacking = _lacking(error)
+    is_expected = isinstance(error, HookrunError) or bool(lacking)
+    lines = [lacking or (str(error) if is_expected else f"{type(error).__name__}: {error}{at_module(error)}")]
     trace = "".join(traceback.format_exception(error))
     shown = os.environ.get("HYDRA_FULL_ERROR") == "1" or (run_dir is None and not is_expected)
     if run_dir is not None:

@@ -1,4 +1,4 @@
-"""Python's garbage collector in a command: it waits while modules are imported, and leaves them out from then on.
+"""Python's garbage collector in a command: it is paused while modules are imported, and skips their objects later.
 
 A collection examines every object that it may free. Most objects of a command belong to modules, which stay to the end.
 """
@@ -29,12 +29,15 @@ class _Command:
 _command = _Command()
 
 
+def _is_frozen() -> bool:
+    """Whether objects are left out of collection. The count goes through all of them."""
+    return gc.get_freeze_count() > 0
+
+
 @contextmanager
 def collector_of_command() -> Iterator[None]:
-    """Pause the collector, until `collect_from_now_on` or the end of the block; the end undoes what was done to it."""
-    if (
-        _command.may_freeze or gc.get_freeze_count()
-    ):  # a command within another, or the caller froze its objects
+    """Pause the collector until `collect_from_now_on` or the end of the block, which restores its state."""
+    if _command.may_freeze or _is_frozen():  # a command within another, or the caller froze its objects
         yield
         return
     _command.may_freeze, _command.was_enabled = True, gc.isenabled()
@@ -57,7 +60,7 @@ def collect_from_now_on() -> None:
 
 
 def import_torch() -> None:
-    """Import torch, with its own waiting line: it takes the longest, and preparing an experiment needs it."""
+    """Import torch, which takes most of the time before a run starts; the progress line says so meanwhile."""
     if "torch" not in sys.modules:
         waiting_for("importing torch")
         if _command.may_freeze:

@@ -324,6 +324,6 @@ def _output() -> str | None:
     """The folder that HOOKRUN_OUTPUT names. Raises SpecError for a name that a configuration cannot hold."""
     folder = os.environ.get(OUTPUT) or None
     if folder is not None and ("${" in folder or "\\" in folder):
-        what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot stand in a configuration"
+        what = f"found {folder!r}: a folder with a backslash or `${{` in its name cannot be written in a configuration"
         raise SpecError([Problem(OUTPUT, what, "name another folder")])
     return folder if folder is None else os.path.expanduser(folder)

@@ -170,9 +170,9 @@ def _refused(where: str) -> Problem:
         hint = (
             "leave it out of the file; type it, or set HOOKRUN_OUTPUT=DIR in the environment for all outputs"
         )
-        return Problem(where, "is not for a file to set: it says where files are written", hint)
+        return Problem(where, "cannot be set in a file: it says where files are written", hint)
     allowed = "hydra.mode, hydra.job.name, hydra.sweeper.params"
-    what = f"is not for a file to set; of Hydra's section a file sets {allowed}, and settings of launchers and sweepers"
+    what = f"cannot be set in a file; of Hydra's section a file sets {allowed}, and settings of launchers and sweepers"
     return Problem(where, what, _COMMAND_LINE)
 
 
@@ -188,11 +188,11 @@ def _of_plugin(
         elif name == "_target_":
             if value not in plugins:
                 yield Problem(
-                    here, "is not for a file to set: it would run code", "choose an installed one by name"
+                    here, "cannot be set in a file: it would run code", "choose an installed one by name"
                 )
         elif not isinstance(name, str) or not _is_setting(name, value):
             hint = f"{_COMMAND_LINE}; a file may set numbers, true, false, and as text {listed(sorted(TEXTS), 20)}"
-            yield Problem(here, "is not for a file to set", hint)
+            yield Problem(here, "cannot be set in a file", hint)
 
 
 def _is_setting(name: str, value: Any) -> bool:

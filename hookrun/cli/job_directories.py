@@ -107,7 +107,7 @@ def _read(path: Path, name: str) -> tuple[str, KnownJob]:
     try:
         refuse_held(path)
         if not (path / JOB).exists():
-            hint = "an earlier version began it: start the sweep anew, in another directory"
+            hint = "an earlier version began it: start the sweep again, in another directory"
             raise SpecError([Problem(KEY, f"{path} does not say which job it is: it has no {JOB}", hint)])
         config = read_job(path)
         status = read_record(path / STATUS, Status) if (path / STATUS).exists() else {}

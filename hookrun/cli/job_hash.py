@@ -107,7 +107,7 @@ class JobHashes:
 
 def write_job(run_dir: Path, record: Mapping[str, Any]) -> None:
     """Write job.json. Raises StoreError."""
-    write_json(run_dir / JOB, record)
+    write_json(run_dir / JOB, record, flushes_folder=False)  # writing the status afterwards flushes it
 
 
 def read_job(run_dir: Path) -> str:

@@ -91,7 +91,7 @@ class SingleRun:
 class SweepJob:
     """One job of a sweep. It can be pickled, so that launchers may run it in other processes.
 
-    trust:      the packages that were trusted when the command was entered, whatever the environment says now
+    trust:      the packages that were trusted when the command was entered, also if the environment changes later
     optimizing: whether the sweeper needs the objective of each job, and an exception from a failed job
     goal:       the objective that every job must have; None: each job may have its own
     runs:       the run of each need, and the run before the sweep
@@ -120,15 +120,15 @@ class SweepJob:
             raise signal
         if self.stop is not None and self.stop.exists():
             return NOT_STARTED
-        run_dir = _run_dir()
+        run_dir, sweep_dir = _run_dir(), _sweep_dir()
         try:
             with read_once(self.trust):
-                code = self._alone(cfg, run_dir)
+                code = self._alone(cfg, run_dir, sweep_dir)
         finally:
             release_memory()
         if code != DONE and self.stop is not None:
             self.stop.touch()  # before the page, which takes time: another process must not start a job meanwhile
-        renew_page(_sweep_dir(), run_dir)
+        renew_page(sweep_dir, run_dir)
         if not self.optimizing:
             return code
         if code != DONE:
@@ -137,12 +137,11 @@ class SweepJob:
 
         return tasks.objective(run_dir)
 
-    def _alone(self, cfg: DictConfig, run_dir: Path) -> int:
+    def _alone(self, cfg: DictConfig, run_dir: Path, sweep_dir: Path) -> int:
         """Run the job with its directory locked; returns its exit code.
 
         The lock is needed where an earlier sweep was killed while its job still runs in another process.
         """
-        sweep_dir = _sweep_dir()
         name = os.path.relpath(run_dir, sweep_dir)
         try:
             if self.go_on:

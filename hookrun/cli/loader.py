@@ -264,7 +264,7 @@ class Loader(ConfigLoaderImpl):
                 where = f"{_file(source, config_name)}: hydra.searchpath"
                 hint = "type it: hydra.searchpath=[file:///folder], or --config-dir FOLDER"
                 raise SpecError(
-                    [Problem(where, "is not for a file to set: it would read other folders", hint)]
+                    [Problem(where, "cannot be set in a file: it would read other folders", hint)]
                 )
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 

@@ -141,7 +141,7 @@ def _no_sweep(folder: Path) -> Problem:
             else "a single run goes on without -m"
         )
         return Problem(KEY, f"{folder} is the directory of a run, not of a sweep", hint)
-    hint = f"sweeps lie in {SWEEPS}/, single runs in {OUTPUTS}/"
+    hint = f"sweeps are in {SWEEPS}/, single runs in {OUTPUTS}/"
     return Problem(KEY, f"{folder} is not the directory of a sweep: it has no {MULTIRUN}", hint)
 
 
@@ -187,5 +187,5 @@ def _wrong_setting(key: str, text: str, file: Path, groups: Collection[str]) -> 
     for part in reversed(key.split(".")[1:]):
         section = {part: section}
     for problem in hydra_section.wrong_settings(section, groups) if key.startswith("hydra.") else [None]:
-        what = problem.what if problem is not None else "is not for a file to choose"
+        what = problem.what if problem is not None else "cannot be chosen in a file"
         yield Problem(f"{file}: {text[:MOST_SHOWN]}", what, hint)

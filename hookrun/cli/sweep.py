@@ -124,9 +124,9 @@ def _refuse_ranks(experiments: Iterable[Experiment]) -> None:
     elif (size := size_of_world()) > 1:
         what = (
             f"found {size} processes (WORLD_SIZE), and a sweep runs its jobs one after the other in one: a rank that "
-            "failed in a job would take all later jobs with it"
+            "failed in one job would end all later jobs too"
         )
-        hint = "start each job by a torchrun of its own; or the sweep without torchrun"
+        hint = "start each job with its own torchrun, or the sweep without torchrun"
         raise SpecError([Problem("-m", what, hint)])
 
 
@@ -345,7 +345,7 @@ def _run_jobs(app: App, cfg: DictConfig, launching: Launching, job: SweepJob, co
     rest = f", {count - len(codes)} not started" if count > len(codes) else ""
     print(f"sweep: {len(codes) - len(failed)} of {count} jobs done{before}{rest}, in {sweep_dir}")
     if launching.left:
-        print(f"  {launching.left} more in it, of other configurations than this sweep's")
+        print(f"  {launching.left} more in it, with configurations other than this sweep's")
     for run_dir, code in failed.items():
         print(f"  exit code {code}: {run_dir}")
     if best := _best(sweep_dir):
@@ -364,7 +364,9 @@ def _best(sweep_dir: Path) -> str:
         return ""
     settings = " ".join(f"{key}={best.overrides.get(key, '')}" for key in facts.varied)
     name = f"{best.name} ({settings})" if settings else best.name
-    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}; to {facts.goals[0]}"
+    found = facts.difference(best)
+    baseline = f" (without hooks: {best.value - found.value:.6g})" if found else ""
+    return f"best: job {name}, {facts.goals[0].metric} {best.value:.6g}{baseline}; to {facts.goals[0]}"
 
 
 def _refuse_no_value(sweep_dir: Path, codes: Mapping[str, int], goal: Goal, error: Exception) -> None:

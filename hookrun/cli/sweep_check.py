@@ -42,7 +42,8 @@ def check(
     runs = f"{checked.proven} fake run{'s' if checked.proven != 1 else ''}"
     said = f"sweep: {jobs} checked, with {runs}"
     if checked.unproven:
-        said += f"; the shapes of {checked.unproven} were not checked within {SECONDS} seconds: those jobs will do it"
+        said += f"; the shapes of {checked.unproven} were not checked within {SECONDS} seconds: "
+        said += "those jobs check them first"
     return said
 
 

@@ -67,7 +67,7 @@ def waiting_for(what: str) -> None:
 
 
 def wait_is_over() -> None:
-    """Clear the line and show it no more: the command's own output follows."""
+    """Clear the line and do not show it again: the command's own output follows."""
     if (line := _line.get()) is not None:
         line.clear()
         _line.set(None)
@@ -95,7 +95,7 @@ def waiting(arguments: list[str]) -> Iterator[None]:
             sys.stdout = out
 
 
-_QUIET = ("--shell-completion", "-sc")  # the shell waits, and its line is being typed
+_QUIET = ("--shell-completion", "-sc")  # run by the shell while the user types
 
 
 def _is_watched(stream: TextIO | None) -> bool:

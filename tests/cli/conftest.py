@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a folder of one's own configurations, and tasks that only take notes."""
+"""For the tests of the command line: a config folder of the user's own, and fake tasks that record their calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookrun.store.run_dir import RunDir
 
 @dataclass
 class Notes:
-    """Tasks that compute nothing. The seed of an experiment says how its run ends.
+    """Fake tasks that compute nothing. The seed of an experiment decides how its run ends.
 
     1 fails; 2 does not compile; 3 is stopped by a check, 4 ended by one; 130 is interrupted; any other is done.
 
@@ -66,7 +66,7 @@ class Notes:
 
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch, no_pages: None) -> Notes:
-    """The tasks, replaced by notes of how they were called, and no page about a run of which nothing is to be seen."""
+    """Replace the tasks by these fakes, and make no report pages."""
     taken = Notes()
     for name in ("prepare", "show", "run", "objective"):
         monkeypatch.setattr(tasks, name, getattr(taken, name), raising=False)
@@ -84,7 +84,7 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def conf(tmp_path: Path) -> Callable[..., str]:
-    """Write files into a config folder of one's own: ``conf(**{"experiment/mine": text})`` gives its path."""
+    """Write files into a user's config folder: ``conf(**{"experiment/mine": text})`` returns its path."""
 
     def write(**files: str) -> str:
         for name, text in files.items():

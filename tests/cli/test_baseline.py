@@ -1,4 +1,4 @@
-"""`baseline: true`: a sweep has one more job, without hooks, for all jobs that differ in their hooks alone."""
+"""`baseline: true`: a sweep has an additional job without hooks for all jobs that differ only in their hooks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ CLIP = ("-m", "experiment=clip_fc", "baseline=true")
 
 
 def jobs_of(notes) -> list[tuple[int, bool]]:
-    """Of each job that ran: its seed, and whether it has hooks."""
+    """The seed of each job that ran, and whether it has hooks."""
     return [(experiment.settings.seed, bool(experiment.hooks.hooks)) for experiment, _ in notes.prepared]
 
 
-def test_it_is_made_once_before_the_others_and_once_for_each_of_the_other_settings(cwd: Path, notes) -> None:
+def test_there_is_one_baseline_before_the_others_for_each_of_the_other_settings(cwd: Path, notes) -> None:
     assert main([*CLIP, "hooks.clip_fc.max=0.001,0.01"]) == 0
     assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
     assert [run_dir.name for _, run_dir in notes.ran] == ["0", "1", "2"]
@@ -25,7 +25,7 @@ def test_it_is_made_once_before_the_others_and_once_for_each_of_the_other_settin
     assert jobs_of(notes)[:2] == [(5, False), (6, False)] and len(jobs_of(notes)) == 6
 
 
-def test_jobs_that_are_the_same_run_without_hooks_share_one(cwd: Path, notes) -> None:
+def test_jobs_that_differ_only_in_hooks_share_a_baseline(cwd: Path, notes) -> None:
     assert main([*CLIP, "+vars.limit=0.1,0.2", "hooks.clip_fc.max=${vars.limit}"]) == 0
     assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
     notes.prepared.clear()
@@ -36,7 +36,7 @@ def test_jobs_that_are_the_same_run_without_hooks_share_one(cwd: Path, notes) ->
     assert jobs_of(notes) == [(0, True), (0, True)], "nobody asked for one"
 
 
-def test_an_experiment_may_ask_for_it_alone_or_among_others(cwd: Path, notes) -> None:
+def test_an_experiment_may_set_it_alone_or_in_a_sweep_over_experiments(cwd: Path, notes) -> None:
     text = Path(__file__).parents[2].joinpath("conf/experiment/clip_fc.yaml").read_text()
     (cwd / "mine/experiment").mkdir(parents=True)
     (cwd / "mine/experiment/compared.yaml").write_text(f"{text}\nbaseline: true\n")
@@ -48,14 +48,14 @@ def test_an_experiment_may_ask_for_it_alone_or_among_others(cwd: Path, notes) ->
     assert jobs_of(notes) == [(0, False), (0, True), (0, True)]
 
 
-def test_what_cannot_have_one_says_so(cwd: Path, notes, capsys) -> None:
+def test_sweeps_that_cannot_have_a_baseline_are_refused(cwd: Path, notes, capsys) -> None:
     assert main(["experiment=clip_fc", "baseline=true"]) == 0
     assert "baseline: true is for sweeps (-m)" in capsys.readouterr().out
     assert main(["-m", "baseline=maybe", "seed=1,2"]) == 2
     assert "baseline: found 'maybe'" in capsys.readouterr().err
 
 
-def test_no_run_without_hooks_is_made_twice(cwd: Path, notes) -> None:
+def test_no_run_without_hooks_is_repeated(cwd: Path, notes) -> None:
     assert main(["-m", "baseline=true", "hooks=none,noise", "seed=5,6"]) == 0
     assert jobs_of(notes) == [(5, False), (6, False), (5, True), (6, True)]
     notes.prepared.clear()
@@ -63,7 +63,7 @@ def test_no_run_without_hooks_is_made_twice(cwd: Path, notes) -> None:
     assert jobs_of(notes) == [(5, False), (6, False)]
 
 
-def test_the_page_knows_the_baseline_of_each_job_as_the_sweep_does(cwd: Path, notes, conf) -> None:
+def test_the_page_finds_the_same_baseline_of_each_job_as_the_sweep(cwd: Path, notes, conf) -> None:
     files = {"experiment/zero": "# @package _global_\nvars: {}\n"}
     for name, top in (("one", 0.1), ("two", 0.2)):
         hook = f"{{select: fc, hook: grad, action: clamp, max: {top}}}"
@@ -78,7 +78,7 @@ def test_the_page_knows_the_baseline_of_each_job_as_the_sweep_does(cwd: Path, no
             assert found is not None and found.overrides["seed"] == job.overrides["seed"], name
 
 
-def test_what_a_baseline_lacks_is_told_as_such(cwd: Path, notes, conf, capsys) -> None:
+def test_problems_of_a_baseline_say_that_it_was_added(cwd: Path, notes, conf, capsys) -> None:
     text = """# @package _global_
         hooks: {c: {select: fc, hook: grad, action: clamp, max: 0.1}}
         train: {optimizer: {lr: "${hooks.c.max}"}}"""
@@ -87,3 +87,12 @@ def test_what_a_baseline_lacks_is_told_as_such(cwd: Path, notes, conf, capsys) -
     said = capsys.readouterr().err
     assert "added by `baseline: true` and has no hooks; take the value from `vars`" in said
     assert not notes.ran
+
+
+def test_the_line_of_the_best_job_has_the_value_of_its_baseline(cwd: Path, capsys) -> None:
+    small = ("train=quick", "objective=val/loss", "compute=cpu", "hydra.sweep.dir=swept")
+    assert main([*CLIP, *small, "hooks.clip_fc.max=0.001,0.01"]) == 0
+    facts = read_sweep(cwd / "swept")
+    assert facts.best is not None and facts.baselines[0].value is not None
+    said = f"val/loss {facts.best.value:.6g} (without hooks: {facts.baselines[0].value:.6g}); to minimize"
+    assert said in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Every wrong override of a command line, with the nearest names that there are."""
+"""Every wrong override of a command line is reported with the nearest existing names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hookrun.cli.check import Composition, wrong_overrides
 from hookrun.cli.hydra import conf_dir, opened
 
 
-def test_each_mistake_is_told_and_what_is_right_is_left() -> None:
+def test_each_mistake_is_reported_and_the_right_overrides_remain() -> None:
     with opened(conf_dir()) as app:
         typed = ["sed=1", "train.epochs=3", "train.epoch=3", "experiment=clip_fc"]
         found = wrong_overrides(Composition(app, "config", typed))
@@ -16,7 +16,7 @@ def test_each_mistake_is_told_and_what_is_right_is_left() -> None:
         assert found.right == ["train.epochs=3", "experiment=clip_fc"]
 
 
-def test_a_choice_and_a_text_that_cannot_be_read_are_told() -> None:
+def test_an_invalid_choice_and_an_unparsable_override_are_reported() -> None:
     with opened(conf_dir()) as app:
         (choice,) = wrong_overrides(Composition(app, "config", ["model=cn"])).problems
         assert "cnn" in f"{choice.what} {choice.hint}"

@@ -1,4 +1,4 @@
-"""One command line: what it composes and checks, and what it leaves on disk."""
+"""One command line: what it composes and checks, and which files it leaves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def only_run(folder: Path) -> Path:
     return run
 
 
-def test_a_run_gets_a_directory_of_its_own_that_holds_its_configuration(cwd: Path, notes) -> None:
+def test_a_run_has_its_own_directory_with_its_configuration(cwd: Path, notes) -> None:
     assert main(["experiment=clip_fc", "seed=5"]) == 0
     assert main(["experiment=clip_fc", "seed=5"]) == 0
     first, second, latest = sorted((cwd / "outputs").iterdir())
@@ -32,7 +32,7 @@ def test_a_run_gets_a_directory_of_its_own_that_holds_its_configuration(cwd: Pat
     assert [run_dir for _, run_dir in notes.ran] == [first, second]
     assert OmegaConf.load(first / ".hydra/config.yaml").hooks.clip_fc.max == 0.01
     assert OmegaConf.load(first / ".hydra/overrides.yaml") == ["experiment=clip_fc", "seed=5"]
-    assert left(first) == [".hydra", "status.json"]  # no log file of Hydra's
+    assert left(first) == [".hydra", "status.json"]  # no log file by Hydra
 
 
 def test_the_model_is_built_once_before_the_directory_is_made(cwd: Path, notes, monkeypatch) -> None:
@@ -72,7 +72,7 @@ def test_the_model_is_built_once_before_the_directory_is_made(cwd: Path, notes, 
     ],
     ids=" ".join,
 )
-def test_what_is_refused_leaves_nothing_behind_and_ends_with_2(arguments, cwd: Path, notes, capsys) -> None:
+def test_a_refused_command_leaves_no_files_and_exits_with_2(arguments, cwd: Path, notes, capsys) -> None:
     assert main(arguments) == 2
     assert left(cwd) == []
     assert notes.ran == []
@@ -84,26 +84,26 @@ def test_what_is_refused_leaves_nothing_behind_and_ends_with_2(arguments, cwd: P
 @pytest.mark.parametrize(
     ("task", "flags"), [("plan", []), ("modules", ["-m"]), ("plan", ["hydra.mode=MULTIRUN"])], ids=str
 )
-def test_a_read_only_task_leaves_nothing_behind(task: str, flags: list[str], cwd: Path, notes) -> None:
+def test_a_read_only_task_leaves_no_files(task: str, flags: list[str], cwd: Path, notes) -> None:
     assert main([*flags, "experiment=clip_fc", f"task={task}"]) == 0
-    of = {"plan": "train", "modules": "modules"}  # a plan is that of the task under it
+    of = {"plan": "train", "modules": "modules"}  # a plan is that of the experiment's own task
     assert ([shown.settings.task.name for shown in notes.shown], notes.ran) == ([of[task]], [])
     assert left(cwd) == []
 
 
-def test_a_read_only_task_ignores_that_the_directory_is_taken(cwd: Path, notes) -> None:
+def test_a_read_only_task_ignores_that_the_directory_holds_a_run(cwd: Path, notes) -> None:
     assert main(["seed=5", "hydra.run.dir=mine"]) == 0
     assert main(["task=plan", "hydra.run.dir=mine"]) == 0
 
 
-def test_a_directory_that_holds_a_run_is_refused_untouched(cwd: Path, notes, capsys) -> None:
+def test_a_directory_that_holds_a_run_is_refused_and_not_changed(cwd: Path, notes, capsys) -> None:
     assert main(["seed=5", "hydra.run.dir=mine"]) == 0
     assert main(["seed=6", "hydra.run.dir=mine"]) == 2
     assert f"hydra.run.dir: {cwd / 'mine'} already holds a run" in capsys.readouterr().err
     assert OmegaConf.load(cwd / "mine/.hydra/config.yaml").seed == 5
 
 
-def test_a_directory_that_cannot_be_made_is_refused(cwd: Path, notes, capsys) -> None:
+def test_a_directory_that_cannot_be_created_is_refused(cwd: Path, notes, capsys) -> None:
     (cwd / "file").touch()
     assert main(["seed=5", "hydra.run.dir=file/run"]) == 2
     assert "file/run: Not a directory" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_a_configuration_may_refer_to_its_own_run_directory(cwd: Path, notes) ->
 
 
 @pytest.mark.parametrize(("seed", "code"), [(5, 0), (1, 1), (2, 2), (3, 3), (4, 3), (130, 130)])
-def test_the_exit_code_says_how_the_run_ended(seed: int, code: int, notes) -> None:
+def test_the_exit_code_is_that_of_the_run(seed: int, code: int, notes) -> None:
     assert main([f"seed={seed}"]) == code
 
 
@@ -125,24 +125,24 @@ def test_the_flag_in_the_middle_still_sweeps(cwd: Path, notes) -> None:
     assert [seed for seed, _ in notes.ran] == [5, 6]
 
 
-def test_run_flag_runs_an_experiment_that_would_sweep_once(conf: Conf, notes) -> None:
+def test_the_run_flag_makes_a_single_run_of_an_experiment_with_a_sweep(conf: Conf, notes) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\nhydra: {mode: MULTIRUN}\nseed: 7\n"})
     assert main(["-r", "--config-dir", folder, "experiment=mine"]) == 0
     assert [run_dir.parent.name for _, run_dir in notes.ran] == ["outputs"]
 
 
 class TestOwnFolders:
-    """`--config-dir` and `hydra.searchpath`: one's own experiments, with nothing of hookrun touched."""
+    """`--config-dir` and `hydra.searchpath`: the user's own experiments, without changes to hookrun."""
 
-    def test_an_experiment_of_ones_own(self, conf: Conf, notes) -> None:
+    def test_an_experiment_of_the_user(self, conf: Conf, notes) -> None:
         assert main(["--config-dir", conf(**{"experiment/mine": OWN}), "experiment=mine"]) == 0
         assert notes.ran[0][0] == 7
 
-    def test_ones_own_folder_comes_first(self, conf: Conf, notes) -> None:
+    def test_the_user_s_folder_comes_first(self, conf: Conf, notes) -> None:
         assert main(["--config-dir", conf(**{"experiment/clip_fc": OWN}), "experiment=clip_fc"]) == 0
         assert notes.ran[0][0] == 7
 
-    def test_a_hook_set_of_ones_own(self, conf: Conf, notes) -> None:
+    def test_a_hook_set_of_the_user(self, conf: Conf, notes) -> None:
         folder = conf(**{"hooks/mine": "probe: {select: fc, hook: forward, action: capture}\n"})
         assert main(["--config-dir", folder, "hooks=mine", "seed=5"]) == 0
         ((experiment, _),) = notes.prepared
@@ -153,7 +153,7 @@ class TestOwnFolders:
         assert main([f"hydra.searchpath=[file://{folder}]", "experiment=mine"]) == 0
         assert notes.ran[0][0] == 7
 
-    def test_a_configuration_root_of_ones_own(self, conf: Conf, notes) -> None:
+    def test_a_root_configuration_of_the_user(self, conf: Conf, notes) -> None:
         folder = conf(mine="defaults: [config, _self_]\nseed: 7\n")
         assert main(["--config-dir", folder, "--config-name", "mine"]) == 0
         assert notes.ran[0][0] == 7
@@ -165,16 +165,16 @@ class TestOwnFolders:
 
 
 class TestTrust:
-    """Who runs a command may trust packages; who wrote a file may not."""
+    """The person who runs a command may trust packages, the author of a file may not."""
 
     @pytest.mark.parametrize("typed", ["+trust=[mypkg,other.sub]", "++trust=[mypkg,other.sub]"])
-    def test_what_was_typed_is_trusted_and_not_written_down(self, typed: str, cwd: Path, notes) -> None:
+    def test_typed_packages_are_trusted_and_not_stored(self, typed: str, cwd: Path, notes) -> None:
         assert main([typed, "seed=5"]) == 0
         ((_, trust),) = notes.prepared
         assert trust == {"mypkg", "other.sub"}
         assert "mypkg" not in "".join(file.read_text() for file in (only_run(cwd) / ".hydra").iterdir())
 
-    def test_nothing_is_trusted_unasked(self, notes) -> None:
+    def test_nothing_is_trusted_by_default(self, notes) -> None:
         main(["seed=5"])
         assert notes.prepared[0][1] == frozenset()
 
@@ -192,7 +192,7 @@ class TestTrust:
         assert "trust: is taken from the command line only, never from a file" in capsys.readouterr().err
         assert left(cwd) == []
 
-    def test_every_job_of_a_sweep_trusts_what_was_typed(self, notes) -> None:
+    def test_every_job_of_a_sweep_trusts_the_typed_packages(self, notes) -> None:
         assert main(["-m", "+trust=mypkg", "seed=5,6"]) == 0
         assert [trust for _, trust in notes.prepared] == [{"mypkg"}, {"mypkg"}]
 
@@ -234,7 +234,7 @@ class TestReading:
 
 
 class TestCompletion:
-    """What a shell asks the console script for."""
+    """Shell completion for the console script."""
 
     @pytest.fixture
     def complete(self, monkeypatch, capsys) -> Callable[[str], list[str]]:
@@ -260,7 +260,7 @@ class TestCompletion:
             "hooks.clip_fc.min=",
         ]
 
-    def test_a_folder_of_ones_own(self, complete, conf: Conf) -> None:
+    def test_a_folder_of_the_user(self, complete, conf: Conf) -> None:
         folder = conf(**{"experiment/mine": OWN})
         assert complete(f"hookrun --config-dir {folder} experiment=m") == ["experiment=mine"]
 
@@ -269,7 +269,7 @@ class TestCompletion:
         assert capsys.readouterr().out.splitlines()[-1].endswith("-F hydra_bash_completion hookrun")
 
 
-def test_a_refused_job_is_recorded_nowhere(cwd: Path, notes) -> None:
+def test_a_refused_job_is_not_recorded(cwd: Path, notes) -> None:
     assert main(["-m", "seed=5,6,7", "train.epochs=1,none"]) == 2
     assert (notes.ran, left(cwd)) == ([], [])
 

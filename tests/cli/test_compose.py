@@ -1,4 +1,4 @@
-"""Composing from Python: what the command line would run, as plain data."""
+"""Composing from Python gives the configuration that the command line would run, as plain data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_interpolations_are_resolved(conf: Conf) -> None:
     assert compose_dict(["experiment=mine"], folder)["train"]["epochs"] == 4
 
 
-def test_it_touches_nothing_on_disk(cwd: Path) -> None:
+def test_it_writes_no_files(cwd: Path) -> None:
     compose_dict(["experiment=clip_fc"])
     assert list(cwd.iterdir()) == []
 
@@ -46,12 +46,12 @@ def test_it_touches_nothing_on_disk(cwd: Path) -> None:
 @pytest.mark.parametrize(
     "overrides", [["experiment=clip_fx"], ["seed=${nowhere}"], ["a"], ["seed=1,2"]], ids=str
 )
-def test_mistakes_are_spec_errors(overrides: list[str]) -> None:
+def test_mistakes_raise_spec_errors(overrides: list[str]) -> None:
     with pytest.raises(SpecError):
         compose_dict(overrides)
 
 
-def test_a_missing_folder_is_a_spec_error(tmp_path: Path) -> None:
+def test_a_missing_folder_raises_a_spec_error(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=re.escape(f"config_dir: there is no folder {tmp_path}/nowhere")):
         compose_dict(config_dir=tmp_path / "nowhere")
 
@@ -62,6 +62,6 @@ def test_it_works_inside_an_application_that_uses_hydra_itself(conf: Conf) -> No
         assert compose("config").theirs == 1
 
 
-def test_conf_lies_beside_the_package_in_a_checkout() -> None:
+def test_conf_is_beside_the_package_in_a_checkout() -> None:
     assert (conf_dir() / "config.yaml").is_file()
     assert conf_dir().is_absolute()

@@ -1,4 +1,4 @@
-"""Copies of configurations are what `copy.deepcopy` gives."""
+"""Copies of configurations equal those of `copy.deepcopy`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookrun.cli.config_copies import copied, users_part
 from hookrun.cli.hydra import conf_dir, opened
 
 
-def test_a_copy_is_what_deepcopy_gives() -> None:
+def test_a_copy_equals_that_of_deepcopy() -> None:
     with opened(conf_dir()) as app:
         cfg = app.compose_config("config", ["experiment=clip_fc"], RunMode.RUN)
         OmegaConf.set_readonly(cfg.hydra, True)
@@ -31,7 +31,7 @@ def test_a_copy_is_what_deepcopy_gives() -> None:
 
 
 def _described(node: Any) -> Any:
-    """The class of each node, what is known of it, and its value, but for caches."""
+    """The class, metadata and value of each node, except for caches."""
     own = {key: value for key, value in vars(node).items() if key not in ("_parent", "_flags_cache")}
     content = own.get("_content")
     if isinstance(content, dict):

@@ -1,4 +1,4 @@
-"""Every mistake in what was typed or in a file says where, what there is, and the next step."""
+"""Every mistake on the command line or in a file is reported with its place, the existing names and the next step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def said(capsys: pytest.CaptureFixture[str], notes) -> Callable[..., str]:
 
 @pytest.fixture
 def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
-    """What is printed about an experiment file of this text; its folder is written as `CONF`."""
+    """The errors for an experiment file with this text; its folder is written as `CONF`."""
 
     def run(text: str) -> str:
         folder = conf(**{"experiment/mine": text})
@@ -56,6 +56,8 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
         (["trian.epochs=3"], ["trian.epochs: there is no such key", "did you mean 'train.epochs'?"]),
         (["train.epoch=3"], ["train.epoch: there is no such key", "did you mean 'train.epochs'?"]),
         (["lr=3"], ["lr: there is no such key", "did you mean 'train.optimizer.lr'?"]),
+        (["train.lr=3"], ["train.lr: there is no such key", "did you mean 'train.optimizer.lr'?"]),
+        (["data.args.root=x"], ["data.args.root: there is no such key", "did you mean 'data.root'?"]),
         (["train.epochs.of=3"], ["train.epochs.of: there is no such key", "train.epochs is 10"]),
         (["train.ema.decay=0.9"], ["train.ema.decay: there is no such key", "'train.ema={decay: 0.9}'"]),
         (["train.ema.a.b=3"], ["train.ema.a.b: there is no such key", "train.ema is null"]),
@@ -99,11 +101,11 @@ def said_of(said: Callable[..., str], conf: Conf) -> Callable[[str], str]:
         (["--config-name", "confg"], ["--config-name: there is no 'confg'; did you mean 'config'?"]),
         (["hydra.searchpath=[file:///nowhere]"], ["hydra.searchpath: there is no folder /nowhere"]),
         (["hydra.searchpath=3"], ["hydra.searchpath must be a list of strings"]),
-        (["hydra/sweeper=optuna"], ["hydra/sweeper: there is no 'optuna'", "must be installed first"]),
+        (["hydra/sweeper=optuna"], ["hydra/sweeper: there is no 'optuna'", "pip install 'hookrun[optuna]'"]),
     ],
     ids=lambda value: " ".join(value) if value[0].isascii() and len(value) == 1 else "",
 )
-def test_what_was_typed(typed: list[str], lines: list[str], said) -> None:
+def test_mistakes_on_the_command_line(typed: list[str], lines: list[str], said) -> None:
     printed = said(*typed)
     for line in lines:
         assert line in printed
@@ -122,16 +124,16 @@ def test_what_was_typed(typed: list[str], lines: list[str], said) -> None:
         ("+hooks.c={hook: grad, select: {a,b}.*}", '''"+hooks.c={hook: grad, select: '{a,b}.*'}"'''),
     ],
 )
-def test_an_override_that_needs_quotes_is_shown_with_them(typed: str, quoted: str, said) -> None:
+def test_an_override_that_needs_quotes_is_shown_with_quotes(typed: str, quoted: str, said) -> None:
     assert f"put the value in quotes of its own: {quoted}\n" in said(typed)
 
 
-def test_quotes_are_not_put_into_a_mapping_inside_a_mapping(said) -> None:
+def test_no_quotes_are_suggested_for_a_mapping_inside_a_mapping(said) -> None:
     printed = said("+hooks.c={select: fc, value: {run: a, capture: b[0]}}")
     assert "check that they are closed" in printed
 
 
-def test_an_experiment_with_the_name_of_a_number_needs_quotes(conf: Conf, notes, capsys) -> None:
+def test_an_experiment_whose_name_is_a_number_needs_quotes(conf: Conf, notes, capsys) -> None:
     folder = conf(**{"experiment/nan": "# @package _global_\nseed: 7\n"})
     assert main(["--config-dir", folder, "experiment=nan"]) == 2
     assert "put the name in quotes of its own: \"experiment='nan'\"\n" in capsys.readouterr().err
@@ -152,16 +154,16 @@ def test_an_experiment_with_the_name_of_a_number_needs_quotes(conf: Conf, notes,
         ("hydra.searchpath=[file:///nowhere]", "there is no folder /nowhere"),
     ],
 )
-def test_the_words_do_not_depend_on_those_of_hydra(typed: str, line: str, said, monkeypatch) -> None:
+def test_messages_do_not_depend_on_hydra_s_wording(typed: str, line: str, said, monkeypatch) -> None:
     monkeypatch.setattr(HydraException, "__str__", lambda error: "reworded")
     assert line in said(typed)
 
 
-def test_a_message_of_hydra_is_shown_as_it_is(said) -> None:
+def test_an_unknown_message_of_hydra_is_shown_unchanged(said) -> None:
     assert "\n  force-add of config groups is not supported: '++model=cnn'\n" in said("++model=cnn")
 
 
-def test_folders_of_the_search_path_are_known(conf: Conf, said) -> None:
+def test_folders_of_the_search_path_are_listed(conf: Conf, said) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\nseed: 7\n"})
     searched = f"hydra.searchpath=[file://{folder}]"
     assert "did you mean 'mine'?" in said(searched, "experiment=mien")
@@ -173,7 +175,7 @@ def test_a_misspelt_folder_of_experiments(said) -> None:
     assert "did you mean 'tutorial/01_print_gradient'" in said("experiment=tutoral/01_print_gradient")
 
 
-def test_all_unknown_keys_at_once(said) -> None:
+def test_all_unknown_keys_are_reported_together(said) -> None:
     printed = said("trian.epochs=3", "experiment=clip_fc", "hooks.clip_fc.mx=1", "strickt=true")
     assert printed.startswith("3 configuration errors\n")
     assert "did you mean 'train.epochs'?" in printed
@@ -192,13 +194,13 @@ def test_all_unknown_keys_at_once(said) -> None:
         "train.scheduler.name=StepLR",
     ],
 )
-def test_where_keys_of_ones_own_go_the_plus_is_shown_and_works(typed: str, said, capsys) -> None:
+def test_a_plus_is_suggested_where_keys_may_be_added_and_works(typed: str, said, capsys) -> None:
     assert f"to add it: +{typed}\n" in said(typed)
     assert main(["--cfg", "job", f"+{typed}"]) == 0
 
 
 @pytest.mark.parametrize("typed", ["train.epoch=3", "sede=3", "compute.precison=bf16"])
-def test_elsewhere_a_plus_would_only_hide_the_mistake(typed: str, said) -> None:
+def test_a_plus_is_not_suggested_elsewhere(typed: str, said) -> None:
     assert "+" not in said(typed)
 
 
@@ -209,16 +211,16 @@ def test_a_key_that_only_a_swept_experiment_has_needs_two_plusses(capsys, notes)
     assert main(["-m", "experiment=choice(clip_fc)", "++hooks.clip_fc.max=1", "task=plan"]) == 0
 
 
-def test_a_sweep_over_values_has_no_other_keys(said) -> None:
+def test_a_sweep_over_values_reports_unknown_keys(said) -> None:
     assert "+" not in said("-m", "trian.epochs=3", "seed=1,2")
 
 
-def test_a_missing_folder_is_named_absolutely(cwd, said) -> None:
+def test_a_missing_folder_is_named_by_its_absolute_path(cwd, said) -> None:
     assert f"--config-dir: there is no folder {cwd}/nowhere" in said("--config-dir", "nowhere")
 
 
 class TestFiles:
-    """Mistakes inside an experiment file."""
+    """Mistakes in an experiment file."""
 
     @pytest.mark.parametrize("value", ["*.conv", "**.attn", "*conv", "!conv", "@conv", "%conv", "`conv`"])
     def test_a_value_that_needs_quotes(self, value: str, said_of) -> None:
@@ -234,9 +236,12 @@ class TestFiles:
             ("select: a: b", 14, "holds a colon and a space needs quotes"),
             ("select: a\n    select: b", 5, "a mapping has each key once"),
             ("select: a\n\tb: 1", 1, "indent with spaces"),
+            ("  select: a\n    hook: forward", 5, "begin the keys of one mapping"),
+            ("b: {select: a\n    c: d", 6, "close every { and [, put commas"),
+            ("b: {select: h[0], hook: x}", 18, "quote a value that holds one of { } [ ]"),
         ],
     )
-    def test_other_yaml_that_cannot_be_read(self, line: str, column: int, help_: str, said_of) -> None:
+    def test_other_invalid_yaml(self, line: str, column: int, help_: str, said_of) -> None:
         printed = said_of(f"# @package _global_\nhooks:\n  a:\n    {line}\n")
         number = 4 + line.count("\n")
         assert f"CONF/experiment/mine.yaml:{number}:" in printed
@@ -252,11 +257,22 @@ class TestFiles:
         assert f"{folder}/experiment/mine.yaml: its keys land under `experiment`" in printed
         assert "make `# @package _global_` its first line" in printed
 
-    def test_a_task_that_no_command_line_could_change(self, conf: Conf, notes, capsys) -> None:
+    def test_a_task_that_the_command_line_could_not_change(self, conf: Conf, notes, capsys) -> None:
         folder = conf(**{"experiment/mine": "# @package _global_\ntask: {name: predict}\n"})
         assert main(["--config-dir", folder, "experiment=mine"]) == 0
         assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 2
         assert "so that task=plan would do nothing" in capsys.readouterr().err
+
+    def test_a_task_as_a_name_that_no_command_line_could_change(self, conf: Conf, notes, capsys) -> None:
+        folder = conf(**{"experiment/mine": "# @package _global_\ntask: predict\n"})
+        assert main(["--config-dir", folder, "experiment=mine", "task=plan"]) == 2
+        printed = capsys.readouterr().err
+        assert "it sets task to 'predict' itself" in printed and "`- override /task: predict`" in printed
+
+    def test_choices_that_are_written_as_keys(self, said_of) -> None:
+        printed = said_of("# @package _global_\nmodel: mlp\ndata: digits\ntrain: quick\n")
+        for choice in ("model: mlp", "data: digits", "train: quick"):
+            assert f"in its defaults list: `- override /{choice}`" in printed
 
     def test_a_task_by_the_defaults_list(self, conf: Conf, notes) -> None:
         header = "# @package _global_\ndefaults: [{override /task: predict}]\n"
@@ -282,6 +298,20 @@ class TestFiles:
                 "# @package _global_\ndefaults: [{override /model: cn}]\n",
                 "model: there is no 'cn'; did you mean 'cnn'?",
             ),
+            (
+                "# @package _global_\ndefaults: [{/task: predict}]\n",
+                "task: is chosen twice, by hookrun's configuration and by a defaults list",
+            ),
+            (
+                "# @package _global_\ndefaults: [{/task: predict}]\n",
+                "the word `override`: `- override /task: NAME`",
+            ),
+            (
+                "# @package _global_\nhooks: [{select: fc, hook: forward, action: capture}]\n",
+                "CONF/experiment/mine.yaml: hooks: found a list, expected a mapping\n",
+            ),
+            ("# @package _global_\nhooks: [{select: fc}]\n", "each hook has a name: NAME: {select: …"),
+            ("# @package _global_\ntrain: [1]\n", "CONF/experiment/mine.yaml: train: found a list"),
             ("defaults: [override /model]\n", "CONF/experiment/mine.yaml: Could not load"),
             ("defaults: {a: b}\n", "CONF/experiment/mine.yaml: Invalid defaults list in 'experiment/mine'"),
             ("defaults: {a: b}\n", "defaults must be a list"),
@@ -294,8 +324,13 @@ class TestFiles:
             ("# @package _global_\nhydra: {searchpath: [x]}\n", "only supported from the primary config"),
         ],
     )
-    def test_what_hydra_refuses(self, text: str, what: str, said_of) -> None:
+    def test_errors_of_hydra(self, text: str, what: str, said_of) -> None:
         assert what in said_of(text)
+
+    def test_a_second_choice_from_a_group_with_the_first_typed(self, conf: Conf, said) -> None:
+        folder = conf(**{"experiment/mine": "# @package _global_\ndefaults: [{/task: predict}]\n"})
+        printed = said("--config-dir", folder, "experiment=mine", "task=plan")
+        assert "task: is chosen twice" in printed and "`- override /task: NAME`" in printed
 
     def test_a_suffix_that_hydra_does_not_read(self, conf: Conf, said) -> None:
         folder = conf(**{"experiment/mine.yml": "# @package _global_\n"})
@@ -303,7 +338,7 @@ class TestFiles:
         assert f"{folder}/experiment/mine.yml: configuration files end in .yaml" in printed
         assert "rename it to mine.yaml" in printed
 
-    def test_a_value_that_was_left_open(self, conf: Conf, notes, capsys) -> None:
+    def test_a_missing_value(self, conf: Conf, notes, capsys) -> None:
         folder = conf(**{"experiment/mine": "# @package _global_\nmodel:\n  args:\n    width: ???\n"})
         assert main(["--config-dir", folder, "experiment=mine"]) == 2
         printed = capsys.readouterr().err

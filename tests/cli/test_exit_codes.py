@@ -1,12 +1,16 @@
-"""What a command ends with: its exit code, and what it says where it failed."""
+"""The exit code of a command, and its error report."""
 
 from __future__ import annotations
 
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from hookrun.cli.exit_codes import exit_code, most_serious, report
+from hookrun.cli.exit_codes import NEEDED, exit_code, most_serious, report
 from hookrun.errors import CheckFailed, CompileError, HookError, Problem, SpecError
 
 
@@ -29,24 +33,41 @@ def test_every_exception_has_its_exit_code(error: BaseException, code: int) -> N
 @pytest.mark.parametrize(
     ("codes", "worst"), [([], 0), ([0, 0], 0), ([0, 3], 3), ([3, 1, 0], 1), ([1, 3, 2, 0], 2)], ids=str
 )
-def test_refused_is_worse_than_failed_is_worse_than_a_check(codes: list[int], worst: int) -> None:
+def test_refused_outranks_failed_and_failed_outranks_a_check(codes: list[int], worst: int) -> None:
     assert most_serious(codes) == worst
 
 
-def test_long_messages_never_fold(capsys) -> None:
+def test_a_python_without_the_packages_is_told_where_they_are(capsys) -> None:
+    report(ModuleNotFoundError("No module named 'hydra'", name="hydra.errors"))
+    printed = capsys.readouterr().err
+    assert f"{sys.executable} has no module 'hydra'" in printed
+    assert "scripts/hookrun" in printed and "Traceback" not in printed
+    report(ModuleNotFoundError("No module named 'mine'", name="mine"))
+    assert "scripts/hookrun" not in capsys.readouterr().err
+
+
+def test_the_modules_of_all_packages_that_hookrun_needs_are_known() -> None:
+    text = Path(__file__).parents[2].joinpath("pyproject.toml").read_text()
+    asked = tomllib.loads(text)["project"]["dependencies"]
+    dependencies = {re.split("[<>=]", each)[0] for each in asked}
+    packages = packages_distributions()
+    assert {name.lower() for module in NEEDED for name in packages[module]} == dependencies
+
+
+def test_long_messages_are_not_wrapped(capsys) -> None:
     path = "/a/path/" + "/".join(["folder"] * 60)
     report(SpecError([Problem("data.root", f"there is no {path}")]))
     assert path in capsys.readouterr().err
 
 
-def test_a_traceback_that_cannot_be_kept_is_shown(tmp_path: Path, capsys) -> None:
+def test_a_traceback_that_cannot_be_saved_is_shown(tmp_path: Path, capsys) -> None:
     report(RuntimeError("out of luck"), tmp_path / "nowhere")
     printed = capsys.readouterr().err
     assert "traceback: not saved" in printed
     assert printed.startswith("RuntimeError: out of luck")
 
 
-def test_a_link_is_replaced_by_the_traceback_and_not_written_through(tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_traceback_file_is_replaced(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.write_text("theirs")
     (tmp_path / "error.txt").symlink_to(theirs)

@@ -1,4 +1,4 @@
-"""What is not a flag, and words that are not an override: the answer shows what was meant."""
+"""For unknown flags, and words that are not overrides, the error shows what was probably meant."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEANT = {
 }
 
 
-def test_the_override_or_flag_that_was_meant_is_shown(capsys: pytest.CaptureFixture[str], notes) -> None:
+def test_the_probable_override_or_flag_is_shown(capsys: pytest.CaptureFixture[str], notes) -> None:
     for typed, meant in MEANT.items():
         assert main(typed.split()) == 2, typed
         printed = capsys.readouterr()
@@ -40,15 +40,13 @@ def test_the_override_or_flag_that_was_meant_is_shown(capsys: pytest.CaptureFixt
         assert printed.err.startswith("1 configuration error\n") and printed.out == "", typed
 
 
-def test_a_flag_that_goes_with_another_one_is_refused_alone(
-    capsys: pytest.CaptureFixture[str], notes
-) -> None:
+def test_a_flag_that_needs_another_flag_is_refused_alone(capsys: pytest.CaptureFixture[str], notes) -> None:
     for typed, goes_with in {"--resolve": "--cfg or --help", "--package hooks": "--cfg"}.items():
         assert main(typed.split()) == 2, typed
         assert f"goes with {goes_with}" in capsys.readouterr().err, typed
 
 
-def test_names_that_are_numbers_to_hydra_are_refused_as_names(
+def test_values_that_hydra_reads_as_numbers_are_refused_as_names(
     capsys: pytest.CaptureFixture[str], notes
 ) -> None:
     for typed in (

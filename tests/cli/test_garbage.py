@@ -1,4 +1,4 @@
-"""A command pauses Python's garbage collector while it imports, and leaves it as it was found."""
+"""A command pauses Python's garbage collector while it imports modules, and restores its state at the end."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hookrun import tasks
-from hookrun.cli import main
+from hookrun.cli import garbage, main
 from hookrun.cli.garbage import collector_of_command, collector_of_jobs, release_memory
 
 SMALL = ["compute.threads=1", "train.epochs=1", "train.limit_batches=1", "train.checkpoint.save=none"]
 
 
 @pytest.fixture
-def fresh() -> Iterator[Callable[[], None]]:
-    """Call it to have no object left out of collection, as in a new process."""
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A function that unfreezes all objects, as in a new process; they are frozen again for later tests."""
+    monkeypatch.setattr(garbage, "_is_frozen", lambda: gc.get_freeze_count() > 0)
     yield gc.unfreeze
     gc.enable()
-    gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
-def test_a_run_collects_its_garbage_but_not_the_modules(cwd, fresh, monkeypatch, no_pages) -> None:
+def test_a_run_collects_its_own_garbage_but_skips_the_modules(cwd, fresh, monkeypatch, no_pages) -> None:
     fresh()
     seen = list[tuple[bool, bool]]()
     run = tasks.run
@@ -41,7 +43,7 @@ def test_a_run_collects_its_garbage_but_not_the_modules(cwd, fresh, monkeypatch,
     assert gc.isenabled() and not gc.get_freeze_count()
 
 
-def test_a_caller_who_has_switched_it_off_or_frozen_objects_finds_that_again(cwd, fresh, no_pages) -> None:
+def test_the_collector_state_of_the_caller_is_restored(cwd, fresh, no_pages) -> None:
     fresh()
     gc.disable()
     assert main(SMALL) == 0
@@ -53,7 +55,7 @@ def test_a_caller_who_has_switched_it_off_or_frozen_objects_finds_that_again(cwd
     assert gc.isenabled() and 0 < gc.get_freeze_count() <= frozen
 
 
-def test_what_the_first_job_leaves_is_not_examined_again_and_what_the_second_leaves_is(fresh) -> None:
+def test_objects_that_the_first_job_leaves_are_skipped_later_and_those_of_the_second_are_not(fresh) -> None:
     fresh()
     counts = list[int]()
     with collector_of_command(), collector_of_jobs():

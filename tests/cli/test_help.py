@@ -1,4 +1,4 @@
-"""`--help` lists what there is today, one's own folder included, and imports no torch."""
+"""`--help` lists what is available, including a user's own folder, and imports no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def section(text: str, title: str) -> str:
     return next(block for block in text.split("\n\n") if block.startswith(title))
 
 
-def test_it_says_what_hookrun_is_and_how_to_call_it(help_of) -> None:
+def test_it_describes_hookrun_and_its_usage(help_of) -> None:
     text = help_of()
     assert text.startswith("hookrun: PyTorch hooks as configuration\n")
     assert "hookrun experiment=clip_fc task=plan" in text
@@ -38,7 +38,7 @@ def test_every_task_action_and_choice_is_listed(help_of) -> None:
     text = help_of()
     assert all(f"  {name} " in section(text, "Tasks") for name in tasks())
     listed = section(text, "Actions").partition("\n")[2]
-    assert "".join(listed.split()).split(",") == list(actions())  # as they are found by importing them
+    assert "".join(listed.split()).split(",") == list(actions())  # as found by importing their modules
     assert "cnn" in section(text, "Models")
     assert "digits" in section(text, "Data sets")
     assert "none" in section(text, "Hook sets")
@@ -57,7 +57,7 @@ def test_an_experiment_is_listed_with_its_first_sentence(help_of, conf: Conf) ->
         assert words in [re.split("  +", line.strip()) for line in lines]
 
 
-def test_a_folder_of_long_names_takes_no_room_from_the_others(help_of, conf: Conf) -> None:
+def test_long_names_in_one_folder_do_not_widen_the_columns_of_others(help_of, conf: Conf) -> None:
     sentence = "Long enough to fill all of the line that a short name leaves, and not one word more"
     folder = conf(
         **{
@@ -71,7 +71,7 @@ def test_a_folder_of_long_names_takes_no_room_from_the_others(help_of, conf: Con
     assert "sub/a_name_that_is_longer_than_any_other  Long enough to fill" in text
 
 
-def test_what_comes_with_it_is_told_in_full(help_of) -> None:
+def test_the_summaries_of_shipped_files_are_not_truncated(help_of) -> None:
     assert "…" not in help_of()
 
 
@@ -79,7 +79,7 @@ def test_no_line_is_too_long_to_read(help_of) -> None:
     assert max(map(len, help_of().splitlines())) <= 110
 
 
-def test_another_help_template_of_hydras_still_works(help_of) -> None:
+def test_another_help_template_of_hydra_still_works(help_of) -> None:
     text = help_of("hydra/help=default", "seed=7")
     assert "experiment: activation_patching, add_bias, " in text
     assert "seed: 7" in text

@@ -1,4 +1,4 @@
-"""Driving Hydra: what it leaves behind in the process, and what it carries to other processes."""
+"""The bridge to Hydra: the state that it restores, and the state that it sends to other processes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def test_folders_are_searched_in_the_order_given_and_the_main_one_last(tmp_path:
         assert app.folders() == [first, second, conf_dir()]
 
 
-def test_a_checked_configuration_is_run_as_it_is(tmp_path: Path) -> None:
-    """`${now:…}` in it was read while it was checked; composed anew, it would say another time."""
+def test_a_checked_configuration_is_not_composed_again(tmp_path: Path) -> None:
+    """The value of `${now:…}` was resolved by the check; a second composition would give another time."""
     seen = []
     with opened(conf_dir()) as app:
         cfg = app.compose_config("config", ["hydra.mode=RUN", "model.weights=${now:%f}"], RunMode.RUN)
@@ -48,14 +48,14 @@ def test_a_checked_configuration_is_run_as_it_is(tmp_path: Path) -> None:
     assert (tmp_path / "run/.hydra/config.yaml").is_file()
 
 
-def test_options_reach_into_subgroups(conf: Conf) -> None:
+def test_options_include_subgroups(conf: Conf) -> None:
     folder = conf(**{"experiment/a": "", "experiment/b/c": ""})
     with opened(Path(folder)) as app:
         assert app.options("experiment") == ["a", "b/c"]
 
 
 @pytest.mark.parametrize("typed", ["seed=1,2", "seed=range(1,3)"])
-def test_the_jobs_of_a_sweep_are_known_before_it_starts(typed: str) -> None:
+def test_the_jobs_of_a_sweep_are_listed_before_it_starts(typed: str) -> None:
     with opened(conf_dir()) as app:
         cfg = app.compose_config("config", [typed, "hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
         jobs = app.jobs(cfg)
@@ -63,8 +63,8 @@ def test_the_jobs_of_a_sweep_are_known_before_it_starts(typed: str) -> None:
         assert [app.job_config(cfg, job, number).seed for number, job in enumerate(jobs)] == [1, 2]
 
 
-def test_the_state_travels_to_the_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As launchers do it: copied in one process, and set in another that has loaded Hydra's plugins."""
+def test_the_state_is_sent_to_the_processes_of_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As launchers do it: copied in one process, and set in another one that has loaded Hydra's plugins."""
     monkeypatch.setattr(Singleton, "_instances", copy.copy(Singleton._instances))
     with opened(conf_dir()) as app:
         cfg = app.compose_config("config", ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
@@ -73,7 +73,7 @@ def test_the_state_travels_to_the_processes_of_a_launcher(monkeypatch: pytest.Mo
         assert loader.load_sweep_config(cfg, ["seed=7"]).seed == 7
 
 
-def test_a_broken_file_is_named_wherever_it_is_read(conf: Conf) -> None:
+def test_a_broken_file_is_named(conf: Conf) -> None:
     folder = conf(**{"experiment/mine": "a: *b\n"})
     with (
         opened(conf_dir(), Path(folder)) as app,
@@ -88,7 +88,7 @@ def test_the_configuration_of_a_job_has_its_number() -> None:
         assert OmegaConf.select(app.job_config(cfg, ["seed=1"], 4), "hydra.sweep.subdir") == "4"
 
 
-def test_a_folder_that_leads_into_itself_has_an_end(tmp_path: Path) -> None:
+def test_a_folder_with_a_link_to_itself_is_listed(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/one.yaml").write_text("a: 1\n")
     (tmp_path / "round").symlink_to(".")

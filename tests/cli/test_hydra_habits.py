@@ -1,4 +1,4 @@
-"""What a practised user of Hydra types: hooks=none, reruns from .hydra, tags, interpolations, keys beside task=plan."""
+"""Habits of Hydra users: hooks=none, reruns from .hydra, tags, interpolations, keys beside task=plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Conf = Callable[..., str]
 TYPED = "+hooks.x={select: fc, hook: forward, action: print}"
 
 
-def test_no_hooks_means_none_wherever_they_are_defined(conf: Conf) -> None:
+def test_hooks_none_removes_hooks_wherever_they_are_defined(conf: Conf) -> None:
     hook = "{select: fc, hook: grad, action: print}"
     inline = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{a: {hook}}}\n"
     below = f"# @package _global_\ndefaults: [mine]\nhooks: {{b: {hook}}}\n"
@@ -28,7 +28,7 @@ def test_no_hooks_means_none_wherever_they_are_defined(conf: Conf) -> None:
         assert "a" in compose_dict([experiment, "hooks=capture"], folder)["hooks"]
 
 
-def test_a_hook_that_no_hooks_has_dropped_may_be_deleted(conf: Conf, notes, capsys) -> None:
+def test_a_hook_that_hooks_none_has_removed_may_be_deleted_too(conf: Conf, notes, capsys) -> None:
     hook = "{select: fc, hook: grad, action: print}"
     text = f"# @package _global_\ndefaults: [{{override /hooks: scale}}]\nhooks: {{print_a: {hook}, print_b: {hook}}}\n"
     folder = conf(**{"experiment/mine": text})
@@ -53,7 +53,7 @@ def test_a_job_of_a_sweep_without_hooks(notes) -> None:
     assert names[0] == [] and "clip_fc" in names[1]
 
 
-def test_a_stored_configuration_runs_again_where_runs_land(cwd: Path, notes) -> None:
+def test_a_stored_configuration_can_be_run_again_in_a_new_directory(cwd: Path, notes) -> None:
     assert main(["experiment=clip_fc", "seed=5", "hydra.run.dir=old"]) == 0
     assert main(["--config-dir", "old/.hydra", "--config-name", "config", "hooks.clip_fc.max=0.5"]) == 0
     (seed, new) = notes.ran[1]
@@ -65,7 +65,7 @@ def test_a_stored_configuration_runs_again_where_runs_land(cwd: Path, notes) -> 
     assert notes.ran[-1][1].parents[1] == cwd / "multirun"
 
 
-def test_a_plan_takes_the_keys_of_the_experiments_own_task(notes, capsys) -> None:
+def test_a_plan_accepts_the_keys_of_the_experiment_s_own_task(notes, capsys) -> None:
     assert main(["experiment=capture_features", "task=plan", "task.split=train"]) == 0
     assert main(["-m", "experiment=capture_features", "task=plan", "task.split=train,val"]) == 0
     assert [shown.settings.task.split for shown in notes.shown] == ["train", "train", "val"]
@@ -73,7 +73,7 @@ def test_a_plan_takes_the_keys_of_the_experiments_own_task(notes, capsys) -> Non
     assert "task.splt: unknown key\n      did you mean 'split'" in capsys.readouterr().err
 
 
-def test_a_value_from_an_interpolation_is_said_to_be_one(notes, capsys) -> None:
+def test_errors_name_the_interpolation_of_a_value(notes, capsys) -> None:
     assert (
         main(
             [
@@ -91,7 +91,7 @@ def test_a_value_from_an_interpolation_is_said_to_be_one(notes, capsys) -> None:
     assert "hooks.x.select: is missing (hooks.x is ${train})" in printed
 
 
-def test_tags_are_words_of_ones_own(notes, capsys) -> None:
+def test_tags_are_the_user_s_own_words(notes, capsys) -> None:
     assert main(["tags=[paper,baseline]", "seed=5"]) == 0
     assert notes.prepared[0][0].settings.tags == ("paper", "baseline")
     assert main(["tags=paper"]) == 2
@@ -104,7 +104,9 @@ def test_a_quick_preset() -> None:
 
 
 @pytest.mark.parametrize("key", ["off", "no", "on"])
-def test_a_hook_named_as_a_boolean_is_told_to_be_quoted(key: str, conf: Conf, notes, capsys) -> None:
+def test_the_error_for_a_hook_named_like_a_boolean_says_to_quote_it(
+    key: str, conf: Conf, notes, capsys
+) -> None:
     hook = "{select: fc, hook: forward, action: print}"
     folder = conf(**{"experiment/mine": f"# @package _global_\nhooks:\n  {key}: {hook}\n  null: {hook}\n"})
     assert main(["--config-dir", folder, "experiment=mine"]) == 2
@@ -114,7 +116,7 @@ def test_a_hook_named_as_a_boolean_is_told_to_be_quoted(key: str, conf: Conf, no
     assert "as true and false: quote the key" in capsys.readouterr().err
 
 
-def test_mistakes_typed_and_written_are_told_together(notes, capsys) -> None:
+def test_mistakes_on_the_command_line_and_in_files_are_reported_together(notes, capsys) -> None:
     assert (
         main(
             ["experiment=clip_fc", "hooks.clip_fc.mx=3", "trian.epochs=3", "hooks.clip_fc.max=abc", "seed=-1"]

@@ -1,4 +1,4 @@
-"""What a config file may say to Hydra: choose among what is installed, and nothing that acts."""
+"""What a config file may set in Hydra's section: it may choose installed plugins, and may not run anything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hookrun.cli.hydra_section import acting_keys, wrong_choices, wrong_params, 
 GROUPS = ("model", "task", "experiment")
 
 
-def test_keys_that_call_something_are_found_however_deep() -> None:
+def test_keys_that_run_code_are_found_at_any_depth() -> None:
     content = {"a": [{"b": {"_target_": "os.system"}}], "()": 1, "c": "_target_"}
     assert sorted(problem.what for problem in acting_keys(content, "f")) == [
         "holds the key `()`, which would run code",
@@ -15,7 +15,7 @@ def test_keys_that_call_something_are_found_however_deep() -> None:
     ]
 
 
-def test_a_file_chooses_a_launcher_and_no_logging_wherever_the_name_starts() -> None:
+def test_a_file_may_choose_a_launcher_but_no_logging_by_relative_or_absolute_name() -> None:
     for item in (
         {"override /hydra/job_logging": "default"},
         {"/hydra/callbacks@x": "evil"},
@@ -28,7 +28,7 @@ def test_a_file_chooses_a_launcher_and_no_logging_wherever_the_name_starts() -> 
     assert wrong_choices([{"override hydra/job_logging": "none"}], "", "f") == [], "as it is shipped"
 
 
-def test_settings_that_choose_are_let_through_and_those_that_act_are_not() -> None:
+def test_harmless_settings_are_accepted_and_others_refused() -> None:
     fine = {"mode": "MULTIRUN", "launcher": {"n_jobs": 2, "partition": "gpu"}, "job": {"name": "mine"}}
     assert wrong_settings({**fine, "sweeper": {"params": {"seed": "1,2", "model": "mlp,cnn"}}}, GROUPS) == []
     for wrong in (
@@ -47,7 +47,7 @@ def test_settings_that_choose_are_let_through_and_those_that_act_are_not() -> No
     assert wrong_settings(chosen, GROUPS, ["mine.Launcher"]) == []
 
 
-def test_what_is_swept_over_lies_in_the_experiment() -> None:
+def test_swept_keys_must_be_keys_of_the_experiment() -> None:
     fine = {"seed": "1,2", "hooks.a.max": "choice(1,2)", "+vars.x": 3}
     assert list(wrong_params(fine, "p", GROUPS)) == []
     for key in ("hydra.run.dir", "++trust", " seed", "'seed'", "seed=1,b", "hydra[run]", "", "resume"):

@@ -1,4 +1,4 @@
-"""Jobs that share a process leave what each would leave alone, and what Hydra's own launcher leaves."""
+"""Jobs that share a process leave the same files as each job alone, and as Hydra's own launcher."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWEEP = [
 OF_TIME = {"started", "ended", "manifest"}
 
 
-def test_the_files_are_those_of_hydras_launcher_and_of_each_job_alone(
+def test_the_files_equal_those_of_hydra_s_launcher_and_of_each_job_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours, folder = _swept(tmp_path), tmp_path / "sweep"
@@ -46,10 +46,10 @@ def test_the_files_are_those_of_hydras_launcher_and_of_each_job_alone(
     assert {"0/.hydra/config.yaml", "3/.hydra/hydra.yaml", "3/job.json", "2/metrics.jsonl"} <= ours.keys()
 
 
-def test_a_job_that_only_chooses_groups_is_the_one_that_was_checked(
+def test_a_job_that_only_chooses_groups_runs_the_checked_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file that changes between two jobs does not count, wherever the jobs run."""
+    """A file that changes between two jobs has no effect, wherever the jobs run."""
     monkeypatch.chdir(tmp_path)
     files = [tmp_path / "own/experiment" / f"{name}.yaml" for name in "ab"]
     files[0].parent.mkdir(parents=True)
@@ -84,7 +84,7 @@ def _swept(tmp_path: Path) -> dict[str, object]:
 
 
 def _files(folder: Path) -> dict[str, object]:
-    """Path -> content, without the times in it; the page of a sweep holds little else."""
+    """Path -> content, without the times in it; the page of a sweep contains times and little else."""
     found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     of_sweep = {"report.html", "sweep.csv"} if (folder / "multirun.yaml").exists() else set[str]()
     return {name: _content(path) for name, path in found.items() if name not in of_sweep}

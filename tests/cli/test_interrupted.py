@@ -1,4 +1,4 @@
-"""What is said of a sweep that a signal ended."""
+"""The message about a sweep that a signal ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def run(sweep: Path, name: str, status: str) -> None:
     made.close()
 
 
-def test_how_many_ended_how_and_which_never_started_are_told(tmp_path: Path) -> None:
+def test_the_message_has_the_statuses_of_jobs_and_names_those_not_started(tmp_path: Path) -> None:
     sweep = tmp_path / "sweep"
     assert interrupted(KeyboardInterrupt(), sweep, None) == f"sweep: interrupted: no job started, in {sweep}"
     (sweep).mkdir()

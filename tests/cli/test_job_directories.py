@@ -1,4 +1,4 @@
-"""The jobs of a sweep's directory, each known by the hash of its configuration."""
+"""The jobs in a sweep's directory, each identified by the hash of its configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(folder: Path, name: str, config: str, status: str, code: int | None = No
     run.close()
 
 
-def test_each_job_is_taken_once_and_those_of_one_hash_in_their_order(tmp_path: Path) -> None:
+def test_each_job_is_taken_once_and_equal_hashes_in_order(tmp_path: Path) -> None:
     make_folder(tmp_path)
     for name, config, status, code in (
         ("0", SAME, "done", None),
@@ -41,7 +41,7 @@ def test_each_job_is_taken_once_and_those_of_one_hash_in_their_order(tmp_path: P
     assert not jobs.is_free("3")
 
 
-def test_a_job_that_does_not_say_what_it_is_is_refused(tmp_path: Path) -> None:
+def test_a_job_without_a_readable_hash_is_refused(tmp_path: Path) -> None:
     job(tmp_path, "0", SAME, "done")
     for content, said in (("[]", "job.json"), (json.dumps({"config": "x"}), "job.json"), (None, "which job")):
         (tmp_path / "0/job.json").unlink()
@@ -51,7 +51,7 @@ def test_a_job_that_does_not_say_what_it_is_is_refused(tmp_path: Path) -> None:
             JobDirectories(tmp_path)
 
 
-def test_a_link_in_the_way_of_a_job_is_refused(tmp_path: Path) -> None:
+def test_a_link_in_the_directory_of_a_job_is_refused(tmp_path: Path) -> None:
     sweep, theirs = tmp_path / "sweep", tmp_path / "theirs"
     (sweep / "a/0").mkdir(parents=True)
     theirs.mkdir()

@@ -1,4 +1,4 @@
-"""What a job of a sweep is known by: the hash of its configuration, resolved, without its number and place."""
+"""The hash that identifies a job of a sweep: of its resolved configuration, without its number and directory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def hydra(number: int, folder: str) -> Any:
     return OmegaConf.create({**content, "sweep": {"dir": folder, "subdir": str(number)}})
 
 
-def test_the_number_and_the_place_of_a_job_do_not_count_and_its_values_do(tmp_path: Path) -> None:
+def test_the_hash_ignores_the_number_and_directory_of_a_job(tmp_path: Path) -> None:
     def record(seed: object, number: int = 3) -> dict[str, Any]:
         users = OmegaConf.create({"seed": seed, "vars": {"a": 5}, "tags": ["${hydra:runtime.output_dir}"]})
         return job_record(users, hydra(number, f"/sweep/{number}"))
 
-    with opened(conf_dir()):  # which knows `hydra:`
+    with opened(conf_dir()):  # makes `hydra:` resolvable
         assert record("${hydra:job.num}") == record("${hydra:job.num}", 4) == record(0)
         assert record("${vars.a}") == record(5) != record(6)
     write_job(tmp_path, record(5))
@@ -32,7 +32,7 @@ def test_the_number_and_the_place_of_a_job_do_not_count_and_its_values_do(tmp_pa
         assert found[1] is is_its_own
 
 
-def test_jobs_that_differ_in_hooks_alone_are_the_same_without_hooks() -> None:
+def test_jobs_that_differ_only_in_hooks_have_the_same_hash_without_hooks() -> None:
     one = record_of({"seed": 1, "hooks": {"a": {}}, "tags": ["x"]})
     other = record_of({"seed": 1, "hooks": {}, "vars": {"x": 2}})
     assert one["has_hooks"] and not other["has_hooks"]

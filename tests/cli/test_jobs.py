@@ -1,4 +1,4 @@
-"""A run or job in its directory: what it reports, what it keeps, what it gives back."""
+"""A run or job in its directory: its reports, its files, its return value."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def only_run(folder: Path) -> Path:
 
 
 class TestFailedRun:
-    def test_type_message_and_place_are_said_and_the_traceback_is_kept(
+    def test_type_message_and_place_are_printed_and_the_traceback_is_saved(
         self, cwd: Path, notes, capsys
     ) -> None:
         assert main(["seed=1"]) == 1
@@ -35,12 +35,12 @@ class TestFailedRun:
         assert kept.startswith("Traceback (most recent call last):")
         assert kept.endswith("RuntimeError: out of luck\n")
 
-    def test_the_traceback_is_shown_to_who_asks(self, notes, capsys, monkeypatch) -> None:
+    def test_the_traceback_is_shown_on_request(self, notes, capsys, monkeypatch) -> None:
         monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
         assert main(["seed=1"]) == 1
         assert "Traceback (most recent call last):" in capsys.readouterr().err
 
-    def test_a_tripped_check_needs_no_traceback(self, cwd: Path, notes, capsys) -> None:
+    def test_a_failed_check_has_no_traceback(self, cwd: Path, notes, capsys) -> None:
         assert main(["seed=4"]) == 3
         assert capsys.readouterr().err.splitlines() == [
             "hook nan_hunt at conv1: found inf",
@@ -48,11 +48,11 @@ class TestFailedRun:
         ]
         assert not (only_run(cwd) / "error.txt").exists()
 
-    def test_an_interrupted_run_says_where_it_is(self, cwd: Path, notes, capsys) -> None:
+    def test_an_interrupted_run_prints_its_directory(self, cwd: Path, notes, capsys) -> None:
         assert main(["seed=130"]) == 130
         assert capsys.readouterr().err.splitlines() == ["interrupted", f"run directory: {only_run(cwd)}"]
 
-    def test_a_model_that_leaves_the_process_fails_like_any_other(self, notes, monkeypatch, capsys) -> None:
+    def test_a_model_that_calls_sys_exit_fails_like_any_other(self, notes, monkeypatch, capsys) -> None:
         def leave(prepared: object, run_dir: Path) -> int:
             raise SystemExit(0)
 
@@ -61,7 +61,7 @@ class TestFailedRun:
         assert capsys.readouterr().out.count("exit code 1") == 2
 
 
-def test_an_error_before_there_is_a_directory_shows_its_traceback(notes, monkeypatch, capsys) -> None:
+def test_an_error_before_the_directory_exists_shows_its_traceback(notes, monkeypatch, capsys) -> None:
     def prepare(experiment: object, *, trust: frozenset[str]) -> object:
         raise ZeroDivisionError("in the model")
 
@@ -72,9 +72,9 @@ def test_an_error_before_there_is_a_directory_shows_its_traceback(notes, monkeyp
     assert printed.endswith("ZeroDivisionError: in the model\n")
 
 
-def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:
+def test_the_memory_of_a_job_is_freed_before_the_next(notes, monkeypatch) -> None:
     class Held:
-        """Stands for a model that its hooks refer to in a cycle."""
+        """Stands for a model that its hooks refer to in a reference cycle."""
 
         def __init__(self) -> None:
             self.itself = self
@@ -103,17 +103,18 @@ def test_nothing_of_a_job_stays_alive_for_the_next(notes, monkeypatch) -> None:
 def test_signals_are_handled_in_the_process_of_any_launcher(monkeypatch, tmp_path: Path) -> None:
     seen = []
 
-    def alone(self: SweepJob, cfg: object, run_dir: Path) -> int:
+    def alone(self: SweepJob, cfg: object, run_dir: Path, sweep_dir: Path) -> int:
         seen.append(signal.getsignal(signal.SIGTERM))
         signal.raise_signal(signal.SIGTERM)
         return 0
 
     monkeypatch.setattr(SweepJob, "_alone", alone)
-    monkeypatch.setattr("hookrun.cli.jobs._run_dir", lambda: tmp_path)
+    for name in ("_run_dir", "_sweep_dir"):
+        monkeypatch.setattr(f"hookrun.cli.jobs.{name}", lambda: tmp_path)
     with pytest.raises(Interrupted, match="SIGTERM"):
         SweepJob(frozenset())(OmegaConf.create())
     assert seen != [signal.SIG_DFL] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_job_is_what_a_launcher_needs_and_no_more() -> None:
+def test_the_pickled_job_holds_only_what_a_launcher_needs() -> None:
     assert SweepJob(frozenset()) == SweepJob(trust=frozenset(), optimizing=False)

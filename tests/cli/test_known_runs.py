@@ -1,4 +1,4 @@
-"""The runs that an experiment names otherwise than by their directory."""
+"""The runs that an experiment names other than by their directory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hookrun.errors import SpecError
 from hookrun.tasks import parse_experiment
 
 
-def test_an_experiment_gets_the_runs_that_were_known_when_the_sweep_began() -> None:
+def test_an_experiment_gets_the_runs_that_were_found_when_the_sweep_began() -> None:
     needs = {"clean": {"experiment": "clean", "overrides": ["seed=1"]}}
     experiment = parse_experiment({"model": {"name": "mlp"}, "data": {"name": "digits"}, "needs": needs})
     need = experiment.settings.needs["clean"]
@@ -28,7 +28,7 @@ def test_an_experiment_gets_the_runs_that_were_known_when_the_sweep_began() -> N
         KnownRuns().of(experiment)
 
 
-def test_the_stored_configuration_holds_the_directory_that_a_name_stood_for(tmp_path: Path) -> None:
+def test_the_stored_configuration_has_the_directory_that_a_name_stood_for(tmp_path: Path) -> None:
     cfg = OmegaConf.create({"task": {"run": "outputs/latest"}, "hooks": {"a": {"run": "clean"}}})
     stored = tmp_path / ".hydra/config.yaml"
     stored.parent.mkdir()

@@ -1,4 +1,4 @@
-"""The launchers and the sweeper that hookrun's extras install, each as the README shows it."""
+"""The launchers and the sweeper that hookrun's extras install, used as in the README."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def statuses(sweep: Path) -> dict[str, str]:
     ],
 )
 @pytest.mark.filterwarnings("ignore")  # of the plugins
-def test_jobs_in_other_processes_fail_fast_and_go_on(
+def test_jobs_in_other_processes_fail_fast_and_can_be_resumed(
     name: str, plugin: str, settings: list[str], cwd: Path
 ) -> None:
     extra = name.partition("_")[0]
@@ -47,7 +47,7 @@ def test_jobs_in_other_processes_fail_fast_and_go_on(
 
 
 @pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
-def test_optuna_goes_on_with_the_same_trials(cwd: Path, capsys) -> None:
+def test_a_resumed_optuna_sweep_chooses_the_same_trials(cwd: Path, capsys) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
     command = [
         "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "experiment=clip_fc,add_bias", *SHORT[1:],
@@ -72,7 +72,7 @@ def test_optuna_goes_on_with_the_same_trials(cwd: Path, capsys) -> None:
     assert "Optimization history" in page and "4 trials" in page and "best so far" in page
 
 
-def test_importance_is_the_share_of_the_key_that_makes_the_difference() -> None:
+def test_importance_is_highest_for_the_key_that_matters() -> None:
     trials = [
         Trial(
             n, str(n), {"lr": str(n / 10), "kind": "ab"[n % 2], "same": "1", "noise": str(n * 7 % 5)}, n / 2

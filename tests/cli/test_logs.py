@@ -1,4 +1,4 @@
-"""Logging: sweeps say what they do, libraries do not speak in Hydra's name, nothing stays configured."""
+"""Logging: sweeps log their jobs, other libraries do not log under Hydra's name, loggers are restored afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_sweep_lists_its_jobs(notes, capsys) -> None:
     ]
 
 
-def test_a_run_logs_nothing_and_a_library_does_not_either(notes, monkeypatch, capsys) -> None:
+def test_neither_a_run_nor_a_library_logs_anything(notes, monkeypatch, capsys) -> None:
     run = notes.run
 
     def talkative(prepared: object, run_dir: Path, **options: bool) -> int:
@@ -47,7 +47,7 @@ def test_a_run_logs_nothing_and_a_library_does_not_either(notes, monkeypatch, ca
     ],
     ids=" ".join,
 )
-def test_the_loggers_are_afterwards_what_they_were(typed: list[str], notes) -> None:
+def test_the_loggers_are_restored_afterwards(typed: list[str], notes) -> None:
     root, library = logging.getLogger(), logging.getLogger("some.library")
     before = (root.level, root.handlers[:], library.level, library.handlers[:], library.disabled)
     assert main([*typed, *([] if "--info" in typed else ["seed=5"])]) == 0
@@ -64,6 +64,6 @@ def test_loggers_are_restored_after_an_exception() -> None:
     assert (library.handlers, library.level) == ([], logging.NOTSET)
 
 
-def test_hydras_own_log_file_is_there_for_who_chooses_it(cwd: Path, notes) -> None:
+def test_hydra_s_own_log_file_can_be_chosen(cwd: Path, notes) -> None:
     assert main(["seed=5", "hydra/job_logging=default", "hydra.run.dir=mine"]) == 0
     assert (cwd / "mine/hookrun.log").is_file()

@@ -1,4 +1,4 @@
-"""The command line as a whole: real runs in process, and what the process around them sees."""
+"""The command line as a whole: what the process around it sees."""
 
 from __future__ import annotations
 
@@ -29,57 +29,18 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def metrics(run: Path) -> list[dict[str, object]]:
-    """The metrics of a run, but for what a clock says."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [
-        {key: line[key] for key in ("step", "epoch", "split", "loss", "accuracy") if key in line}
-        for line in lines
-    ]
-
-
 def status(run: Path) -> tuple[str, int]:
     found = json.loads((run / "status.json").read_text())
     return found["status"], found["exit_code"]
 
 
-class TestRealRuns:
-    def test_an_experiment_trains_and_leaves_its_record(self, cwd: Path) -> None:
-        assert main([*SMALL, "hydra.run.dir=run"]) == 0
-        assert status(cwd / "run") == ("done", 0)
-        assert metrics(cwd / "run")
-        assert {"plan.json", "env.json", ".hydra"} <= {path.name for path in (cwd / "run").iterdir()}
-
-    def test_a_plan_is_shown_and_leaves_nothing(self, cwd: Path, capsys) -> None:
-        assert main(["experiment=clip_fc", "task=plan"]) == 0
-        assert "clip_fc" in capsys.readouterr().out
-        assert list(cwd.iterdir()) == []
-
-    def test_modules_are_shown_and_leave_nothing(self, cwd: Path, capsys) -> None:
-        assert main(["task=modules", "task.select=conv*"]) == 0
-        assert "conv1" in capsys.readouterr().out
-        assert list(cwd.iterdir()) == []
-
-    def test_hooks_that_do_not_fit_the_model_are_refused(self, cwd: Path, capsys) -> None:
-        assert main([*SMALL, "hooks.clip_fc.select=fd"]) == 2
-        printed = capsys.readouterr().err
-        assert "hooks.clip_fc" in printed and "fc" in printed and "Traceback" not in printed
-        assert list(cwd.iterdir()) == []
-
-    @pytest.mark.parametrize(("policy", "state"), [("stop", "stopped"), ("error", "failed")])
-    def test_a_check_that_trips_ends_with_3(self, policy: str, state: str, cwd: Path) -> None:
-        hook = f"+hooks.low={{select: fc, hook: forward, action: check, min: -2000, max: -1000, policy: {policy}}}"
-        assert main([*SMALL, hook, "hydra.run.dir=run"]) == 3
-        assert status(cwd / "run") == (state, 3)
-
-
 class TestProcess:
-    """What `main` leaves alone in the process that calls it."""
+    """`main` restores the state of the process that calls it."""
 
     @pytest.mark.parametrize(
         "typed", [["--cfg", "job"], ["experiment=clip_fx"], ["--nothing"], ["-m", *SMALL]], ids=str
     )
-    def test_it_can_be_called_again_and_again(self, typed: list[str], cwd: Path) -> None:
+    def test_it_can_be_called_repeatedly(self, typed: list[str], cwd: Path) -> None:
         def state() -> tuple[object, ...]:
             return sys.argv, dict(os.environ), os.getcwd(), logging.getLogger().handlers[:]
 
@@ -90,7 +51,7 @@ class TestProcess:
         assert not GlobalHydra.instance().is_initialized()
         assert not HydraConfig.initialized()
 
-    def test_the_arguments_are_those_of_the_process_unless_given(self, monkeypatch, capsys) -> None:
+    def test_the_arguments_default_to_those_of_the_process(self, monkeypatch, capsys) -> None:
         monkeypatch.setattr(sys, "argv", ["hookrun", "--cfg", "job", "seed=7"])
         assert main() == 0
         assert "seed: 7\n" in capsys.readouterr().out
@@ -99,7 +60,9 @@ class TestProcess:
         monkeypatch.setattr(sys, "stdout", None)
         assert main(["--help"]) == 0
 
-    def test_an_interrupt_while_composing_ends_quietly_with_130(self, monkeypatch, capsys) -> None:
+    def test_an_interrupt_while_composing_exits_with_130_without_a_traceback(
+        self, monkeypatch, capsys
+    ) -> None:
         def interrupted(arguments: object) -> int:
             raise KeyboardInterrupt
 
@@ -114,7 +77,7 @@ def hookrun(*arguments: str, **options: object) -> subprocess.CompletedProcess[s
     return subprocess.run(command, env=env, text=True, **{"capture_output": True, **options})
 
 
-def test_a_reader_that_leaves_early_is_no_error() -> None:
+def test_a_closed_pipe_is_not_an_error() -> None:
     """As `hookrun --cfg all | head -1` does."""
     read, write = os.pipe()
     os.close(read)
@@ -126,7 +89,7 @@ def test_a_reader_that_leaves_early_is_no_error() -> None:
 def test_a_process_without_stdin_runs_and_refuses(cwd: Path, warm: WarmProcesses) -> None:
     program = (
         "import os, sys\n"
-        "os.close(0)\n"  # and Python, started without it, sets:
+        "os.close(0)\n"  # then Python starts without stdin and sets:
         "sys.stdin = sys.__stdin__ = None\n"
         "from hookrun.cli import main\n"
         f"codes = main({[*SMALL, 'hydra.run.dir=run']}), main(['experiment=clip_fx'])\n"

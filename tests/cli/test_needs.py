@@ -1,4 +1,4 @@
-"""`needs`: what an experiment needs is run first, once, or used again; `previous`; what is recorded of them."""
+"""`needs`: its experiments run first, once, and their runs are reused; `previous`; the records about them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("no_pages")
 
 @pytest.fixture
 def call(conf: Callable[..., str], capsys: Any) -> Call:
-    """Run a command line over the experiments `clean` and `patch`: its exit code, and what was said."""
+    """Run a command line with the experiments `clean` and `patch`; returns its exit code and its output."""
     folder = conf(**{"experiment/clean": CLEAN, "experiment/patch": PATCH})
 
     def call(*arguments: str) -> tuple[int, str]:
@@ -66,7 +66,7 @@ def made(cwd: Path) -> list[Path]:
     return sorted(status.parent for status in cwd.glob("outputs/needs/*/*/status.json"))
 
 
-def test_it_runs_first_and_is_used_again(call: Call, cwd: Path) -> None:
+def test_it_runs_first_and_is_reused(call: Call, cwd: Path) -> None:
     code, said = call("experiment=patch", "task=plan")
     assert code == 0 and list(cwd.iterdir()) == [], "task=plan leaves nothing behind"
     assert LINE in said and "(runs first)" in said and "patch.value: a value not known yet" in said
@@ -91,7 +91,7 @@ def test_it_runs_first_and_is_used_again(call: Call, cwd: Path) -> None:
         assert code == 0 and f"{LINE}{clean.parent.name}/{clean.name} (used again)" in said
 
 
-def test_a_run_that_is_not_whole_is_not_used_again(call: Call, cwd: Path) -> None:
+def test_an_incomplete_run_is_not_reused(call: Call, cwd: Path) -> None:
     assert call("experiment=patch")[0] == 0
     (clean,) = made(cwd)
     status = json.loads((clean / "status.json").read_text())
@@ -115,7 +115,9 @@ def test_a_run_that_is_not_whole_is_not_used_again(call: Call, cwd: Path) -> Non
     assert "(used again)" in call("experiment=patch", "task=plan")[1]
 
 
-def test_files_that_the_configuration_names_count(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+def test_files_that_the_configuration_names_are_part_of_the_hash(
+    call: Call, cwd: Path, conf: Callable[..., str]
+) -> None:
     from safetensors.torch import save_file
 
     shift = "shift: {select: layers.1, hook: forward, action: add_bias, value: {file: v.safetensors}}\n"
@@ -139,7 +141,9 @@ def test_a_sweep_runs_it_once_before_its_jobs(call: Call, cwd: Path) -> None:
     assert code == 0 and len(made(cwd)) == 3, "each seed has its clean run"
 
 
-def test_what_fails_first_is_said(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+def test_errors_of_a_need_are_reported_with_its_key_path(
+    call: Call, cwd: Path, conf: Callable[..., str]
+) -> None:
     conf(**{"experiment/clean": CLEAN + "  bad: {select: layers.9, hook: forward, action: print}\n"})
     code, said = call("experiment=patch")
     assert code == 2 and not (cwd / "outputs").exists(), "refused before anything runs"
@@ -199,7 +203,7 @@ def test_what_fails_first_is_said(call: Call, cwd: Path, conf: Callable[..., str
         ("[clean]", "needs: found"),
     ],
 )
-def test_what_a_file_may_not_need(
+def test_forbidden_needs_are_refused(
     call: Call, cwd: Path, conf: Callable[..., str], needs: str, said: str
 ) -> None:
     before = set(cwd.rglob("*"))
@@ -213,7 +217,7 @@ def test_what_a_file_may_not_need(
     assert set(cwd.rglob("*")) == before
 
 
-def test_needs_of_needs_and_a_circle(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+def test_needs_of_needs_run_and_a_circle_is_refused(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
     twice = PATCH.replace("experiment: clean, overrides", "experiment: patch, overrides").replace(
         "capture: seen", "capture: after"
     )
@@ -230,7 +234,7 @@ def test_needs_of_needs_and_a_circle(call: Call, cwd: Path, conf: Callable[..., 
     assert code == 2 and "there are more than needs of needs, 8 deep" in said
 
 
-def test_a_name_that_is_neither_a_need_nor_a_directory(call: Call) -> None:
+def test_a_name_that_is_neither_a_need_nor_a_directory_is_refused(call: Call) -> None:
     assert call("experiment=patch")[0] == 0
     code, said = call("experiment=patch", "hooks.patch.value.run=claen")
     assert code == 2 and "among the needs: did you mean 'clean'?" in said
@@ -253,7 +257,7 @@ def test_previous_is_the_newest_finished_run(call: Call, cwd: Path) -> None:
 
 
 def again(run: Run) -> list[str]:
-    """The arguments of the command in the section `repeat` of the page."""
+    """The command's arguments in the section `repeat` of the page."""
     from hookrun.report.facts import read_facts
     from hookrun.report.sections.repeat import OF_A_RUN
 
@@ -262,8 +266,8 @@ def again(run: Run) -> list[str]:
     return words[3:]
 
 
-def test_run_it_again_means_the_same_run(call: Call, cwd: Path) -> None:
-    """`outputs/latest` is the run itself by then."""
+def test_the_repeat_command_names_the_same_run(call: Call, cwd: Path) -> None:
+    """`outputs/latest` is the run itself by that time."""
     assert call("experiment=clean", "seed=3")[0] == 0
     clean = hookrun.open_run("outputs/latest")
     runs = {
@@ -290,7 +294,7 @@ def test_run_it_again_means_the_same_run(call: Call, cwd: Path) -> None:
         assert second.metrics == first.metrics
 
 
-def test_vars_move_several_settings_together(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
+def test_one_key_of_vars_changes_several_settings(call: Call, cwd: Path, conf: Callable[..., str]) -> None:
     hooks = "  a: {select: layers.1, hook: forward, action: scale, factor: '${vars.strength}'}\n"
     hooks += "  b: {select: layers.3, hook: forward, action: add_bias, value: '${vars.strength}'}\n"
     conf(**{"experiment/both": f"{CLEAN}{hooks}vars: {{strength: 2, unused: {{a: [1]}}}}\n"})
@@ -330,7 +334,7 @@ def test_a_second_process_waits_for_the_first(tmp_path: Path) -> None:
     assert done == ["first", "second"]
 
 
-def test_a_mistake_elsewhere_does_not_make_the_needs_missing(call: Call, cwd: Path) -> None:
+def test_another_mistake_does_not_hide_the_needs(call: Call, cwd: Path) -> None:
     weights = "+model.weights={run: clean}"
     against = "task.metrics=[{name: kl, against: {run: clean}}]"
     for typed in (

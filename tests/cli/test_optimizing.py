@@ -1,4 +1,4 @@
-"""What an optimizing sweeper is told: the direction of the objective, unless that was set otherwise."""
+"""An optimizing sweeper gets the direction of the objective, unless another one was set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACCURACY = Goal("val/accuracy", "maximize")
 
 
 class Default(Enum):
-    """As the sweeper for optuna has it."""
+    """The default as the sweeper for optuna has it."""
 
     minimize = 1
 
@@ -33,7 +33,7 @@ def config(*typed: str, **sweeper: Any) -> DictConfig:
     return cfg
 
 
-def test_a_direction_that_nobody_set_is_set() -> None:
+def test_an_unset_direction_is_set() -> None:
     cfg = config(direction=Default.minimize, max_failure_rate=0.0)
     assert tell_sweeper(cfg, ACCURACY) == "objective: maximize val/accuracy (best epoch of a run)"
     assert (cfg.hydra.sweeper.direction, cfg.hydra.sweeper.max_failure_rate) == ("maximize", 1.0)
@@ -42,7 +42,7 @@ def test_a_direction_that_nobody_set_is_set() -> None:
     assert ax.hydra.sweeper.ax_config.experiment.minimize is False
 
 
-def test_one_that_was_set_stays_and_a_contradiction_is_refused() -> None:
+def test_a_set_direction_is_kept_and_a_contradiction_is_refused() -> None:
     strict = config("hydra.sweeper.max_failure_rate=0", direction="maximize", max_failure_rate=0.0)
     tell_sweeper(strict, ACCURACY)
     assert strict.hydra.sweeper.max_failure_rate == 0.0
@@ -58,7 +58,7 @@ def test_one_that_was_set_stays_and_a_contradiction_is_refused() -> None:
         tell_sweeper(config(direction=["minimize", "maximize"]), ACCURACY)
 
 
-def test_a_job_of_another_objective_is_refused() -> None:
+def test_a_job_with_another_objective_is_refused() -> None:
     plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
     require_goal(parse_experiment({**plain, "task": {"name": "train"}}), ACCURACY)
     with pytest.raises(
@@ -67,13 +67,13 @@ def test_a_job_of_another_objective_is_refused() -> None:
         require_goal(parse_experiment({**plain, "task": {"name": "evaluate", "split": "train"}}), ACCURACY)
 
 
-def test_of_a_sweeper_that_takes_none_it_is_said() -> None:
+def test_a_sweeper_without_a_known_direction_setting_gives_a_note() -> None:
     said = tell_sweeper(config(_target_="hydra_plugins.climber.Climber"), ACCURACY)
     assert "NOTE: Climber has no setting that says which direction is better" in said
 
 
 @pytest.mark.filterwarnings("ignore")  # of the plugin, which is written for an older optuna
-def test_optuna_finds_the_good_learning_rate_and_bears_one_that_diverges(cwd: Path, capsys) -> None:
+def test_optuna_finds_the_good_learning_rate_and_continues_after_one_that_diverges(cwd: Path, capsys) -> None:
     pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="pip install 'hookrun[optuna]'")
     command = [
         "-m", "hydra/sweeper=optuna", "hydra.sweeper.n_jobs=1", "hydra.sweeper.n_trials=3",

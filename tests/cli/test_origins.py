@@ -1,4 +1,4 @@
-"""An error says which interpolation a value came from."""
+"""An error names the interpolation from which a value came."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def told(config: object, where: str, what: str) -> str:
     return problem.what
 
 
-def test_the_interpolation_of_a_value_or_of_what_holds_it_is_told() -> None:
+def test_the_interpolation_of_a_value_or_of_its_section_is_named() -> None:
     config = {"seed": "${a}", "hooks": {"x": "${b}", "y": {"of": ["${c}"]}}}
     assert told(config, "seed", "found 'x': expected 1") == "found 'x' (from ${a}): expected 1"
     assert told(config, "seed", "found 'x', expected 1") == "found 'x' (from ${a}), expected 1"

@@ -1,4 +1,4 @@
-"""What a person types: trusted packages, and the quotes that an override needs."""
+"""Typed overrides: trusted packages, and the quotes that an override needs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hookrun.errors import SpecError
     ],
     ids=str,
 )
-def test_trusted_packages_are_taken_out(typed: list[str], trusted: list[str]) -> None:
+def test_trusted_packages_are_removed_from_the_overrides(typed: list[str], trusted: list[str]) -> None:
     assert take_trust(["seed=1", *typed, "model.trust=1"]) == (set(trusted), ["seed=1", "model.trust=1"])
 
 
@@ -51,8 +51,8 @@ values = st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1,
 
 
 @given(values)
-def test_what_is_quoted_reaches_hydra_as_it_was_typed(value: str) -> None:
-    """A shell takes the outer quotes away, Hydra the inner ones."""
+def test_a_quoted_override_reaches_hydra_unchanged(value: str) -> None:
+    """A shell removes the outer quotes, Hydra the inner ones."""
     shown = quoted(f"+hooks.c.select={value}")
     if shown is None:
         assert value[0] in "'\"" or "${" in value
@@ -62,5 +62,5 @@ def test_what_is_quoted_reaches_hydra_as_it_was_typed(value: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["seed", "seed=", "seed='a", 'seed="a', "seed=a${b}"])
-def test_quotes_are_not_shown_where_they_do_not_help(text: str) -> None:
+def test_quotes_are_not_suggested_where_they_do_not_help(text: str) -> None:
     assert quoted(text) is None

@@ -1,4 +1,4 @@
-"""The text of a config file is parsed once, and is what OmegaConf makes of it."""
+"""The text of a config file is parsed once, with the same result as OmegaConf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hookrun.cli.hydra import conf_dir
 from hookrun.cli.parsed import content_of
 
 
-def test_files_that_are_installed_are_read_as_omegaconf_reads_them() -> None:
+def test_installed_files_are_parsed_as_by_omegaconf() -> None:
     files = [*conf_dir().rglob("*.yaml"), *Path(str(resources.files("hydra"))).rglob("conf/**/*.yaml")]
     assert len(files) > 100
     for file in files:
@@ -24,7 +24,7 @@ def test_files_that_are_installed_are_read_as_omegaconf_reads_them() -> None:
             assert OmegaConf.to_container(found) == OmegaConf.to_container(expected)
 
 
-def test_what_a_composition_changes_is_not_in_the_next_and_a_single_value_is_refused() -> None:
+def test_a_composition_does_not_change_the_cached_content_and_a_bare_value_is_refused() -> None:
     for installed in (True, False):
         content_of("a: {b: 1}\n", installed=installed).a.b = 2
         assert content_of("a: {b: 1}\n", installed=installed) == {"a": {"b": 1}}

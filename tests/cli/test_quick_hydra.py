@@ -1,4 +1,4 @@
-"""What the tests remember of Hydra is what Hydra makes."""
+"""The caches of `quick_hydra` give the same results as plain Hydra."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINES = [
         "hooks=none",
         "+hooks.h={select: fc, hook: forward, action: stats, of: [mean, std]}",
     ],
-    ["-m", "train.epochs=choice(-1,-2)", "seed=1,2"],  # refused once composed
+    ["-m", "train.epochs=choice(-1,-2)", "seed=1,2"],  # refused after composing
     ["--cfg", "hydra", "experiment=lm/head_ablation", "compute=cpu", "hydra.job.name=mine"],
     ["--cfg", "all", "hooks=[clamp,capture]", "model=mlp", "~objective"],
 ]
@@ -46,13 +46,13 @@ def composed(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def nodes(node: Any) -> Any:
-    """A node with all that it holds, its types, and the flags that hold for it."""
+    """A node with its content, types and flags."""
     inner = node._content if isinstance(node, Container) else node._value()
     if isinstance(inner, dict):
         inner = {key: nodes(value) for key, value in inner.items()}
     elif isinstance(inner, list):
         inner = [nodes(value) for value in inner]
-    # By name: a scan for plugins makes their classes again.
+    # By name: scanning for plugins creates their classes again.
     types = f"{node._metadata.ref_type} {node._metadata.object_type} {node._metadata.optional}"
     return type(node), types, [bool(node._get_flag(name)) for name in ("struct", "readonly")], inner
 
@@ -73,7 +73,7 @@ BESIDE_A_FOLDER = [
 ]
 
 
-def test_the_first_and_the_second_time_it_composes_the_same(
+def test_the_first_and_the_second_composition_are_equal(
     conf: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beside = ["--config-dir", conf(**OWN)]
@@ -85,14 +85,14 @@ def test_the_first_and_the_second_time_it_composes_the_same(
             assert composed(argv, monkeypatch) == wanted, argv
 
 
-def test_a_file_of_ones_own_is_read_each_time(conf: Callable[..., str], capsys: Any) -> None:
+def test_a_user_s_file_is_read_each_time(conf: Callable[..., str], capsys: Any) -> None:
     for seed in (1, 2):
         folder = conf(**{"experiment/mine": f"# @package _global_\nseed: {seed}\n"})
         assert main(["--config-dir", folder, "experiment=mine", "--cfg", "job"]) == 0
         assert f"seed: {seed}\n" in capsys.readouterr().out
 
 
-def test_what_is_typed_once_is_not_typed_for_the_next_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_of_one_run_do_not_affect_the_next(capsys: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         assert main([f"seed={seed}", *(["data.batch_size=7"] if seed == 1 else []), "--cfg", "job"]) == 0
         found = capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_what_is_typed_once_is_not_typed_for_the_next_run(capsys: pytest.Capture
 
 
 def whole(node: Any) -> Any:
-    """A node with all that it holds, and whether what it holds knows it as its parent."""
+    """A node with its content, and whether its children refer to it as their parent."""
     inner = vars(node)["_content" if isinstance(node, Container) else "_val"]
     held = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
     content = [list(inner) if isinstance(inner, dict) else len(inner)] if held else inner
@@ -108,7 +108,7 @@ def whole(node: Any) -> Any:
     return type(node), metadata, content, [(whole(each), each._parent is node) for each in held]
 
 
-def test_a_copy_of_a_configuration_is_the_same_and_shares_nothing_that_changes() -> None:
+def test_a_copy_of_a_configuration_is_equal_and_shares_no_mutable_state() -> None:
     cfg = OmegaConf.create({"a": {"b": [1, 2.5, "three", None, "${a.c}"], "c": True}, "d": None, "e": "???"})
     OmegaConf.set_struct(cfg.a, True)
     OmegaConf.set_cache(cfg, {"env": {"HOME": "x"}})

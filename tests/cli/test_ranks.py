@@ -1,4 +1,4 @@
-"""What several processes of one run agree on."""
+"""Agreement between the processes of one run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SMALL = {"model": {"name": "mlp"}, "data": {"name": "digits"}}
 
 
 class Two:
-    """A rank of two, and what the other one has to say."""
+    """One of two ranks, with a given answer of the other rank."""
 
     several = True
 
@@ -37,7 +37,7 @@ def test_a_run_without_a_strategy_is_one_process_and_several_are_refused(
         pytest.fail("each of two processes would do the whole run")
 
 
-def test_what_fails_anywhere_is_raised_by_all_and_told_once() -> None:
+def test_a_failure_on_one_rank_is_raised_by_all_and_reported_once() -> None:
     refusal = SpecError([Problem("a", "is wrong")])
     ranks: Any = Two(0, ["b", 1])
     with pytest.raises(SpecError), agreed(ranks):

@@ -1,4 +1,4 @@
-"""The configuration of a job is what Hydra composes from its files and overrides, however it was come by."""
+"""The configuration of a job equals what Hydra composes from its files and overrides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOBS = [
 ]
 
 
-def test_a_job_of_a_sweep_is_as_hydra_composes_it() -> None:
+def test_a_job_of_a_sweep_equals_hydra_s_composition() -> None:
     with opened(conf_dir()) as app:
         sweep = app.compose_config("config", ["experiment=clip_fc", "seed=1,2"], RunMode.MULTIRUN)
         loader = app.config_loader
@@ -36,7 +36,7 @@ def test_a_job_of_a_sweep_is_as_hydra_composes_it() -> None:
             for _ in range(2):
                 found = loader.load_sweep_config(sweep, overrides)
                 assert OmegaConf.to_yaml(found) == expected
-                found.seed = 77  # a change of one job is not seen by the next
+                found.seed = 77  # a change by one job does not affect the next
         for wrong in (["sed=3"], ["train.epoch=3"], ["train=nothing", "seed=2"]):
             with pytest.raises(ConfigCompositionException):
                 loader.load_sweep_config(sweep, wrong)

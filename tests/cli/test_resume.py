@@ -1,4 +1,4 @@
-"""`resume=DIR` on the command line: what it goes on with, what it refuses and says, and what it leaves as it was."""
+"""`resume=DIR` on the command line: what is resumed, what is refused, what is printed, and what is not changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Say = Callable[[list[str]], tuple[int, str]]
 
 @pytest.fixture
 def say(capfd: pytest.CaptureFixture[str]) -> Say:
-    """Run a command line: its exit code, and all that it says."""
+    """Run a command line; returns its exit code and its whole output."""
 
     def run(argv: list[str]) -> tuple[int, str]:
         capfd.readouterr()
@@ -42,7 +42,7 @@ def say(capfd: pytest.CaptureFixture[str]) -> Say:
 
 @pytest.fixture
 def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let training fail at its n-th step from now on; 0: no more."""
+    """Make training fail at its n-th step from now on; 0: never."""
     step = training._step
 
     def at(number: int) -> None:
@@ -61,7 +61,7 @@ def fail_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def failed(cwd: Path, fail_at: Callable[[int], None], say: Say) -> Path:
-    """A run of six steps that failed in its fifth."""
+    """A run of six steps that failed in its fifth step."""
     fail_at(5)
     code, said = say([*SMALL, "hydra.run.dir=outputs/one"])
     fail_at(0)
@@ -73,7 +73,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_it_goes_on_and_is_then_done(failed: Path, say: Say) -> None:
+def test_a_resumed_run_continues_and_is_then_done(failed: Path, say: Say) -> None:
     config = (failed / ".hydra" / "config.yaml").read_bytes()
     assert say([*SMALL, "hydra.run.dir=whole"])[0] == 0
     code, said = say(["resume=latest"])
@@ -106,7 +106,7 @@ def test_it_goes_on_and_is_then_done(failed: Path, say: Say) -> None:
         (["task=plan"], "task=plan leaves nothing behind"),
     ],
 )
-def test_another_configuration_is_refused_line_by_line(
+def test_another_configuration_is_refused_with_each_difference(
     failed: Path, say: Say, more: list[str], expected: str
 ) -> None:
     before = files(failed)
@@ -115,12 +115,12 @@ def test_another_configuration_is_refused_line_by_line(
     assert files(failed) == before
 
 
-def test_the_same_overrides_again_are_no_change(failed: Path, say: Say) -> None:
+def test_repeating_the_same_overrides_is_not_a_change(failed: Path, say: Say) -> None:
     code, said = say([*SMALL, f"resume={failed}"])
     assert code == 0, said
 
 
-def test_resume_anyway_stores_what_it_goes_on_with(failed: Path, say: Say) -> None:
+def test_resume_anyway_stores_the_new_configuration(failed: Path, say: Say) -> None:
     code, said = say([f"resume={failed}", "resume_anyway=true", "train.epochs=3"])
     assert code == 0, said
     assert "epochs: 3" in (failed / ".hydra" / "config.yaml").read_text()
@@ -157,7 +157,7 @@ def test_changed_data_is_refused(cwd: Path, fail_at: Callable[[int], None], say:
     assert say(["resume=one"])[0] == 0
 
 
-def test_where_every_state_is_damaged_nothing_is_lost(failed: Path, say: Say) -> None:
+def test_a_run_with_only_damaged_states_is_not_changed(failed: Path, say: Say) -> None:
     for file in failed.glob("checkpoints/state_*/state.json"):
         file.write_bytes(b"torn")
     before = files(failed)
@@ -166,20 +166,20 @@ def test_where_every_state_is_damaged_nothing_is_lost(failed: Path, say: Say) ->
     assert say([f"resume={failed}", "resume_anyway=true"])[0] == 0
 
 
-def test_a_damaged_state_is_named_and_the_one_before_is_used(failed: Path, say: Say) -> None:
+def test_a_damaged_state_is_named_and_an_earlier_one_is_used(failed: Path, say: Say) -> None:
     (failed / "checkpoints" / "state_000005" / "tensors.safetensors").write_bytes(b"torn")
     code, said = say([f"resume={failed}"])
     assert code == 0, said
     assert "state_000005 is damaged" in said and "resumed from state_000004, step 3" in said
 
 
-def test_a_run_that_goes_on_does_not_become_the_latest_one(failed: Path, say: Say) -> None:
+def test_a_resumed_run_does_not_become_the_latest_one(failed: Path, say: Say) -> None:
     assert say([*SMALL, "train.steps=1", "hydra.run.dir=outputs/two"])[0] == 0
     assert say([f"resume={failed}"])[0] == 0
     assert os.readlink(failed.with_name("latest")) == "two"
 
 
-def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
+def test_without_any_state_it_starts_from_the_beginning(failed: Path, say: Say) -> None:
     shutil.rmtree(failed / "checkpoints")
     code, said = say([f"resume={failed}"])
     steps = [line["step"] for line in hookrun.open_run(failed).metrics if line.get("of") == "batch"]
@@ -203,19 +203,21 @@ def test_without_any_state_it_begins_anew(failed: Path, say: Say) -> None:
         (["resume=x", "resume_anyway=3"], "resume_anyway=true"),
     ],
 )
-def test_what_cannot_be_resumed_is_said(cwd: Path, say: Say, argv: list[str], expected: str) -> None:
+def test_runs_that_cannot_be_resumed_are_refused_with_the_reason(
+    cwd: Path, say: Say, argv: list[str], expected: str
+) -> None:
     code, said = say(argv)
     assert code == 2 and expected in said, said
     assert not (cwd / "outputs").exists()
 
 
-def test_no_file_resumes(conf: Callable[..., str], say: Say) -> None:
+def test_a_file_cannot_set_resume(conf: Callable[..., str], say: Say) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\nresume: latest\n"})
     code, said = say(["--config-dir", folder, "experiment=mine"])
     assert code == 2 and "resume: is taken from the command line only" in said, said
 
 
-def test_states_stay_where_that_was_asked_for(cwd: Path, say: Say) -> None:
+def test_states_are_kept_with_keep_done(cwd: Path, say: Say) -> None:
     argv = [*SMALL, "train.checkpoint.keep=3", "train.checkpoint.keep_done=true", "hydra.run.dir=one"]
     assert say(argv)[0] == 0
     states = sorted(path.name for path in Path("one/checkpoints").glob("state_*"))

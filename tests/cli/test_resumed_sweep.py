@@ -1,4 +1,4 @@
-"""Sweeps that go on: what is over stays, what was cut off goes on in its directory, and what is missing runs."""
+"""Resumed sweeps: finished jobs are not run again, unfinished ones continue in their directories, missing ones run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Conf = Callable[..., str]
 
 @pytest.fixture(autouse=True)
 def earlier(cwd: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the sweeps of these tests are; their jobs are not checked before, and have no pages."""
+    """Where the sweeps of these tests are; their jobs are not checked beforehand and have no pages."""
     monkeypatch.setattr("hookrun.cli.jobs.make_page", lambda _: None)
     monkeypatch.setattr("hookrun.tasks.check_jobs", lambda *_, **__: Checked({}, 0, 0))
     return cwd / "mine"
@@ -40,7 +40,7 @@ def jobs(folder: Path) -> dict[str, int]:
     return {file.parents[1].name: OmegaConf.load(file).seed for file in sorted(found)}
 
 
-def test_what_is_over_is_not_run_again_and_the_rest_goes_on(pages, notes, earlier: Path, capsys) -> None:
+def test_finished_jobs_are_not_run_again_and_the_rest_continues(pages, notes, earlier: Path, capsys) -> None:
     assert swept("seed=5,1,3,130,7") == 130
     before = (earlier / "0/.hydra/hydra.yaml").stat().st_mtime_ns
     notes.ran.clear()
@@ -56,7 +56,9 @@ def test_what_is_over_is_not_run_again_and_the_rest_goes_on(pages, notes, earlie
     assert main(["-m", "+resume=mine"]) == 3 and notes.ran == [], "alone it is the sweep that is stored"
 
 
-def test_a_wider_sweep_gives_new_numbers_and_a_changed_job_is_a_new_one(notes, earlier: Path, capsys) -> None:
+def test_a_larger_sweep_gives_new_numbers_and_a_changed_job_is_a_new_job(
+    notes, earlier: Path, capsys
+) -> None:
     assert swept("seed=5,6") == 0
     assert main(["-m", "seed=8,5,6,9", "resume=mine"]) == 0
     assert jobs(earlier) == {"0": 5, "1": 6, "2": 8, "3": 9}
@@ -67,10 +69,10 @@ def test_a_wider_sweep_gives_new_numbers_and_a_changed_job_is_a_new_one(notes, e
     )
     assert main(["-m", "seed=5,6", "train.epochs=2", "resume=mine"]) == 0
     assert [run_dir.name for _, run_dir in notes.ran] == ["4", "5"]
-    assert "4 more in it, of other configurations" in capsys.readouterr().out
+    assert "4 more in it, with configurations other than this sweep's" in capsys.readouterr().out
 
 
-def test_jobs_that_were_not_begun_keep_their_numbers_and_what_depends_on_them(notes, earlier: Path) -> None:
+def test_jobs_that_had_not_started_keep_their_numbers_and_values_from_these(notes, earlier: Path) -> None:
     sweep = ["train.epochs=5,6,7,8", "seed='${hydra:job.num}0'", "tags=['${hydra:runtime.output_dir}']"]
     assert swept(*sweep) == 0
     for number in (1, 3):
@@ -81,16 +83,14 @@ def test_jobs_that_were_not_begun_keep_their_numbers_and_what_depends_on_them(no
     assert notes.ran == [(10, earlier / "1"), (30, earlier / "3")]
 
 
-def test_equal_jobs_are_told_apart_by_their_number(notes, earlier: Path) -> None:
+def test_equal_jobs_are_distinguished_by_their_number(notes, earlier: Path) -> None:
     assert swept("seed=5,5,1") == 1
     notes.ran.clear()
     assert main(["-m", "seed=5,5,5,1", "resume=mine"]) == 1
     assert notes.ran == [(1, earlier / "2"), (5, earlier / "3")]
 
 
-def test_the_newest_sweep_is_found_and_the_folder_of_its_files_is_typed_again(
-    conf: Conf, notes, capsys
-) -> None:
+def test_the_newest_sweep_is_found_and_its_config_dir_must_be_typed_again(conf: Conf, notes, capsys) -> None:
     folder = conf(**{"experiment/mine": "# @package _global_\ntrain: {epochs: 4}\n"})
     assert main(["-m", "--config-dir", folder, "experiment=mine", "seed=5,1"]) == 1
     notes.ran.clear()
@@ -101,7 +101,7 @@ def test_the_newest_sweep_is_found_and_the_folder_of_its_files_is_typed_again(
     assert (seed, notes.prepared[-1][0].settings.train.epochs) == (1, 4)
 
 
-def test_what_cannot_go_on_is_refused(notes, cwd: Path, earlier: Path, capsys) -> None:
+def test_sweeps_that_cannot_be_resumed_are_refused(notes, cwd: Path, earlier: Path, capsys) -> None:
     assert swept("seed=5,1") == 1
     os.mkdir("empty")
     for typed, said in {
@@ -126,7 +126,7 @@ def test_what_cannot_go_on_is_refused(notes, cwd: Path, earlier: Path, capsys) -
     assert "does not say which job it is" in capsys.readouterr().err and notes.ran == []
 
 
-def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cwd: Path, capsys) -> None:
+def test_a_stored_sweep_may_set_only_what_a_file_may_set(notes, earlier: Path, cwd: Path, capsys) -> None:
     assert swept("seed=5") == 0
     file = earlier / "multirun.yaml"
     stored = OmegaConf.load(file)
@@ -135,7 +135,7 @@ def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cw
         ("task", "hydra.sweep.dir=x", "is not a key that a file may sweep over"),
         ("hydra", "hydra.searchpath=[file:///etc]", "type it as well: -m resume="),
         ("hydra", "hydra.job.env_set={A: b}", "type it as well"),
-        ("hydra", "hydra/job_logging=default", "is not for a file to choose"),
+        ("hydra", "hydra/job_logging=default", "cannot be chosen in a file"),
         ("hydra", "hydra.sweep.subdir=../out", "type it as well"),
         ("hydra", "+hydra.callbacks.x={_target_: os.system}", "type it as well"),
     ):
@@ -145,7 +145,7 @@ def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cw
         assert main(["-m", "resume=mine"]) == 2, text
         assert said in capsys.readouterr().err, text
     sources = [*stored.hydra.runtime.config_sources]
-    for folder in ("/proc/self", "/", str(cwd)):  # some hold links to themselves
+    for folder in ("/proc/self", "/", str(cwd)):  # some of them hold links to themselves
         changed = stored.copy()
         one = {"path": folder, "schema": "file", "provider": "command-line"}
         changed.hydra.runtime.config_sources = [*sources, one]
@@ -158,7 +158,7 @@ def test_a_stored_sweep_may_not_set_what_a_file_may_not(notes, earlier: Path, cw
     assert [seed for seed, _ in notes.ran] == [5] and not (cwd / "out").exists()
 
 
-def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
+def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_can_be_resumed(
     pages, notes, earlier: Path, capsys
 ) -> None:
     assert swept("seed=5,1,6,7", "fail_fast=true") == 1
@@ -180,7 +180,7 @@ def test_fail_fast_stops_at_the_first_failed_job_and_the_sweep_goes_on_later(
     assert "Stopped at" not in (earlier / "report.html").read_text()
 
 
-def test_what_is_typed_again_is_not_refused(notes, earlier: Path, cwd: Path, capsys) -> None:
+def test_stored_settings_that_are_typed_again_are_accepted(notes, earlier: Path, cwd: Path, capsys) -> None:
     typed = [
         "hydra.searchpath=[]",
         "++hydra.job.env_set.A=b c",
@@ -199,7 +199,7 @@ def test_what_is_typed_again_is_not_refused(notes, earlier: Path, cwd: Path, cap
     assert main(["-m", "resume=mine", *again[1:]]) == 2
 
 
-def test_of_a_wider_sweep_that_was_interrupted_it_is_said_what_is_missing(
+def test_the_message_about_an_interrupted_larger_sweep_names_the_missing_jobs(
     notes, earlier: Path, capsys
 ) -> None:
     assert swept("seed=5,6") == 0
@@ -210,7 +210,9 @@ def test_of_a_wider_sweep_that_was_interrupted_it_is_said_what_is_missing(
     )
 
 
-def test_a_job_that_goes_on_alone_stays_a_job_of_its_sweep(notes, earlier: Path, monkeypatch, capsys) -> None:
+def test_a_job_that_is_resumed_alone_stays_a_job_of_its_sweep(
+    notes, earlier: Path, monkeypatch, capsys
+) -> None:
     def leave_a_state(prepared: Experiment, run_dir: Path, **options: bool) -> int:
         state = run_dir / "checkpoints/state_000001"
         make_folder(state)
@@ -227,7 +229,7 @@ def test_a_job_that_goes_on_alone_stays_a_job_of_its_sweep(notes, earlier: Path,
     assert saved == ["best", "best"]
 
 
-def test_a_directory_with_dots_is_the_same_for_all(notes, cwd: Path, monkeypatch) -> None:
+def test_a_directory_with_dots_is_the_same_for_all_jobs(notes, cwd: Path, monkeypatch) -> None:
     assert main(["-m", "seed=5,1", "hydra.sweep.dir=a/../../up"]) == 1
     assert main(["-m", "seed=5,1", "resume=../up"]) == 1
     monkeypatch.setenv("HOOKRUN_OUTPUT", "../out")
@@ -241,7 +243,7 @@ def test_a_directory_with_dots_is_the_same_for_all(notes, cwd: Path, monkeypatch
 
 
 def contents(place: Path) -> dict[Path, bytes]:
-    """File -> its bytes, of a file or of all in a folder."""
+    """File -> its bytes, for a file or for all files of a folder."""
     return {file: file.read_bytes() for file in (place, *place.rglob("*")) if file.is_file()}
 
 
@@ -268,6 +270,6 @@ def test_no_link_in_the_directory_is_written_through(notes, earlier: Path, tmp_p
     assert theirs.read_text() == "theirs" and "out of luck" in link.read_text() and not link.is_symlink()
     theirs.unlink()
     notes.ran.clear()
-    (earlier / "jobs/2").symlink_to(theirs)  # it leads nowhere yet
+    (earlier / "jobs/2").symlink_to(theirs)  # a link without a target yet
     assert main(["-m", "seed=5,1,6", *typed[1:], "resume=mine"]) == 2
     assert notes.ran == [] and not theirs.exists()

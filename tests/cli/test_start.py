@@ -1,4 +1,4 @@
-"""What a start imports: nothing heavy that the command does not use."""
+"""Each command imports only the heavy packages that it uses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ said('torch._dynamo', 'torch._inductor', 'sympy', 'triton', 'sklearn', 'scipy', 
 
 
 def test_each_command_imports_only_what_it_uses(tmp_path: Path) -> None:
-    """In one process, the lightest first."""
+    """All in one process, the lightest first."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, cwd=tmp_path)
     found = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("[[")]
     assert len(found) == 3, done.stderr

@@ -1,4 +1,4 @@
-"""What a sweep's directory says of the job that ended it."""
+"""The record of the job that ended a sweep, in the sweep's directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hookrun.cli.stopping import STOP, forget_stop, keep_count, keep_stop
 from hookrun.store.files import StoreError
 
 
-def test_the_job_that_ended_a_sweep_is_kept_beside_its_count_and_forgotten(cwd: Path) -> None:
+def test_the_job_that_ended_a_sweep_is_recorded_beside_the_number_of_jobs_and_removed_later(
+    cwd: Path,
+) -> None:
     keep_count(cwd, 4)
     (cwd / STOP).touch()
     keep_stop(cwd, SweepStopped("1", 1))

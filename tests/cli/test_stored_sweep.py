@@ -17,7 +17,7 @@ def sweep(folder: Path, text: str = "hydra: {}\n") -> Path:
     return folder
 
 
-def test_a_sweep_is_named_by_its_folder_or_is_the_newest(cwd: Path) -> None:
+def test_resume_names_a_sweep_by_its_folder_or_as_latest(cwd: Path) -> None:
     old, new = sweep(cwd / "multirun/b"), sweep(cwd / "multirun/a")
     for folder, when in ((old, 1), (new, 2)):
         os.utime(folder / "multirun.yaml", (when, when))
@@ -29,7 +29,7 @@ def test_a_sweep_is_named_by_its_folder_or_is_the_newest(cwd: Path) -> None:
             sweep_folder(wrong)
 
 
-def test_what_hydra_has_not_written_is_refused(cwd: Path) -> None:
+def test_a_file_that_hydra_did_not_write_is_refused(cwd: Path) -> None:
     for number, text in enumerate(
         ("hydra: [1]\n", "hydra: {overrides: 3}\n", "[", "a: 1\n", "x: !!python/name:os\n")
     ):
@@ -38,7 +38,7 @@ def test_what_hydra_has_not_written_is_refused(cwd: Path) -> None:
             stored_sweep(folder)
 
 
-def test_the_directory_is_typed_by_resume_alone(cwd: Path) -> None:
+def test_only_resume_sets_the_directory(cwd: Path) -> None:
     folder = cwd / "it's ${a}"
     assert in_folder(folder, ["seed=1"]) == f"hydra.sweep.dir='{cwd}/it\\'s \\${{a}}'"
     with pytest.raises(SpecError, match="leave it out"):

@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from hookrun.cli.study import Study, prepare_study
 
 
-def test_a_value_that_is_not_finite_counts_as_none_and_a_study_begins_anew(tmp_path: Path) -> None:
+def test_a_value_that_is_not_finite_counts_as_none_and_a_new_study_starts_empty(tmp_path: Path) -> None:
     for values in ((0.5, math.nan, math.inf, None), (0.25,)):
         study = Study(tmp_path)
         for number, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Sweeps: all jobs are checked before the first one runs, and a failed one does not take the others down."""
+"""Sweeps: all jobs are checked before the first one runs, and a failed job does not stop the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def only_sweep(folder: Path) -> Path:
     return sweep
 
 
-def test_every_job_runs_in_a_directory_of_its_own(cwd: Path, notes) -> None:
+def test_every_job_has_its_own_directory(cwd: Path, notes) -> None:
     assert main(["-m", "experiment=clip_fc", "seed=5,6", "train.epochs=1,2"]) == 0
     sweep = only_sweep(cwd)
     assert [run_dir for _, run_dir in notes.ran] == [sweep / str(number) for number in range(4)]
@@ -36,12 +36,12 @@ def test_every_job_runs_in_a_directory_of_its_own(cwd: Path, notes) -> None:
     assert OmegaConf.load(sweep / "3/.hydra/config.yaml").train.epochs == 2
 
 
-def test_two_sweeps_share_no_directory(cwd: Path, notes) -> None:
+def test_two_sweeps_have_different_directories(cwd: Path, notes) -> None:
     assert main(["-m", "seed=5"]) == main(["-m", "seed=5"]) == 0
     assert len(list((cwd / "multirun").iterdir())) == 2
 
 
-def test_an_experiment_file_alone_can_sweep(conf: Conf, notes) -> None:
+def test_an_experiment_file_can_define_a_sweep(conf: Conf, notes) -> None:
     assert main(["--config-dir", conf(**{"experiment/mine": SWEEP}), "experiment=mine"]) == 0
     assert [seed for seed, _ in notes.ran] == [5, 6]
 
@@ -58,7 +58,7 @@ def test_experiments_can_be_swept_over(conf: Conf, notes) -> None:
     ("seeds", "code", "done"),
     [("5,6", 0, 2), ("1,3,5", 1, 1), ("3,2,1,5", 2, 1), ("4,5", 3, 1)],
 )
-def test_the_exit_code_is_the_most_serious_and_the_others_run(
+def test_the_exit_code_is_the_most_serious_and_the_other_jobs_run(
     seeds, code, done, cwd: Path, notes, capsys
 ) -> None:
     assert main(["-m", f"seed={seeds}"]) == code
@@ -70,12 +70,12 @@ def test_the_exit_code_is_the_most_serious_and_the_others_run(
     assert f"sweep: {done} of {len(wanted)} jobs done, in {only_sweep(cwd)}" in capsys.readouterr().out
 
 
-def test_a_batch_that_holds_a_failed_job_is_followed_by_the_next(notes) -> None:
+def test_a_batch_with_a_failed_job_is_followed_by_the_next(notes) -> None:
     assert main(["-m", "seed=1,5,6", "hydra.sweeper.max_batch_size=1"]) == 1
     assert [seed for seed, _ in notes.ran] == [1, 5, 6]
 
 
-def test_a_job_that_does_not_compile_says_so_in_its_directory(cwd: Path, notes) -> None:
+def test_a_job_that_does_not_compile_is_reported_in_its_directory(cwd: Path, notes) -> None:
     assert main(["-m", "seed=2,5"]) == 2
     status = json.loads((only_sweep(cwd) / "0/status.json").read_text())
     assert (status["status"], status["exit_code"]) == ("failed", 2)
@@ -108,13 +108,13 @@ def test_jobs_that_would_share_a_directory_are_refused(cwd: Path, notes, capsys)
     assert list(cwd.iterdir()) == []
 
 
-def test_a_sweep_into_the_directory_of_another_is_refused(notes, capsys) -> None:
+def test_a_sweep_in_the_directory_of_another_is_refused(notes, capsys) -> None:
     assert main(["-m", "seed=5", "hydra.sweep.dir=mine"]) == 0
     assert main(["-m", "seed=5", "hydra.sweep.dir=mine"]) == 2
     assert "mine/0 already holds a run" in capsys.readouterr().err
 
 
-def test_a_read_only_sweep_shows_every_job_and_leaves_nothing_behind(cwd: Path, notes, capsys) -> None:
+def test_a_read_only_sweep_shows_every_job_and_leaves_no_files(cwd: Path, notes, capsys) -> None:
     assert main(["-m", "seed=5,6", "task=plan"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "#0: seed=5 task=plan",
@@ -125,7 +125,7 @@ def test_a_read_only_sweep_shows_every_job_and_leaves_nothing_behind(cwd: Path, 
     assert list(cwd.iterdir()) == []
 
 
-def test_a_job_travels_to_other_processes() -> None:
+def test_a_job_can_be_pickled() -> None:
     assert pickle.loads(pickle.dumps(SweepJob(frozenset({"mypkg"})))) == SweepJob(frozenset({"mypkg"}))
     failed = pickle.loads(pickle.dumps(JobFailed("multirun/0", 3)))
     assert (failed.exit_code, str(failed)) == (3, "job failed with exit code 3: multirun/0")
@@ -144,7 +144,7 @@ def test_a_sweep_that_the_sweeper_cannot_do_is_refused(cwd: Path, notes, capsys)
 
 
 class Climber(Sweeper):
-    """A sweeper that chooses each job by the objective of the one before."""
+    """A sweeper that chooses each job by the objective of the job before."""
 
     __module__ = "hydra_plugins.climber"
     objectives: list[float] = []
@@ -166,7 +166,7 @@ class TestOptimizingSweeper:
     @pytest.fixture(autouse=True)
     def climber(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         """Install the sweeper as the package `hydra_plugins.climber`."""
-        plugins = Plugins.instance()  # which looks for plugins the first time, and must find the real ones
+        plugins = Plugins.instance()  # scans for plugins the first time, and must find the real ones
         package, module = ModuleType("hydra_plugins"), ModuleType("hydra_plugins.climber")
         package.climber, module.Climber = module, Climber  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, "hydra_plugins", package)
@@ -189,11 +189,11 @@ class TestOptimizingSweeper:
         assert Climber.objectives == [0.5, 0.6]
         assert "sweep: 2 of 2 jobs done" in capsys.readouterr().out
 
-    def test_what_the_jobs_share_is_checked_first(self, folder: str, cwd: Path, notes) -> None:
+    def test_the_common_configuration_is_checked_first(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "train.epochs=-1"]) == 2
         assert (notes.prepared, list(cwd.iterdir())) == ([], [])
 
-    def test_what_the_jobs_share_is_compiled_first_and_their_objective_is_known(
+    def test_the_common_configuration_is_compiled_first_and_its_objective_is_checked(
         self, folder: str, cwd: Path, notes, capsys
     ) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber"]
@@ -203,13 +203,13 @@ class TestOptimizingSweeper:
         assert "task=predict logs neither accuracy nor loss" in capsys.readouterr().err
         assert (notes.prepared, list(cwd.iterdir())) == ([], [])
 
-    def test_the_sweeper_hears_of_a_failed_job(self, folder: str, notes, capsys) -> None:
+    def test_the_sweeper_gets_the_failure_of_a_job(self, folder: str, notes, capsys) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweeper.start=0"]
         assert main(command) == 1
         assert Climber.objectives == [0.0]
         assert "job failed with exit code 1" in capsys.readouterr().err
 
-    def test_a_failure_that_the_sweeper_bears_counts_all_the_same(self, folder, notes, monkeypatch) -> None:
+    def test_a_failure_that_the_sweeper_ignores_still_counts(self, folder, notes, monkeypatch) -> None:
         monkeypatch.setattr(Climber, "sweep", self._bear(Climber.sweep))
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweeper.start=0"]
         assert main(command) == 1
@@ -222,7 +222,7 @@ class TestOptimizingSweeper:
 
         return bearing
 
-    def test_what_it_chose_stands_where_it_was_typed(self, folder: str, notes, monkeypatch) -> None:
+    def test_chosen_values_keep_the_order_of_the_typed_keys(self, folder: str, notes, monkeypatch) -> None:
         hook = "+hooks.x={select:fc,hook:forward,action:scale,factor:1}"
 
         def chosen_first(self: Climber, arguments: list[str]) -> None:
@@ -234,7 +234,7 @@ class TestOptimizingSweeper:
         ((experiment, _),) = notes.prepared
         assert experiment.hooks.hooks[0].action.factor == 2
 
-    def test_it_goes_on_with_what_the_jobs_that_are_over_returned(
+    def test_in_a_resumed_sweep_it_gets_the_values_of_the_finished_jobs(
         self, folder: str, cwd: Path, notes, capsys
     ) -> None:
         command = ["-m", "--config-dir", folder, "hydra/sweeper=climber", "hydra.sweep.dir=mine"]
@@ -248,6 +248,6 @@ class TestOptimizingSweeper:
             (str(n), {"seed": str(5 + n)}, (5 + n) / 10) for n in range(3)
         ]
 
-    def test_a_read_only_task_shows_what_the_jobs_share(self, folder: str, cwd: Path, notes) -> None:
+    def test_a_read_only_task_shows_the_common_configuration(self, folder: str, cwd: Path, notes) -> None:
         assert main(["-m", "--config-dir", folder, "hydra/sweeper=climber", "task=plan"]) == 0
         assert (len(notes.shown), list(cwd.iterdir())) == (1, [])

@@ -1,4 +1,4 @@
-"""Root keys that only the command line knows are taken out of what was typed."""
+"""Root keys that only the command line has are removed from the typed overrides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hookrun.cli.typed import Resume, take, take_flag, take_resume
 from hookrun.errors import SpecError
 
 
-def test_a_key_is_taken_out_with_or_without_plus_signs() -> None:
+def test_a_key_is_removed_with_or_without_plus_signs() -> None:
     for sign in ("", "+", "++"):
         assert take("resume", ["seed=1", f"{sign}resume=a/b", "resumes=2"]) == (
             "a/b",
@@ -29,7 +29,7 @@ def test_a_flag_is_true_or_false_and_nothing_else() -> None:
             take_flag("fail_fast", [f"fail_fast={wrong}"])
 
 
-def test_what_is_resumed_has_a_name() -> None:
+def test_resume_needs_a_name() -> None:
     assert take_resume(["resume=2026", "resume_anyway=true"]) == (Resume("2026", anyway=True), [])
     assert take_resume(["resume_anyway=false", "a=1"]) == (None, ["a=1"])
     for wrong in (["resume_anyway=true"], ["resume="], ["resume=true"]):

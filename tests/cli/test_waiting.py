@@ -1,4 +1,4 @@
-"""The line that says what is going on: at once, on terminals alone, and gone when there is something to see."""
+"""The progress line: shown at once, on terminals only, and cleared before any output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
-    """From its call on stderr is a terminal, and stdout is none."""
+    """A function after whose call stderr is a terminal, and stdout is not."""
     found = Terminal()
 
     def watched() -> Terminal:
@@ -34,7 +34,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
     return watched
 
 
-def test_the_configuration_is_printed_without_a_trace_of_the_line(
+def test_the_line_is_cleared_before_the_configuration_is_printed(
     watch: Callable[[], Terminal], capsys
 ) -> None:
     terminal = watch()
@@ -44,15 +44,13 @@ def test_the_configuration_is_printed_without_a_trace_of_the_line(
     assert sys.stderr is terminal
 
 
-def test_an_error_takes_the_place_of_the_line(watch: Callable[[], Terminal]) -> None:
+def test_the_line_is_cleared_before_an_error(watch: Callable[[], Terminal]) -> None:
     terminal = watch()
     assert main(["--nothing"]) == 2
     assert f"…{CLEAR}1 configuration error\n" in terminal.getvalue()
 
 
-def test_anything_printed_takes_its_place_and_nothing_is_shown_after_the_wait(
-    watch: Callable[[], Terminal], capsys
-) -> None:
+def test_any_output_clears_the_line_and_it_is_not_shown_again(watch: Callable[[], Terminal], capsys) -> None:
     terminal = watch()
     with waiting([]):
         waiting_for("a")
@@ -65,7 +63,7 @@ def test_anything_printed_takes_its_place_and_nothing_is_shown_after_the_wait(
 
 
 def test_completion_writes_nothing_to_the_terminal() -> None:
-    """In a process of its own, on a real terminal."""
+    """In a separate process, on a real terminal."""
     ours, theirs = os.openpty()
     done = subprocess.run(
         [sys.executable, "-m", "hookrun", "-sc", "query=bash"],
@@ -80,7 +78,7 @@ def test_completion_writes_nothing_to_the_terminal() -> None:
     assert done.returncode == 0 and "experiment=clip_fc" in done.stdout.split()
 
 
-def test_files_and_dumb_terminals_see_nothing(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
+def test_files_and_dumb_terminals_get_no_line(watch: Callable[[], Terminal], monkeypatch, capsys) -> None:
     terminal = watch()
     monkeypatch.setenv("TERM", "dumb")
     assert main(["--cfg", "job"]) == 0

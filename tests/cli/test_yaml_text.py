@@ -1,4 +1,4 @@
-"""The text of a configuration is what `OmegaConf.to_yaml` writes, whatever was written before."""
+"""The text of a configuration equals that of `OmegaConf.to_yaml`, with and without cached parts."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=75, deadline=None)
 @given(st.dictionaries(KEYS, VALUES, max_size=4) | st.lists(VALUES, max_size=4))
-def test_as_omegaconf_writes_it(content: Any) -> None:
+def test_the_text_equals_that_of_omegaconf(content: Any) -> None:
     config = OmegaConf.create(content)
     for _ in range(2):
         assert text_of(plain_of(config)) == OmegaConf.to_yaml(config)
@@ -58,13 +58,13 @@ NUMBERS = st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.
 
 @settings(max_examples=75, deadline=None)
 @given(st.dictionaries(ASCII, st.lists(ASCII | NUMBERS) | ASCII | NUMBERS, max_size=5))
-def test_what_comes_back_is_what_reading_gives(content: dict[str, Any]) -> None:
+def test_the_remembered_content_equals_the_content_read_back(content: dict[str, Any]) -> None:
     assert comes_back(content)
     assert not comes_back({"a": [*content, "é"]})
     assert _content(text_of(content)) == content
 
 
-def test_a_job_like_another_is_written_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_similar_job_is_written_without_pyyaml(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"seed": 3, "in": {"dir": "/a/b", "of": ["seed=3", "x=1"], "tags": [], "text": "one, two"}}
     text_of(job)
     monkeypatch.setattr(yaml, "dump", None)
@@ -74,7 +74,7 @@ def test_a_job_like_another_is_written_without_pyyaml(monkeypatch: pytest.Monkey
     assert text == OmegaConf.to_yaml(OmegaConf.create(other))
 
 
-def test_the_whole_configuration_of_every_experiment() -> None:
+def test_the_text_of_every_experiment_equals_that_of_omegaconf() -> None:
     with opened(conf_dir()) as app:
         for name in sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))[:12]:
             config = app.compose_config("config", [f"experiment={name}"], RunMode.RUN)
