@@ -132,8 +132,8 @@ class RankGroup(Ranks):
         try:
             return self._found_cause(error)
         except Exception:
-            first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            return RankFailed(f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact: {first}")
+            what = f"rank 0, or torchrun, is gone: rank {self.rank} has lost contact"
+            return RankFailed(f"{what}: {_first_line(error)}")
 
     def _found_cause(self, error: BaseException) -> RankFailed:
         self._store.set(_PRESENT.format(self.rank), "here")
@@ -147,7 +147,7 @@ class RankGroup(Ranks):
             if time.monotonic() > end:
                 break
             time.sleep(0.05)
-        first = str(error).strip().splitlines()[0]
+        first = _first_line(error)
         if not missing:
             return RankFailed(f"the ranks have lost contact with each other: {first}")
         names = ", ".join(map(str, missing))
@@ -163,6 +163,11 @@ def _is_lost_contact(error: BaseException) -> bool:
     if isinstance(error, distributed.DistError):
         return True
     return isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of the error's message; without a message the name of its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 _LOST = re.compile(
@@ -193,9 +198,10 @@ def joined(started: Started, device: str, timeout: float) -> Iterator[RankGroup]
             backend, rank=started.rank, world_size=started.size, timeout=timedelta(seconds=timeout)
         )
     except (RuntimeError, ValueError) as error:
-        first = str(error).strip().splitlines()[0]
-        what = f"rank {started.rank} of {started.size} did not meet the others within {timeout:g} seconds: {first}"
-        raise HookrunError(f"compute.timeout: {what}: see whether every process was started") from error
+        what = f"rank {started.rank} of {started.size} did not connect to the other ranks within {timeout:g} seconds"
+        raise HookrunError(
+            f"compute.timeout: {what}: {_first_line(error)}: check that every process was started"
+        ) from error
     group = RankGroup(started.rank, started.size, distributed.distributed_c10d._get_default_store())
     try:
         yield group

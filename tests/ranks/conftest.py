@@ -1,4 +1,4 @@
-"""Processes that stay for all tests of a session: starting one costs seconds."""
+"""Processes that are shared by all tests of a session: starting one takes seconds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def environment(rank: int, size: int, port: str) -> dict[str, str]:
 
 @dataclass
 class Ended:
-    """What came of a command: the exit code and the output of each rank."""
+    """The result of a command: the exit code and the output of each rank."""
 
     codes: list[int]
     said: list[str]
@@ -44,7 +44,7 @@ class Ended:
 
 @dataclass
 class Worker:
-    """A process, what it reads and what it says."""
+    """A process, its commands and its answers."""
 
     process: Process
     stdin: IO[str]
@@ -65,7 +65,7 @@ class Worker:
 
 
 class Workers:
-    """Processes, each of which runs the same commands as one rank; one that has ended is started anew."""
+    """Processes, each of which runs the same commands as one rank; one that has ended is replaced."""
 
     def __init__(self, warm: WarmProcesses) -> None:
         self._warm = warm
@@ -76,7 +76,7 @@ class Workers:
         return [worker.process.pid for worker in self._processes]
 
     def start(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> None:
-        """Let so many run the command line, one rank each; leave: and end then, as the processes of a run do."""
+        """Start the command line in so many, one rank each; leave: they end afterwards, as those of a run do."""
         port = unused_port()
         while len(self._processes) < ranks:
             self._processes.append(Worker.started(self._warm))
@@ -92,7 +92,7 @@ class Workers:
         self._busy, self._leaves = ranks, leave
 
     def end(self, only: int | None = None) -> Ended:
-        """Wait for what they were started with."""
+        """Wait for the started commands to end."""
         found: list[dict[str, Any]] = []
         for rank, worker in enumerate(self._processes[: self._busy]):
             if only is None or rank == only:
@@ -102,12 +102,12 @@ class Workers:
         return Ended([each["code"] for each in found], [each["said"] for each in found])
 
     def run(self, folder: Path, *argv: str, ranks: int = 2, leave: bool = False) -> Ended:
-        """Run the command line in so many."""
+        """Run the command line in so many processes."""
         self.start(folder, *argv, ranks=ranks, leave=leave)
         return self.end()
 
     def kill(self, rank: int) -> None:
-        """As a machine does that has no memory left."""
+        """Send SIGKILL, as the kernel does when memory runs out."""
         self._processes[rank].process.kill()
         self._processes[rank].process.wait()
 
@@ -117,7 +117,7 @@ class Workers:
 
 
 class Same:
-    """What a run of several ranks has to have in common with that of one process."""
+    """What a run of several ranks must have in common with that of one process."""
 
     @staticmethod
     def stored(run: Run, name: str = "last") -> dict[str, torch.Tensor]:
@@ -176,7 +176,7 @@ def workers(warm: WarmProcesses) -> Iterator[Workers]:
 
 @pytest.fixture
 def new_workers(warm: WarmProcesses) -> Iterator[Callable[[], Workers]]:
-    """Makes two more, for a test that does not leave them alive."""
+    """Creates two more, for a test that kills or ends them."""
     made: list[Workers] = []
 
     def make() -> Workers:
@@ -190,5 +190,5 @@ def new_workers(warm: WarmProcesses) -> Iterator[Callable[[], Workers]]:
 
 @pytest.fixture(scope="session")
 def free_port() -> Callable[[], str]:
-    """Gives a port that nobody listens on."""
+    """Returns a port that is not in use."""
     return unused_port

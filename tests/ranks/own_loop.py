@@ -1,4 +1,4 @@
-"""A loop of the user's own as one of two ranks: hooks before the wrapper, after it, and on the wrapper itself."""
+"""A user's own loop as one of two ranks: hooks before the wrapper, after it, and on the wrapper itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def rows(step: int, part: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def trained(model: nn.Module, hooks: Any, rank: int | None, parts: int = 1, sync: bool = True) -> list[float]:
-    """The weights after three steps; rank: whose half of the rows; None: all of them."""
+    """The weights after three steps; rank: of which the half of the rows is used; None: all of them."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for step in range(3):
         optimizer.zero_grad()
@@ -52,7 +52,7 @@ def trained(model: nn.Module, hooks: Any, rank: int | None, parts: int = 1, sync
 
 
 class Fails(torch.autograd.Function):
-    """A backward pass that ends with an error, when the last layer has its gradient already."""
+    """A module whose backward pass raises an error after the last layer has its gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -64,12 +64,12 @@ class Fails(torch.autograd.Function):
 
 
 def between(model: nn.Sequential, wrapped: nn.Module, hooks: Any, rank: int, *, fails: bool) -> list[float]:
-    """The gradients of a step, after a backward pass that failed, or with a look at the bare model before its own."""
+    """The gradients of a step, after a backward pass that failed, or with a forward of the bare model before it."""
     inputs, targets = (each[rank::2] for each in rows(0, 0))
     if fails:
         try:
             with wrapped.no_sync():  # type: ignore[operator]
-                hidden = model[1](model[0](inputs))  # the wrapper's forward is for the hooks to know it
+                hidden = model[1](model[0](inputs))  # the hooks recognise the forward of the wrapper
                 wrapped(inputs)
                 model[2](Fails.apply(hidden)).sum().backward()
         except RuntimeError as error:

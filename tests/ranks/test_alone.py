@@ -1,4 +1,4 @@
-"""A run of one process communicates with nobody: every sum is its own."""
+"""A run of one process does not communicate: its sums are its own values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens on one rank is told on all: a check that trips, a rank that dies, a signal."""
+"""What happens on one rank is reported on all: a failed check, a killed rank, a signal."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_check_on_one_rank_ends_the_run_on_all(workers: Any, tmp_path: Path) -
 
 
 def test_a_rank_that_is_killed_or_interrupted_ends_the_others(workers: Any, tmp_path: Path) -> None:
-    """The others say who is gone; a signal for one rank ends all, after the step."""
+    """The others say which rank is gone; a signal for one rank ends all, after the step."""
     argv = (*SMALL, "compute.timeout=20", "train.epochs=100000")
     workers.start(tmp_path, *argv, "hydra.run.dir=signalled")
     wait_for(tmp_path / "signalled" / "metrics.jsonl")
@@ -62,7 +62,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def test_an_edit_on_some_ranks_alone_is_refused(
+def test_an_edit_on_some_ranks_only_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)

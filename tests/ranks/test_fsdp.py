@@ -1,4 +1,4 @@
-"""compute=fsdp: parameters are divided over two processes, and everything is what one process computes."""
+"""compute=fsdp: parameters are sharded over two processes, and the results are those of one process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def both(workers: Any, cwd: Path, *argv: str) -> tuple[Run, Run]:
-    """The run of one process, and that of two with divided parameters."""
+    """The run of one process, and that of two with sharded parameters."""
     assert main([*SMALL, *argv, "hydra.run.dir=one"]) == 0
     ended = workers.run(cwd, *SMALL, *argv, *FSDP, "hydra.run.dir=two")
     assert ended.codes == [0, 0], ended.said
@@ -105,7 +105,7 @@ def test_training_with_hooks_on_everything(workers: Any, cwd: Path) -> None:
 
 
 def test_a_rank_without_rows_takes_part(workers: Any, cwd: Path) -> None:
-    """Batches of one row: the second rank never has one; what it computes meanwhile leaves no trace."""
+    """Batches of one row: the second rank never has one; what it computes in the meantime has no effect."""
     names = ("inputs", "added", "noisy", "rows", "pushed", "clip", "seen", "gradient")
     argv = [f"+hooks.{name}={{{HOOKS[name]}}}" for name in names]
     more = ("data.batch_size=1", "train.accumulate=2", "train.limit_batches=5", "train.clip_grad_value=0.005")
@@ -123,7 +123,7 @@ def test_predictions_and_gradients_without_training(workers: Any, cwd: Path) -> 
     assert torch.allclose(one.predictions[:], two.predictions[:], atol=1e-6)
 
 
-def test_what_cannot_be_divided_is_refused(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_sharded_is_refused(cwd: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = [*SMALL, "compute=fsdp", "compute.device=cpu", "task=plan"]
     hook = "+hooks.h={select: fc, hook: "
     for override, told in {

@@ -1,4 +1,4 @@
-"""The joint table of hookrun/ranks/README.md: every cell is trained, and comes out as the table says."""
+"""The joint table of hookrun/ranks/README.md: every cell is trained, with the result that the table states."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Found = dict[str, Any]
 
 
 def problems(one: Found, ranks: list[Found], *, of_rows: bool) -> list[str]:
-    """What is not equal between the run of one process and those of the ranks."""
+    """The differences between the run of one process and those of the ranks."""
     for found in ranks:
         if "error" in found:
             return [found["error"]]
@@ -56,7 +56,7 @@ def problems(one: Found, ranks: list[Found], *, of_rows: bool) -> list[str]:
 
 
 def verdicts(ranks: list[Found]) -> list[Found]:
-    """What a check says of all rows, each rank having said it of its own."""
+    """The result of a check on all rows, from the results of each rank on its own."""
     found = list[Found]()
     for records in zip(*(each["records"] for each in ranks), strict=True):
         found.append(dict(records[0]))
@@ -68,19 +68,19 @@ def verdicts(ranks: list[Found]) -> list[Found]:
 
 
 def by_text(records: list[Found]) -> list[str]:
-    """Gradients of parameters may be seen in another order."""
+    """Sorted by text: gradients of parameters may be recorded in another order."""
     return sorted(json.dumps(record, sort_keys=True) for record in records)
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[int, list[Found]]:
-    """What one process comes to, with as many micro-batches as a step has in a column."""
+    """The results of one process, with as many micro-batches as a step has in a column."""
     return {parts: [trained(row, Column("", parts=parts), 0) for row in ROWS] for parts in (1, 2)}
 
 
 @pytest.fixture(scope="module")
 def found(free_port: Any, tmp_path_factory: pytest.TempPathFactory, warm: WarmProcesses) -> list[Found]:
-    """What each of two ranks comes to, by column and row."""
+    """The results of each of two ranks, by column and row."""
     port, folder = free_port(), tmp_path_factory.mktemp("joint")
     files = [folder / f"{rank}.json" for rank in range(2)]
     program, paths = TRAINING.read_text(), (ROOT / "scripts",)
@@ -108,7 +108,7 @@ def test_ranks(column: Column, alone: dict[int, list[Found]], found: list[Found]
         if what == REFUSED:
             continue
         ranks = [each[column.name][str(number)] for each in found]
-        if what == DIFFERS:  # in what it tells of a rank's rows, not in what it computes
+        if what == DIFFERS:  # in its records of a rank's rows, not in its results
             ranks = [each | {"records": alone[column.parts][number]["records"]} for each in ranks]
         if unequal := problems(alone[column.parts][number], ranks, of_rows=row.of_rows):
             wrong[f"{row.action} on {row.hook}"] = unequal
@@ -116,7 +116,7 @@ def test_ranks(column: Column, alone: dict[int, list[Found]], found: list[Found]
 
 
 def test_sharded_before_hooks_are_installed(alone: dict[int, list[Found]], found: list[Found]) -> None:
-    """The same, or refused: what changes the model itself comes too late."""
+    """Equal, or refused: changes to the model itself come too late."""
     wrong, refused = dict[str, list[str]](), set[str]()
     for number, row in ((int(number), ROWS[int(number)]) for number in found[0]["sharded before"]):
         ranks = [each["sharded before"][str(number)] for each in found]

@@ -1,4 +1,4 @@
-"""Hooks in a loop of the user's own on two ranks: right whichever of hooks and wrapper comes first, or refused."""
+"""Hooks in a user's own loop on two ranks: right in either order of hooks and wrapper, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run of several ranks that was cut off goes on: with as many ranks bit by bit, with others within rounding."""
+"""An interrupted run of several ranks is resumed: with as many ranks bit by bit, with others within rounding."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def wait_for(folder: Path, count: int) -> None:
 def test_a_killed_rank_and_another_number_of_ranks(
     workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    """Killed in the middle of an epoch; what it left goes on in two, in three and in one; one goes on in two."""
+    """Killed in the middle of an epoch; resumed by two, by three and by one; a run of one is resumed by two."""
     monkeypatch.chdir(tmp_path)
     assert workers.run(tmp_path, *ARGV, "hydra.run.dir=whole").codes == [0, 0]
     whole = hookrun.open_run(tmp_path / "whole")
@@ -101,14 +101,14 @@ def test_a_killed_rank_and_another_number_of_ranks(
     assert ended.said[1] == ""
 
 
-def test_divided_parameters(workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under compute=fsdp a state holds everything whole: it goes on divided as before, and in one process."""
+def test_sharded_parameters(workers: Any, same: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under compute=fsdp a state holds whole tensors: it is resumed sharded as before, and in one process."""
     monkeypatch.chdir(tmp_path)
     argv = ["compute=fsdp" if each == "compute=ddp" else each for each in ARGV]
     ended = workers.run(tmp_path, *argv, "train.checkpoint.keep_done=true", "hydra.run.dir=whole")
     assert ended.codes == [0, 0], ended.said
     whole = hookrun.open_run(tmp_path / "whole")
-    assert main(["resume=whole"]) == 0  # it is done, and stays as it is
+    assert main(["resume=whole"]) == 0  # it is done, and is not changed
     for name, exact, others in (
         ("divided", True, []),
         ("one", False, ["compute.strategy=none"]),

@@ -1,4 +1,4 @@
-"""torchrun's environment variables say which rank a process is; a half of them is refused."""
+"""torchrun's environment variables say which rank a process is; an incomplete set is refused."""
 
 from __future__ import annotations
 

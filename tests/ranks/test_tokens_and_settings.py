@@ -58,7 +58,7 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_four_ranks_train_as_one(workers: Any, same: Any, cwd: Path) -> None:
-    """Batches of three samples: one rank never has a row, and what is left of the data is for two of them."""
+    """Batches of three samples: one rank never has a row, and the last, smaller batch is for two of them."""
     argv = (*SMALL, *TRAINED, METRICS, LAST, SEEN, NAMED, NOISE, STEER, BROKEN, "data.batch_size=3")
     assert main([*argv, "hydra.run.dir=one"]) == 0
     ended = workers.run(cwd, *argv, "compute.strategy=ddp", "hydra.run.dir=four", ranks=4)

@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).with_name("trainers.py")
 
 
 @pytest.mark.parametrize("library", ["lightning", "transformers"])
-def test_two_ranks_come_to_the_weights_of_one_process(
+def test_two_ranks_have_the_weights_of_one_process(
     library: str, free_port: Any, tmp_path: Path, warm: WarmProcesses
 ) -> None:
     if find_spec(library) is None or (library == "transformers" and find_spec("accelerate") is None):

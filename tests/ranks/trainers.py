@@ -1,4 +1,4 @@
-"""Lightning's or transformers' Trainer alone and as each of two gloo ranks: writes the weights that each comes to.
+"""Lightning's or transformers' Trainer alone and as each of two gloo ranks: writes the trained weights of each.
 
 The library takes seconds to import: one process does that and forks a child for each of the three trainings.
 """
@@ -84,7 +84,7 @@ def transformers(rank: int, size: int) -> nn.Module:
             return self.optimizer
 
         def _get_train_sampler(self, *_: Any) -> None:
-            return None  # in order
+            return None  # no shuffling
 
     model = Model()
     arguments = TrainingArguments(
@@ -106,7 +106,7 @@ def transformers(rank: int, size: int) -> nn.Module:
 
 
 def child(library: str, file: str, environment: dict[str, str]) -> int:
-    """The id of the process that trains."""
+    """Fork the process that trains; returns its id."""
     process = os.fork()
     if process:
         return process

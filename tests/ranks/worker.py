@@ -1,4 +1,4 @@
-"""A process that runs one command line after the other, each as one rank of a group of its own."""
+"""A process that runs one command line after the other, each as one rank of its own process group."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ if __name__ == "__main__":
     for line in sys.stdin:
         command = json.loads(line)
         print(json.dumps(run(command)), file=sys.__stdout__, flush=True)
-        if command["leaves"]:  # which closes its connections: others wait no longer
+        if command["leaves"]:  # the end of the process closes its connections, so that others stop waiting
             break

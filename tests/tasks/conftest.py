@@ -1,4 +1,4 @@
-"""Small runs, in a folder of their own."""
+"""Small runs, in their own folder."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def run(tmp_path: Path) -> Callable[..., Run]:
 
 
 def _files(folder: Path) -> set[Path]:
-    """All but the bytecode of packages that were imported from there."""
+    """All files except the bytecode of packages that were imported from there."""
     return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
 @pytest.fixture
 def refused(tmp_path: Path, capsys) -> Callable[..., str]:
-    """What is said about a command line that is refused and leaves nothing behind."""
+    """The error output of a command line that is refused and leaves no files."""
 
     def refused(*overrides: str) -> str:
         before = _files(tmp_path)

@@ -1,4 +1,4 @@
-"""task=probe and task=similarity: what the activations of a run tell, without running a model."""
+"""task=probe and task=similarity: results from the captures of a run, without running a model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_probes_of_a_run(run: Any, captured: Run, capsys: Any) -> None:
     found = run("task=probe", f"task.run={captured.path}")
     by_module = {line["module"]: line for line in found.metrics}
     assert list(by_module) == ["flatten", "layers.1", "fc"]
-    assert by_module["flatten"]["accuracy"] > 0.85  # the pixels themselves tell the digits
+    assert by_module["flatten"]["accuracy"] > 0.85  # even the pixels predict the digits
     assert all(line["chance"] < 0.2 and line["samples"] == 359 for line in found.metrics)
     printed = capsys.readouterr().out
     assert "by chance" in printed and "layers.1" in printed
@@ -52,9 +52,7 @@ def test_similarity_of_a_run(run: Any, captured: Run) -> None:
 
 
 @pytest.mark.usefixtures("pages")
-def test_wide_rows_are_projected_where_that_is_asked_for_and_said(
-    run: Any, captured: Run, capsys: Any
-) -> None:
+def test_wide_rows_are_projected_on_request_with_a_note(run: Any, captured: Run, capsys: Any) -> None:
     whole = run("task=similarity", f"task.run={captured.path}").metrics
     assert not any("projection" in line for line in whole)
     found = run("task=similarity", f"task.run={captured.path}", "task.project=48")
@@ -71,7 +69,7 @@ def test_wide_rows_are_projected_where_that_is_asked_for_and_said(
     assert weights["flatten.weight"].shape == (10, 64), "for the features as they were captured"
 
 
-def test_what_does_not_fit_into_the_allowed_memory_is_refused_beforehand(
+def test_an_analysis_beyond_the_allowed_memory_is_refused_before_it_starts(
     run: Any, refused: Any, captured: Run, capsys: Any
 ) -> None:
     for task in ("probe", "similarity"):
@@ -95,7 +93,7 @@ sys.exit(max(main([f"task={task}", f"hydra.run.dir={task}", *reads]) for task in
 """
 
 
-def test_wide_captures_are_analysed_in_little_memory(tmp_path: Path) -> None:
+def test_wide_captures_are_analysed_with_limited_memory(tmp_path: Path) -> None:
     x = normal(40, 3, 112, 112)
     save_file({"input": x, "target": torch.arange(40) % 2}, "wide.safetensors")
     writer = RunDir.create("wide")
@@ -118,7 +116,9 @@ def test_wide_captures_are_analysed_in_little_memory(tmp_path: Path) -> None:
     assert pair["cka"] == pytest.approx(1)
 
 
-def test_what_is_missing_is_told_and_nothing_is_left(refused: Any, run: Any, captured: Run) -> None:
+def test_missing_runs_and_captures_are_errors_that_leave_no_files(
+    refused: Any, run: Any, captured: Run
+) -> None:
     small = ("model=mlp", "train.epochs=1", "train.limit_batches=1")
     bare = run(*small, "task=predict")
     one = run(*small, "task=predict", "+hooks.a={select: fc, hook: forward, action: capture}")
@@ -130,6 +130,7 @@ def test_what_is_missing_is_told_and_nothing_is_left(refused: Any, run: Any, cap
         assert "task.capture: found 'sen'\n      did you mean 'seen'?" in said, task
         said = refused(task, f"task.run={bare.path}")
         assert "captured nothing" in said and "action: capture" in said, task
+        assert f"the newest one beside it: task.run={trained.path}" in said, task
         said = refused(task, f"task.run={trained.path}")
         assert "no module of this hook has one row for each sample" in said, task
     assert "there is nothing to compare it with" in refused("task=similarity", f"task.run={one.path}")

@@ -1,4 +1,4 @@
-"""`task.backward`: what is refused before the run, and what is said beside the plan."""
+"""`task.backward`: what is refused before the run, and the lines beside the plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GRADIENTS = "+hooks.grads={select: conv2, hook: output_grad, action: capture}"
 WEIGHTS = "+hooks.weights={select: fc.weight, hook: grad, action: capture}"
 
 
-def test_what_there_is_no_gradient_of_is_refused_before_the_run(refused, tmp_path) -> None:
+def test_scores_without_a_gradient_are_refused_before_the_run(refused, tmp_path) -> None:
     from safetensors.torch import save_file
 
     save_file({"x": torch.zeros(8, 5), "t": torch.randint(0, 9, (8, 5))}, tmp_path / "x.safetensors")
@@ -42,7 +42,7 @@ def test_what_there_is_no_gradient_of_is_refused_before_the_run(refused, tmp_pat
     )
 
 
-def test_what_is_said_beside_the_plan(run, capsys, refused) -> None:
+def test_the_lines_beside_the_plan(run, capsys, refused) -> None:
     step = "+hooks.step={select: fc.weight, hook: optimizer_step_pre, action: print}"
     run(*FEW, "task.backward={score: class, class: 3}", WEIGHTS, step)
     said = capsys.readouterr().out

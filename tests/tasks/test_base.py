@@ -1,4 +1,4 @@
-"""What every task has: its own keys, which settings differ from their defaults, run or shown."""
+"""What every task has: its own keys, the settings that differ from their defaults, and its kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""best.safetensors is the best epoch, last.safetensors the last, and both can be started from again."""
+"""best.safetensors is the best epoch, last.safetensors the last, and a run can start from either."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_best_checkpoint_is_that_of_the_best_epoch(run) -> None:
         assert again.metrics[-1]["accuracy"] == accuracy
 
 
-def test_added_parameters_come_back_with_the_checkpoint_where_the_hook_is_there(run, refused, hook) -> None:
+def test_added_parameters_are_loaded_from_a_checkpoint_if_the_hook_is_present(run, refused, hook) -> None:
     bias = hook(select="flatten", hook="forward", action="add_bias", value=0, trainable="true")
     trained = run(*QUICK, bias, "train.optimizer.lr=0.1")
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
@@ -49,7 +49,7 @@ def test_added_parameters_come_back_with_the_checkpoint_where_the_hook_is_there(
     assert "flatten.h_bias" in refused("task=evaluate", file)
 
 
-def test_a_first_epoch_that_is_no_number_is_not_the_best(run, own_model) -> None:
+def test_a_first_epoch_with_a_nan_loss_is_not_the_best(run, own_model) -> None:
     body = """
         def __init__(self):
             super().__init__()
@@ -70,7 +70,7 @@ def test_a_first_epoch_that_is_no_number_is_not_the_best(run, own_model) -> None
 
 
 def test_best_and_last_are_the_weights_of_their_epochs(run) -> None:
-    """A rate that is far too high after the first epoch: the best is the first, the last is another."""
+    """The rate is far too high after the first epoch: the best is the first, the last differs."""
     found = run(
         "train.epochs=2", "train.limit_batches=8", "train.scheduler={name: StepLR, step_size: 1, gamma: 1e4}"
     )
@@ -87,13 +87,13 @@ def test_best_and_last_are_the_weights_of_their_epochs(run) -> None:
     ]
 
 
-def test_no_epoch_at_all_saves_the_model_as_it_was_built(run) -> None:
+def test_without_epochs_the_initial_model_is_saved(run) -> None:
     found = run("train.epochs=0")
     assert found.metrics == []
     assert equal(weights(found), weights(run("train.epochs=0")))
 
 
-def test_the_states_of_short_epochs_are_put_off_but_for_the_first_two(
+def test_the_states_of_short_epochs_are_delayed_except_the_first_two(
     run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     epochs = ("train.epochs=6", "train.limit_batches=1")
@@ -117,7 +117,7 @@ def test_the_states_of_short_epochs_are_put_off_but_for_the_first_two(
     assert numbers == [[1, 2], [1, 2, 3, 4, 5, 6]]
 
 
-def test_a_state_of_steps_is_never_put_off(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_of_steps_is_never_delayed(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resuming, "_SHARE", 1e-9)
     monkeypatch.setattr(resuming, "_FREE_SECONDS", 0)
     found = run(

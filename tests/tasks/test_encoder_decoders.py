@@ -57,7 +57,7 @@ def test_the_padding_of_an_answer_is_not_a_token_of_the_decoder(
     torch.testing.assert_close(rows["left"], rows["right"], atol=1e-6, rtol=1e-5)
 
 
-def test_spans_are_of_the_encoders_tokens(
+def test_spans_select_the_encoders_tokens(
     run: Callable[..., Run], refused: Callable[..., str], seq2seq: tuple[str, ...]
 ) -> None:
     for module in ("encoder.block.0.layer.1", "decoder.block.0.layer.1.EncDecAttention.k"):
@@ -68,7 +68,7 @@ def test_spans_are_of_the_encoders_tokens(
     assert "hooks.c" in said and "spans refer to the encoder's tokens" in said
 
 
-def test_labels_say_which_tokens_of_the_decoder_are_padding_outside_of_tasks_too() -> None:
+def test_labels_tell_the_padding_of_the_decoder_outside_of_tasks_too() -> None:
     overrides = ["model=transformers", f"model.args.config={T5}", "model.args.class=seq2seq_lm", "data=names"]
     model, _ = hookrun.build(overrides=[*overrides, "compute.device=cpu"])
     ids = torch.tensor([[5, 6, 7], [8, 9, 0]])

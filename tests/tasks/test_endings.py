@@ -1,4 +1,4 @@
-"""Checks that stop a run, hooks that stay silent, and everything else that ends a run before its time."""
+"""Checks that stop a run, hooks that do nothing, and everything else that ends a run early."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def val(run: Any) -> list[dict[str, Any]]:
     return [line for line in run.metrics if line["split"] == "val"]
 
 
-def test_a_run_that_fails_says_so_and_leaves_no_hooks(
+def test_a_run_that_fails_has_the_reason_and_no_hooks(
     run, monkeypatch: pytest.MonkeyPatch, capsys, hook
 ) -> None:
     from hookrun.models.cnn import CNN
@@ -48,7 +48,7 @@ def test_a_run_that_fails_says_so_and_leaves_no_hooks(
     assert len(found.captures["h"]["fc"]) == 128, "what was captured before is kept"
 
 
-def test_an_interrupted_run_says_so(run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_run_has_the_reason(run, monkeypatch: pytest.MonkeyPatch) -> None:
     import hookrun.tasks.loop.training as module
 
     def interrupt(*_: Any) -> None:
@@ -71,7 +71,7 @@ def test_checks(run, policy: str, code: int, status: str, hook) -> None:
 
 
 @pytest.mark.parametrize("strict", ["true", "false"])
-def test_a_hook_that_never_fires_is_loud(run, capsys, strict: str, hook) -> None:
+def test_a_hook_that_never_fires_is_a_warning(run, capsys, strict: str, hook) -> None:
     never = hook(select="fc", hook="output_grad", action="print", when="{step: 1000}")
     found = run(*QUICK, never, f"strict={strict}", code=1 if strict == "true" else 0)
     printed = capsys.readouterr()
@@ -79,11 +79,11 @@ def test_a_hook_that_never_fires_is_loud(run, capsys, strict: str, hook) -> None
     assert ("h never fired on fc" in found.status["reason"]) == (strict == "true")
 
 
-def test_a_model_with_nothing_to_train_is_refused(refused, hook) -> None:
+def test_a_model_without_trainable_parameters_is_refused(refused, hook) -> None:
     assert "nothing to train" in refused(*QUICK, hook(select="''", hook="apply", action="freeze"))
 
 
-def test_a_loss_that_does_not_fit_the_output_is_told(run, capsys) -> None:
+def test_a_loss_that_does_not_fit_the_output_is_an_error(run, capsys) -> None:
     found = run("model=tutorial/doubling", "train.loss=cross_entropy", code=1)
     assert "train.loss=cross_entropy: the model returned shape [5]" in found.status["reason"]
 
@@ -129,7 +129,7 @@ def test_a_terminated_run_ends_like_an_interrupted_one(run, monkeypatch: pytest.
     assert (found.path / "report.html").is_file()
 
 
-def test_an_interruption_while_torch_is_imported_is_no_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_while_torch_is_imported_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     """`use_deterministic_algorithms` imports much of torch, and fails where it is called again after half of that."""
 
     def interrupted(*_: Any, **__: Any) -> None:
@@ -145,7 +145,7 @@ def test_an_interruption_while_torch_is_imported_is_no_other_error(monkeypatch: 
 
 
 @pytest.mark.parametrize("policy", ["error", "stop", "warn"])
-def test_a_check_says_what_it_found(run, hook, policy: str) -> None:
+def test_a_failed_check_reports_what_it_found(run, hook, policy: str) -> None:
     entry = hook(select="fc", hook="forward", action="check", max=0.01, policy=policy)
     found = run(*QUICK, entry, code=0 if policy == "warn" else 3)
     [record, *_] = found.stats
@@ -154,13 +154,13 @@ def test_a_check_says_what_it_found(run, hook, policy: str) -> None:
     assert policy == "warn" or said in found.status["reason"]
 
 
-def test_a_check_that_found_nan_says_so(run, hook) -> None:
+def test_a_check_that_found_nan_reports_it(run, hook) -> None:
     broken = "+hooks.broken={select: fc, hook: forward, action: replace, value: nan, priority: -1}"
     found = run(*QUICK, broken, hook(select="fc", hook="forward", action="check"), code=3)
     assert found.status["reason"].endswith("expected every element to be finite, found nan")
 
 
-def test_a_stopped_run_that_goes_on_has_the_best_weights_of_one_that_was_not_stopped(run, hook) -> None:
+def test_a_resumed_run_has_the_best_weights_of_an_uninterrupted_one(run, hook) -> None:
     """The half epoch before a stop is not scored: its accuracy is that of the training."""
     check = {
         "select": "fc",
@@ -178,7 +178,7 @@ def test_a_stopped_run_that_goes_on_has_the_best_weights_of_one_that_was_not_sto
     assert all(one[name].equal(other[name]) for name in one)
 
 
-def test_everything_that_is_to_be_done_last_is_done_and_the_first_error_counts(
+def test_all_final_steps_run_and_the_first_error_is_raised(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     done = list[str]()

@@ -1,4 +1,4 @@
-"""task=evaluate: means over all samples of a split, and the names under which they are logged."""
+"""task=evaluate: means over all samples of a split, and their names in the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hookrun.tasks import parse_experiment, task_of
 
 
-def test_evaluate_gives_the_mean_over_all_samples_whatever_the_batches(run) -> None:
+def test_evaluate_gives_the_mean_over_all_samples_for_any_batch_size(run) -> None:
     losses = [run("task=evaluate", f"data.batch_size={size}").metrics[-1]["loss"] for size in (64, 359, 7)]
     assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""task=export: the program has the hooks in it, and is compared with the hooked model."""
+"""task=export: the program contains the hooks, and is compared with the hooked model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 
 @pytest.mark.parametrize("model", ["cnn", "mlp"])
-def test_the_exported_program_is_the_hooked_model(run, hook, capsys, model: str) -> None:
+def test_the_exported_program_equals_the_hooked_model(run, hook, capsys, model: str) -> None:
     edit = hook(select="fc" if model == "cnn" else "type:ReLU", hook="forward", action="clamp", max=0.05)
     arguments = (f"model={model}", edit, "data.batch_size=8")
     exported = run("task=export", *arguments, "strict=true")
@@ -19,7 +19,7 @@ def test_the_exported_program_is_the_hooked_model(run, hook, capsys, model: str)
     predicted = run("task=predict", *arguments, "train.limit_batches=1")
     images = inputs(8)
     torch.testing.assert_close(program(images), predicted.predictions[0:8])
-    torch.testing.assert_close(program(images[:3]), predicted.predictions[0:3])  # any size of batch
+    torch.testing.assert_close(program(images[:3]), predicted.predictions[0:3])  # a batch of another size
     assert exported.metrics[0]["difference"] < 1e-5
     assert json.loads((exported.path / "status.json").read_text())["status"] == "done"
 
@@ -49,11 +49,11 @@ def inputs(count: int) -> torch.Tensor:
     ],
     ids=["capture", "grad", "output_grad", "step"],
 )
-def test_what_no_program_can_hold_is_refused(refused, hook, keys: dict[str, Any], reason: str) -> None:
+def test_hooks_that_cannot_be_exported_are_refused(refused, hook, keys: dict[str, Any], reason: str) -> None:
     assert reason in refused("task=export", hook(select="fc", **keys))
 
 
-def test_a_model_that_cannot_be_exported_is_told(run, hook, capsys, tmp_path, monkeypatch) -> None:
+def test_a_model_that_cannot_be_exported_is_an_error(run, hook, capsys, tmp_path, monkeypatch) -> None:
     (tmp_path / "odd.py").write_text(
         "import torch\n"
         "class Odd(torch.nn.Module):\n"

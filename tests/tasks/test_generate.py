@@ -1,4 +1,4 @@
-"""task=generate: each prompt continues as it does alone, under the hooks and beside it without them."""
+"""task=generate: each prompt continues as it does alone, with the hooks, and without them for comparison."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 import hookrun
 from hookrun.spec.sampling import Sampling
 from hookrun.store.reader import Run
-from hookrun.tasks.loop.next_token import NextTokens, divergences, restricted
+from hookrun.tasks.loop.next_token import restricted
 
 Runs = Callable[..., Run]
 
@@ -37,7 +37,7 @@ DRAWN = "task.sampling={temperature: 1.5, top_k: 100, top_p: 0.99}"
 
 @pytest.fixture
 def generate(run: Runs, tmp_path: Path) -> Runs:
-    """A run that continues the four prompts by six tokens, but for what is overridden."""
+    """A run that continues the four prompts by six tokens, with overrides."""
     (tmp_path / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": each}) for each in PROMPTS))
     data = ("data=prompts", "data.args.file=prompts.jsonl")
 
@@ -79,7 +79,7 @@ def test_a_prompt_continues_as_it_does_alone(name: str, generate: Runs) -> None:
 
 
 def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:
-    """Sample and position -> what was captured there, once."""
+    """(sample, position) -> the captured value; each occurs once."""
     (rows,) = run.captures["seen"].values()
     keys = list(zip(rows.sample_ids.tolist(), rows.positions.tolist(), strict=True))
     assert len(keys) == len(set(keys))
@@ -87,11 +87,11 @@ def rows_of(run: Run) -> dict[tuple[int, int], Tensor]:
 
 
 @torch.no_grad()
-def test_greedy_is_what_transformers_and_a_loop_by_hand_give(generate: Runs) -> None:
+def test_greedy_decoding_equals_that_of_transformers_and_of_a_loop_by_hand(generate: Runs) -> None:
     model, data = hookrun.build(overrides=[*MODELS["gpt2"], "data=prompts", "data.args.file=prompts.jsonl",
                                            "task=generate", "compute.device=cpu"])  # fmt: skip
     model.eval()
-    model.generation_config.do_sample = True  # nothing of it holds
+    model.generation_config.do_sample = True  # its generation_config is not used
     for line in generate("gpt2").generations:
         ids = torch.tensor([line["prompt_ids"]])
         out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6)
@@ -132,13 +132,6 @@ def test_compare_has_the_same_prompts_without_hooks(generate: Runs, capsys: Any)
     )
 
 
-def test_kl_is_from_the_distribution_without_hooks_in_nats() -> None:
-    p, q = torch.tensor([[0.0, 1.0, -torch.inf]]), torch.tensor([[1.0, 0.0, 3.0]])
-    log_p, log_q = p[0, :2].log_softmax(-1), q.log_softmax(-1)[0, :2]
-    assert divergences(p, q) == pytest.approx([float((log_p.exp() * (log_p - log_q)).sum())])
-    assert divergences(p, p) == [0.0] and divergences(q, p) == [float("inf")]
-
-
 def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
     for name in ("decoder", "gpt2"):
         plain = ids_of(generate(name, "task.stop=[]"))
@@ -155,14 +148,7 @@ def test_an_end_token_ends_its_sequence_and_no_other(generate: Runs) -> None:
         assert {line["reason"] for line in found.generations} == {"end", "length"}
 
 
-def test_draws_follow_the_distribution_and_its_restrictions() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf]).repeat(6000, 1)
-    for sampling in (Sampling(), Sampling(temperature=0.5, top_k=3, top_p=0.9)):
-        expected = restricted(logits[:1], sampling)[0].softmax(-1)
-        choosing = NextTokens(sampling, range(6000), stop=(), most=1)
-        counts = torch.bincount(choosing.choose(logits), minlength=5) / 6000
-        assert torch.allclose(counts, expected, atol=0.025)
-        assert not counts[expected == 0].any()
+def test_restricted_draws_are_those_of_transformers() -> None:
     torch.manual_seed(0)
     scores = torch.randn(8, 50) * 3
     for sampling in (Sampling(temperature=0.7), Sampling(top_k=7), Sampling(top_p=0.6), Sampling(top_p=0.01)):
@@ -187,7 +173,7 @@ def saved_weights() -> Path:
     return Path("weights.safetensors").absolute()
 
 
-def test_a_model_of_ones_own_without_a_mask_continues_prompts_of_each_length_by_themselves(
+def test_a_user_s_model_without_a_mask_continues_prompts_in_batches_of_equal_length(
     run: Runs, own_model: Callable[[str], tuple[str, ...]], generate: Runs
 ) -> None:
     own = own_model("""
@@ -210,7 +196,7 @@ def test_a_model_of_ones_own_without_a_mask_continues_prompts_of_each_length_by_
     assert [int((ids == number).sum()) for number in range(4)] == [len(each) + 3 for each in PROMPTS]
 
 
-def test_a_model_without_scores_of_tokens_is_told(
+def test_a_model_without_logits_of_tokens_is_an_error(
     run: Runs, generate: Runs, own_model: Callable[[str], tuple[str, ...]], capsys: Any
 ) -> None:
     own = own_model("""
@@ -233,7 +219,7 @@ def test_a_check_that_stops_ends_after_its_batch_and_one_that_fails_at_once(gene
         assert len(stopped.generations) == (2 if policy == "stop" else 0)
 
 
-def test_what_cannot_be_continued_is_refused_before_the_run(
+def test_prompts_that_cannot_be_continued_are_refused_before_the_run(
     refused: Callable[..., str], tmp_path: Path
 ) -> None:
     names = ("data=names", "task=generate")

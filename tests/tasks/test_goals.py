@@ -24,13 +24,13 @@ def why(objective: Any = None, **task: Any) -> str:
     return str(error.value)
 
 
-def test_the_goal_is_the_accuracy_of_the_validation_or_what_is_asked_for() -> None:
+def test_the_goal_is_the_validation_accuracy_or_the_given_objective() -> None:
     assert goal_of(experiment()) == required_goal(experiment()) == Goal("val/accuracy", "maximize", "best")
     asked = {"metric": "train/loss", "direction": "maximize", "of": "last"}
     assert goal_of(experiment(asked)) == Goal("train/loss", "maximize", "last")
 
 
-def test_why_there_is_no_goal() -> None:
+def test_without_a_goal_there_is_a_reason() -> None:
     assert "objective.metric: task=predict logs neither accuracy nor loss" in why(name="predict")
     misspelt = why("val/acuracy")
     assert "found 'val/acuracy', which this run does not log" in misspelt

@@ -1,4 +1,4 @@
-"""What a task can never do for a hook is said before the run, and refused under `strict`; so are several ranks."""
+"""Hooks that cannot fire under a task are reported before the run, and refused under `strict`; so are several ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("task", ["predict", "evaluate"])
-def test_a_gradient_hook_where_nothing_runs_backward(task: str, cwd: Path, capsys: Any) -> None:
+def test_a_gradient_hook_in_a_task_without_a_backward_pass(task: str, cwd: Path, capsys: Any) -> None:
     assert main([*SMALL, f"task={task}", GRADIENT]) == 0
     out = capsys.readouterr().out
     assert (
@@ -37,7 +37,7 @@ def test_a_gradient_hook_where_nothing_runs_backward(task: str, cwd: Path, capsy
     assert len(list((cwd / "outputs").glob("2*"))) == 1, "a refused run leaves no directory"
 
 
-def test_training_runs_it(capsys: Any) -> None:
+def test_in_training_it_fires(capsys: Any) -> None:
     assert main([*SMALL, GRADIENT, "strict=true"]) == 0
     assert "NOTE: g" not in capsys.readouterr().out
 
@@ -56,14 +56,14 @@ def test_several_ranks_are_refused_where_each_would_do_a_whole_run(
         pass
 
 
-def test_the_plan_that_was_asked_for_is_whole(capsys: Any) -> None:
+def test_task_plan_shows_the_whole_plan(capsys: Any) -> None:
     hook = "+hooks.all={select: '**', hook: forward, action: print}"
     assert main(["model=resnet18", "data=fake_images", "task=plan", hook]) == 0
     out = capsys.readouterr().out
     assert "layer4.1.bn2" in out and "more" not in out
 
 
-def test_a_checkpoint_is_not_overwritten_by_the_hooks_that_had_acted(cwd: Path) -> None:
+def test_a_checkpoint_is_not_overwritten_by_the_apply_hooks_it_contains(cwd: Path) -> None:
     ones = "+hooks.ones={select: fc, hook: apply, action: fill, value: 1}"
     assert main([*SMALL, ones, "train.optimizer.lr=0.1"]) == 0
     run = hookrun.open_run("outputs/latest")

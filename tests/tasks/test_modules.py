@@ -21,7 +21,7 @@ def shown(capsys) -> Callable[..., str]:
 
 
 def folded(printed: str) -> str:
-    """With two spaces between the columns, whatever their widths."""
+    """The output with two spaces between the columns."""
     return re.sub(r" {2,}", "  ", printed)
 
 
@@ -44,7 +44,7 @@ def test_each_module_has_its_class_parameters_and_output_shape(shown) -> None:
         ("'**.bias'", 3),
     ],
 )
-def test_what_a_selector_matches_is_marked(shown, select: str, count: int) -> None:
+def test_modules_that_a_selector_matches_are_marked(shown, select: str, count: int) -> None:
     printed = shown(f"task.select={select}")
     assert f"matches {count}: " in printed
 
@@ -102,14 +102,14 @@ def test_a_model_that_branches_on_its_values_is_shown_without_shapes(shown, own_
     assert "shapes unknown: " in printed
 
 
-def test_weights_of_a_trained_run_may_be_looked_at_with_or_without_its_hooks(run, shown, hook) -> None:
+def test_weights_of_a_trained_run_are_accepted_with_or_without_its_hooks(run, shown, hook) -> None:
     bias = hook(select="fc", hook="forward", action="add_bias", value=0, trainable="true")
     trained = run("train.steps=1", "train.limit_batches=1", bias)
     file = f"model.weights={trained.path}/checkpoints/last.safetensors"
     assert shown(file) == shown(bias, file)
 
 
-def test_columns_are_aligned_levels_may_be_left_out_and_columns_says_how_wide_a_line_is(
+def test_columns_are_aligned_levels_can_be_limited_and_the_width_is_set_by_COLUMNS(
     shown, monkeypatch
 ) -> None:
     lines = shown("model=mlp").splitlines()

@@ -35,7 +35,7 @@ def prepared_by(overrides: Iterable[str]) -> Any:
 
 @dataclass
 class Plain:
-    """A loop as one would write it; `clip` is called on the parameters that the optimizer steps."""
+    """A loop as one would write it; `clip` is called on the parameters of the optimizer."""
 
     overrides: tuple[str, ...]
     optimizer: Callable[[nn.Module], Optimizer]
@@ -86,7 +86,7 @@ class Plain:
 
 
 def same(run: Any, model: nn.Module, name: str = "last", *, tolerance: float = 0.0) -> None:
-    """tolerance: for convolutions, whose kernels on the CPU may round differently from call to call."""
+    """Compare results; tolerance: for convolutions, whose CPU kernels may round differently from call to call."""
     found, expected = load_file(run.path / f"checkpoints/{name}.safetensors"), model.state_dict()
     assert found.keys() == expected.keys()
     for key, tensor in expected.items():
@@ -179,7 +179,7 @@ def test_groups_and_accumulation(run) -> None:
     same(run(*BASE, *says), Plain(says, grouped).train(), tolerance=1e-5)
 
 
-def test_only_the_parameters_that_are_named_are_trained(run, capsys) -> None:
+def test_only_the_named_parameters_are_trained(run, capsys) -> None:
     says = ("train.parameters=[fc, conv2.bias]", "train.epochs=1")
     printed = "trains 3 of 6 parameters"
 
@@ -253,7 +253,7 @@ def test_the_average_of_the_weights_is_validated_and_kept(run, own_model) -> Non
     assert torch.equal(found.captures["seen"]["fc"][:], expected), "hooks see the averages"
 
 
-def test_a_failing_validation_gives_the_weights_back() -> None:
+def test_after_an_error_in_validation_the_weights_are_restored() -> None:
     from hookrun.tasks.loop.ema import WeightAverage
 
     model = nn.Linear(2, 2)

@@ -1,4 +1,4 @@
-"""task=plan: what the hooks would do in the experiment's own task."""
+"""task=plan: the plan of the hooks in the experiment's own task."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 from hookrun.cli import main
 
 
-def test_the_plan_says_what_captures_will_take(hook, capsys) -> None:
+def test_the_plan_shows_the_size_of_captures(hook, capsys) -> None:
     assert main(["task=plan", "train.epochs=2", hook(select="fc", hook="forward", action="capture")]) == 0
     assert "h: captures 40 B per sample, 144 kB per run of 3594 samples" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m",)], ids=["run", "sweep"])
-def test_the_plan_is_of_the_task_that_the_experiment_has(sweep: tuple[str, ...], capsys) -> None:
+def test_the_plan_is_that_of_the_experiment_s_task(sweep: tuple[str, ...], capsys) -> None:
     assert main([*sweep, "experiment=capture_features", "task=plan"]) == 0
-    assert "2.96 MB per run of 359 samples" in capsys.readouterr().out  # of task=predict, not of a training
+    assert "2.96 MB per run of 359 samples" in capsys.readouterr().out  # of task=predict, not of training
     assert main([*sweep, "experiment=capture_features", "task=plan", "train.limit_batches=1"]) == 0
     assert "per run of 64 samples" in capsys.readouterr().out
 
 
-def test_what_is_wrong_with_the_task_s_own_values_is_found_by_the_plan(run, capsys) -> None:
+def test_mistakes_in_the_task_s_own_keys_are_found_by_the_plan(run, capsys) -> None:
     hook = "+hooks.h={select: fc, hook: forward, action: %s}"
     source = run("task=predict", hook % "capture")
     value = f"{{run: '{source.path}', capture: h, module: fc, sample: same}}"

@@ -1,4 +1,4 @@
-"""predict and evaluate read a split in order; plan and modules show and leave nothing behind."""
+"""predict and evaluate read a split in order; plan and modules print and write no files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_predictions_and_captures_are_keyed_by_sample_and_equal_a_hand_written_f
     assert found.metrics == [{"split": "val", "epoch": 0, "step": 0, "samples": len(samples)}]
 
 
-def test_the_train_split_may_be_read_too(run) -> None:
+def test_the_train_split_can_be_read_too(run) -> None:
     found = run("task=predict", "task.split=train", "train.limit_batches=2")
     assert found.predictions is not None
     assert found.predictions.sample_ids.tolist() == list(range(128))
@@ -51,13 +51,13 @@ def test_data_without_targets_can_be_predicted_and_not_evaluated(run, refused, t
     assert "train.loss" in refused("task=evaluate", *own, "model.args.num_classes=3")
 
 
-def test_a_capture_of_gradients_in_evaluation_never_fires_and_that_is_said(run, hook, capsys) -> None:
+def test_a_capture_of_gradients_in_evaluation_never_fires_which_is_reported(run, hook, capsys) -> None:
     run("task=evaluate", "train.limit_batches=1", hook(select="fc", hook="grad", action="capture"))
     assert "WARNING: h never fired on fc.weight, fc.bias" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", ["plan", "modules"])
-def test_plan_and_modules_leave_nothing_behind(task: str, tmp_path: Path, capsys) -> None:
+def test_plan_and_modules_write_no_files(task: str, tmp_path: Path, capsys) -> None:
     assert main(["experiment=clip_fc", f"task={task}"]) == 0
     assert main(["-m", "experiment=clip_fc", f"task={task}", "seed=1,2"]) == 0
     assert list(tmp_path.iterdir()) == []
@@ -71,7 +71,7 @@ def test_modules_shows_the_tree_and_what_a_selector_matches(capsys) -> None:
     assert "'conv?.weight' matches 2: conv1.weight, conv2.weight" in printed
 
 
-def test_modules_works_where_the_hooks_do_not_fit(hook, capsys) -> None:
+def test_modules_works_although_the_hooks_do_not_fit(hook, capsys) -> None:
     assert main(["task=modules", hook(select="nowhere", hook="forward", action="capture")]) == 0
     assert "conv1" in capsys.readouterr().out
 
@@ -81,7 +81,7 @@ def test_a_selector_that_matches_nothing_is_refused(refused) -> None:
     assert "task.select" in refused("task=modules", "task.select=1.5")
 
 
-def test_a_run_goes_on_when_its_reader_leaves(tmp_path: Path, warm: WarmProcesses) -> None:
+def test_a_run_continues_after_its_stdout_is_closed(tmp_path: Path, warm: WarmProcesses) -> None:
     program = "import sys\nfrom hookrun.cli import main\nsys.exit(main())"
     argv = (
         "compute.device=cpu",
@@ -136,7 +136,7 @@ def test_containers_are_predicted_and_captured_as_they_are(run, own_model, hook)
 @pytest.mark.parametrize(
     ("model", "shape"), [("doubling", [5]), ("regression", []), ("testnet", []), ("pooling", [64, 1])]
 )
-def test_outputs_that_are_no_batch_are_predicted_too(run, model: str, shape: list[int]) -> None:
+def test_outputs_without_a_batch_dimension_are_stored_too(run, model: str, shape: list[int]) -> None:
     found = run(
         f"model=tutorial/{model}", "task=predict", "train.limit_batches=2", "data.batch_size=64"
     ).predictions
@@ -150,7 +150,7 @@ def test_outputs_that_are_no_batch_are_predicted_too(run, model: str, shape: lis
 
 
 def test_the_example_of_the_check_is_of_the_split_that_is_read(run, capsys) -> None:
-    """Other transforms in training: another shape there than in validation."""
+    """Training has other transforms, and so another shape than validation."""
     crop = "data.train_transforms={center_crop: {size: 6}}"
     run(
         "task=predict",
@@ -161,8 +161,8 @@ def test_the_example_of_the_check_is_of_the_split_that_is_read(run, capsys) -> N
     assert "[2, 32, 8, 8]" in capsys.readouterr().out
 
 
-def test_less_of_the_activations_may_be_kept(run) -> None:
-    """Each row is one sample's, whatever is kept of it."""
+def test_a_reduced_capture_is_stored(run) -> None:
+    """Each row belongs to one sample, for every reduction."""
     hooks = {
         "whole": "{select: relu2, hook: forward, action: capture}",
         "mean": "{select: relu2, hook: forward, action: capture, reduce: {mean: [2, 3]}}",
@@ -179,7 +179,7 @@ def test_less_of_the_activations_may_be_kept(run) -> None:
     assert found["projected"]["flatten"].sample_ids.tolist() == list(range(359))
 
 
-def test_a_budget_of_bytes_ends_cleanly_and_is_said(run, capsys) -> None:
+def test_a_budget_of_bytes_ends_a_capture_with_a_note(run, capsys) -> None:
     hook = "+hooks.h={select: [relu2,fc], hook: forward, action: capture, max_bytes: 2000000}"
     found = run("task=predict", hook, "data.batch_size=50")
     per_batch = 50 * (128 * 4 * 4 + 10) * 4
@@ -205,7 +205,7 @@ def test_some_samples_are_kept_under_their_own_numbers(keep: str, run, hook) -> 
     assert keep != "{every: 40}" or some["fc"].sample_ids.tolist() == list(range(0, 359, 40))
 
 
-def test_the_samples_of_a_short_pass_are_chosen_among_themselves(run, hook) -> None:
+def test_the_samples_of_a_limited_pass_are_chosen_within_its_limit(run, hook) -> None:
     entry = hook(select="fc", hook="forward", action="capture", keep="{reservoir: 9}")
     ids = run("task=predict", "train.limit_batches=1", entry).captures["h"]["fc"].sample_ids
     assert len(ids) == 9 and ids.max() < 64
@@ -232,7 +232,7 @@ def test_shards_are_as_large_as_a_third_of_the_buffer(run, hook) -> None:
     ],
     ids=["no such dimension", "no mapping", "two at once"],
 )
-def test_what_capture_cannot_do_is_said_before_the_run(
+def test_impossible_captures_are_refused_before_the_run(
     keys: dict[str, str], said: str, refused, hook
 ) -> None:
     assert said in refused(

@@ -12,10 +12,9 @@ from safetensors.torch import save_file
 from hookrun import data
 from hookrun.errors import CompileError, SpecError
 from hookrun.tasks import parse_experiment, prepare
-from hookrun.tasks.loop.prepared import Prepared, added_names
+from hookrun.tasks.loop.prepared import Prepared
 
 CAPTURE = {"select": "fc", "hook": "forward", "action": "capture"}
-BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 0, "trainable": True}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +48,7 @@ def test_the_network_takes_its_sizes_from_the_data_and_its_weights_from_the_seed
     assert not torch.equal(first["fc.bias"], other["fc.bias"])
 
 
-def test_the_process_and_the_model_stay_as_they_were() -> None:
+def test_the_process_and_the_model_are_not_changed() -> None:
     before = torch.get_rng_state(), torch.get_num_threads()
     model = prepared({"h": CAPTURE, "g": CAPTURE | {"hook": "grad"}}).model
     assert torch.equal(torch.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
@@ -70,18 +69,18 @@ def test_the_process_and_the_model_stay_as_they_were() -> None:
         ({"task": {"name": "evaluate", "split": "train"}}, 1438),
     ],
 )
-def test_the_plan_knows_how_many_samples_a_run_will_pass(sections: Any, samples: int | None) -> None:
+def test_the_plan_has_the_number_of_samples_of_a_run(sections: Any, samples: int | None) -> None:
     assert prepared(**sections).plan.samples == samples
 
 
-def test_arguments_that_torch_refuses_are_met_here() -> None:
+def test_arguments_that_torch_refuses_are_found_here() -> None:
     optimizer = {"name": "AdamW", "lr": -1.0}
     said = refusal(train={"optimizer": optimizer})
     assert "train.optimizer: AdamW refuses its arguments: Invalid learning rate" in said
     assert prepared(train={"optimizer": optimizer}, task={"name": "evaluate"}), "which has no optimizer"
 
 
-def test_data_without_the_target_or_the_split_is_told(tmp_path: Path) -> None:
+def test_data_without_the_target_or_the_split_is_an_error(tmp_path: Path) -> None:
     save_file({"x": torch.rand(6, 1, 8, 8)}, tmp_path / "x.safetensors")
     args = {"file": str(tmp_path / "x.safetensors"), "input": "x", "target": None}
     model = {"name": "cnn", "args": {"num_classes": 3}}
@@ -97,26 +96,13 @@ def test_data_without_the_target_or_the_split_is_told(tmp_path: Path) -> None:
         assert prepared(**own(val_fraction=1 - fraction), **where)
 
 
-def test_generated_data_without_the_split_is_told() -> None:
+def test_generated_data_without_the_split_is_an_error() -> None:
     none = {"name": "fake_images", "args": {"val_size": 0}}
     assert "the split 'val' has no samples" in refusal(data=none, task={"name": "evaluate"})
     assert prepared(data=none, task={"name": "train"}), "which then validates nothing"
 
 
-def test_what_a_weights_file_has_too_much_must_be_what_hooks_add(tmp_path: Path) -> None:
-    file = tmp_path / "w.safetensors"
-    state = prepared().model.state_dict()
-    save_file(state | {"fc.h_bias": torch.tensor(1.0)}, file)
-    model = {"name": "cnn", "weights": str(file)}
-    found = prepared({"h": BIAS}, model=model)
-    assert added_names(found.plan) == ["fc.h_bias"]
-    assert list(found.leftover) == ["fc.h_bias"]
-    assert "fc.h_bias" in refusal({"other": BIAS}, model=model)
-    assert "fc.h_bias" in refusal({"h": BIAS | {"enabled": False}}, model=model)
-    assert prepared({"h": BIAS}, model=model, task={"name": "modules"}), "a look needs no hooks"
-
-
-def test_a_look_at_the_modules_takes_no_notice_of_the_hooks() -> None:
+def test_task_modules_ignores_the_hooks() -> None:
     task = {"name": "modules"}
     found = prepared({"h": CAPTURE | {"select": "nowhere"}}, task=task)
     assert [hook.spec.name for hook in found.plan.hooks] == ["every"]

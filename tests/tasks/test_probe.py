@@ -1,4 +1,4 @@
-"""The linear probe of features: its score, its weights, and what it needs."""
+"""The linear probe of features: its score, its weights, and the samples that it needs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def test_a_probe_finds_a_linear_boundary_and_nothing_in_noise() -> None:
     assert noise.test == pytest.approx(noise.chance, abs=0.15)
 
 
-def test_weights_of_a_probe_are_for_the_features_as_they_are() -> None:
+def test_weights_of_a_probe_apply_to_the_captured_features() -> None:
     x = normal(300, 4) * torch.tensor([0.1, 1, 10, 100.0]) + 5
     labels = (x[:, 3] > 50).long()
     found = probe(x, labels, seed=0)
     scores = x @ found.weights["weight"].T + found.weights["bias"]
-    assert scores.shape == (300, 1)  # of two classes: positive for the second
+    assert scores.shape == (300, 1)  # for two classes: positive for the second
     assert ((scores[:, 0] > 0) == labels).float().mean() > 0.95
 
 
@@ -45,6 +45,6 @@ def test_a_class_of_one_sample_does_not_stop_a_probe() -> None:
     assert 0 <= probe(normal(41, 3), labels, seed=0).test <= 1
 
 
-def test_too_few_samples_are_told() -> None:
+def test_too_few_samples_are_an_error() -> None:
     with pytest.raises(hookrun.HookrunError, match="at least 40 samples for 10 classes, 30 were captured"):
         probe(normal(30, 3), torch.arange(10).repeat(3), seed=0)

@@ -67,7 +67,7 @@ def test_hooks(refused, hook, changes: dict[str, object], said: str) -> None:
     assert said in refused(hook(**CAPTURE | changes))
 
 
-def test_every_mistake_is_told_at_once(refused) -> None:
+def test_all_mistakes_are_reported_together(refused) -> None:
     said = refused(
         "+hooks.a={select: x, hook: forward, action: capture}",
         "+hooks.b={select: y, hook: grad, action: print}",
@@ -76,7 +76,7 @@ def test_every_mistake_is_told_at_once(refused) -> None:
     assert "hooks.a.select" in said and "hooks.b.select" in said
 
 
-def test_loss_and_device_are_told_together(refused) -> None:
+def test_loss_and_device_are_reported_together(refused) -> None:
     said = refused("train.loss=x", "compute.device=y", "model.name=z")
     assert "3 configuration errors" in said
 
@@ -89,7 +89,7 @@ def test_a_broken_file_is_named_with_its_line(refused, tmp_path) -> None:
     assert "mine.yaml:3:" in said and "needs quotes" in said
 
 
-def test_a_forgotten_package_line_is_told(refused, tmp_path) -> None:
+def test_a_missing_package_line_is_reported(refused, tmp_path) -> None:
     folder = tmp_path / "conf/experiment"
     folder.mkdir(parents=True)
     (folder / "mine.yaml").write_text("hooks:\n  a: {select: fc, hook: grad, action: print}\n")

@@ -1,4 +1,4 @@
-"""A task is one file: the package knows of it what its module declares, and no other file asks for its name."""
+"""A task is one file: its module declares everything about it, and no other file asks for its name."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from hookrun.tasks import parse_experiment, task_of, tasks
 from hookrun.tasks.base import Task
 
 PACKAGE = Path(__file__).parents[2] / "hookrun"
-TREES = {
-    path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-    for path in sorted(PACKAGE.rglob("*.py"))
-}
 ALSO_MEAN_OTHER_THINGS = {"train", "plan", "modules"}
 """A split, a mode of modules and a section; keys of JSON files."""
+
+
+@pytest.fixture(scope="module")
+def trees() -> dict[str, ast.Module]:
+    """The package's files."""
+    return {
+        path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
 
 
 def experiment(**task: object):
     return parse_experiment({"model": {"name": "cnn"}, "data": {"name": "digits"}, "task": task})
 
 
-def test_each_task_lies_in_the_module_of_its_name() -> None:
+def test_each_task_is_in_the_module_of_its_name() -> None:
     assert {name: task.__module__ for name, task in tasks().items()} == {
         name: f"hookrun.tasks.{name}" for name in tasks()
     }
@@ -63,7 +68,7 @@ def test_a_key_that_the_task_does_not_use_is_noted(task: str, capsys, tmp_path, 
 
 
 def decisions(tree: ast.Module) -> Iterator[str]:
-    """Where a program decides by the name of a task, as source text."""
+    """The places where a program decides by the name of a task, as source text."""
     names = set(tasks())
     typed = {f"task={name}" for name in names}
     for node in ast.walk(tree):
@@ -88,9 +93,9 @@ def decisions(tree: ast.Module) -> Iterator[str]:
                 yield ast.unparse(node.subject)
 
 
-def test_no_other_file_decides_by_the_name_of_a_task() -> None:
+def test_no_other_file_decides_by_the_name_of_a_task(trees: dict[str, ast.Module]) -> None:
     own = {f"tasks/{name}.py" for name in tasks()}
-    found = {file: list(decisions(tree)) for file, tree in TREES.items() if file not in own}
+    found = {file: list(decisions(tree)) for file, tree in trees.items() if file not in own}
     assert {file: where for file, where in found.items() if where} == {}
 
 
@@ -119,13 +124,13 @@ def test_other_things_of_the_same_name_are_not_decisions(source: str) -> None:
     assert list(decisions(ast.parse(source))) == []
 
 
-def test_no_class_of_a_task_has_the_name_of_another_class() -> None:
+def test_no_class_of_a_task_has_the_name_of_another_class(trees: dict[str, ast.Module]) -> None:
     classes = Counter(
-        node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+        node.name for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
     )
     ours = [
         node.name
-        for file, tree in TREES.items()
+        for file, tree in trees.items()
         if file.startswith("tasks/")
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)

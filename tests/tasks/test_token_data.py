@@ -1,4 +1,4 @@
-"""Runs on sequences of tokens: losses and metrics by token, whatever the padding and the size of the batches."""
+"""Runs on sequences of tokens: losses and metrics by token, for any padding and batch size."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def value(run: Run, name: str = "loss") -> float:
 
 
 @pytest.mark.parametrize("model", [DECODER, TRANSFORMERS], ids=["decoder", "transformers"])
-def test_train_evaluate_and_predict_take_text(
+def test_train_evaluate_and_predict_accept_text(
     run: Runs, text: tuple[str, ...], model: tuple[str, ...]
 ) -> None:
     trained = run(*model, *text, "train.epochs=2", "data.batch_size=4", "train.optimizer.lr=0.01")
@@ -102,7 +102,7 @@ def test_micro_batches_of_different_lengths_are_one_batch(run: Runs, text: tuple
         torch.testing.assert_close(parts[name], whole[name], atol=1e-6, rtol=1e-5)
 
 
-def test_tokens_are_not_taken_for_classes_where_there_are_as_many_of_both(run: Runs) -> None:
+def test_tokens_are_not_taken_for_classes_where_the_sizes_are_equal(run: Runs) -> None:
     """A length that equals the vocabulary: [batch, length, vocabulary] would fit [batch, classes, length] too."""
     data = (
         "data=repeated_tokens",
@@ -121,7 +121,7 @@ def test_tokens_are_not_taken_for_classes_where_there_are_as_many_of_both(run: R
     assert value(found, "accuracy") == pytest.approx(float(right))
 
 
-def test_a_batch_knows_the_spans_and_the_wrong_answers_of_its_samples(prompts: tuple[str, ...]) -> None:
+def test_a_batch_has_the_spans_and_the_wrong_answers_of_its_samples(prompts: tuple[str, ...]) -> None:
     overrides = [*DECODER, *prompts, "data.batch_size=3", "data.args.padding=left", "compute.device=cpu"]
     _, data = hookrun.build(overrides=["task=evaluate", *overrides])
     assert data.info.spans == ("subject",) and data.info.tokenizer is not None
@@ -129,10 +129,12 @@ def test_a_batch_knows_the_spans_and_the_wrong_answers_of_its_samples(prompts: t
     assert first.spans["subject"].tolist() == [[0, 5], [0, 4], [12, 16]]
     assert second.spans["subject"].tolist() == [[-1, -1]]
     assert first.wrong is not None and data.info.tokenizer.tokens(first.wrong.tolist()) == ["I", "F", "I"]
-    assert [int(each) for each in first.weight.reshape(1)] == [3]  # an answer for each
+    assert [int(each) for each in first.weight.reshape(1)] == [3]  # one answer for each sample
 
 
-def test_what_does_not_fit_tokens_is_refused(refused: Callable[..., str], prompts: tuple[str, ...]) -> None:
+def test_settings_that_do_not_fit_tokens_are_refused(
+    refused: Callable[..., str], prompts: tuple[str, ...]
+) -> None:
     said = refused("task=evaluate", *DECODER, *prompts, "train.loss=mse")
     assert "train.loss: 'mse' does not compare" in said and "next_token" in said
     small = refused("task=evaluate", *DECODER, *prompts, "model.args.vocab_size=100", "model.args.length=8")
@@ -142,6 +144,4 @@ def test_what_does_not_fit_tokens_is_refused(refused: Callable[..., str], prompt
     assert "'label' needs a class label" in refused(
         "task=predict", "task.backward={score: label}", *DECODER, *prompts
     )
-    assert "none of the 4 prompts" in refused(
-        *DECODER, *prompts
-    )  # training, where all of them are for validation
+    assert "none of the 4 prompts" in refused(*DECODER, *prompts)  # train, while all samples are in val

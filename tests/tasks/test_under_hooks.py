@@ -1,4 +1,4 @@
-"""What tasks that run a model share: their splits, the samples in reach, and hooks that never fire."""
+"""Common parts of tasks that run a model: their splits, the samples they can reach, and hooks that never fire."""
 
 from __future__ import annotations
 
@@ -29,12 +29,10 @@ def test_the_samples_that_hooks_can_see() -> None:
     assert reach({"name": "predict"}) == (45, 45)
     assert reach({"name": "predict", "split": "train"}, limit_batches=3) == (30, 30)
     assert reach({"name": "predict", "split": "all"}, limit_batches=5) == (None, 50 + 45)
-    assert reach({"name": "train"}, epochs=2, limit_batches=3) == (95, 2 * (30 + 30))
-    assert reach({"name": "train"}, epochs=2, limit_batches=3, shuffle=False)[0] == 30
     assert samples_of_a_pass(experiment({"name": "train"}).settings, None) is None
 
 
-def test_a_hook_that_never_fires_is_a_note_and_under_strict_a_mistake() -> None:
+def test_a_hook_that_never_fires_is_a_note_and_under_strict_an_error() -> None:
     hooks = {"g": {"select": "fc", "hook": "output_grad", "action": "capture"}}
     notes = prepare(experiment({"name": "predict"}, hooks=hooks)).notes
     assert any(

@@ -1,4 +1,4 @@
-"""Values from other runs: activation patching, mean and resample ablation, steering, by configuration alone."""
+"""Values from other runs: activation patching, mean and resample ablation, steering, from configuration only."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_patching_the_same_sample_of_a_clean_run_restores_its_output(run: Any, c
 
 
 def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsys: Any) -> None:
-    """Sample n of one file stands for sample n of the other; the plan says that they are not the same."""
+    """Sample n of one file corresponds to sample n of the other; the plan notes that they are not the same."""
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     save_file({"x": x, "y": torch.arange(40) % 3}, tmp_path / "clean.safetensors")
     save_file({"x": -x.roll(1, 0), "y": torch.arange(40) % 3}, tmp_path / "corrupted.safetensors")
@@ -55,7 +55,7 @@ def test_clean_and_corrupted_inputs_of_two_files(run: Any, tmp_path: Path, capsy
     assert f"NOTE: values come from {clean.path}, where data.args is " in capsys.readouterr().out
 
 
-def test_other_weights_are_said(run: Any, clean: Run, capsys: Any) -> None:
+def test_other_weights_are_noted(run: Any, clean: Run, capsys: Any) -> None:
     run(*BASE, "task=predict", "seed=7", patch(clean))
     said = capsys.readouterr().out
     assert f"NOTE: values come from {clean.path}, where seed is 0 there and 7 here" in said
@@ -116,7 +116,7 @@ def test_a_difference_sample_by_sample(run: Any, clean: Run) -> None:
     assert_close(found.predictions[:], clean.predictions[:] - other.predictions[:])
 
 
-# ---- what is wrong is known before the run
+# ---- mistakes are found before the run
 
 
 def test_a_module_that_was_not_captured(refused: Any, clean: Run) -> None:
@@ -153,7 +153,7 @@ def test_validation_has_no_rows_of_the_training_samples(run: Any, refused: Any) 
     run(*BASE, when, "train.epochs=1", "train.limit_batches=2")
 
 
-def test_a_run_that_is_not_there(refused: Any, tmp_path: Path) -> None:
+def test_a_missing_run(refused: Any, tmp_path: Path) -> None:
     value = f"{{run: '{tmp_path}/no', capture: a, module: b}}"
     said = refused(*BASE, f"+hooks.p={{select: fc, hook: forward, action: replace, value: {value}}}")
     assert f"hooks.p.value: there is no {tmp_path}/no" in said
@@ -209,7 +209,7 @@ def test_without_names_and_with_too_many_it_is_an_error(clean: Run) -> None:
             model(torch.ones(3, 3))
 
 
-def test_what_is_drawn_is_the_same_where_checkpointing_repeats_it(clean: Run) -> None:
+def test_resampled_rows_are_the_same_when_checkpointing_repeats_a_call(clean: Run) -> None:
     from torch.utils.checkpoint import checkpoint
 
     gradients = list[Tensor]()
@@ -245,6 +245,6 @@ def test_what_is_drawn_is_the_same_where_checkpointing_repeats_it(clean: Run) ->
     ],
     ids=["a key", "a kind", "a sample", "minus"],
 )
-def test_a_slip_of_the_pen_is_one_error(refused: Any, value: str, said: str) -> None:
+def test_a_misspelt_key_is_one_error(refused: Any, value: str, said: str) -> None:
     found = refused(*BASE, f"+hooks.patch={{select: fc, hook: forward, action: replace, value: {value}}}")
     assert said in found and found.startswith("1 configuration error")

@@ -1,4 +1,4 @@
-"""Values with `factor`, `index`, `minus`, `at: same`; each module's own; bounds by channel: against plain PyTorch."""
+"""Values with `factor`, `index`, `minus`, `at: same`; values by module; bounds by channel: against plain PyTorch."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def test_factor_index_and_minus_of_a_file(file: str) -> None:
 @pytest.mark.parametrize(
     "index", ["..., [1, 3]", ":, [2, -3]", ":, 1", ":, 0:2, ..., 4", "[1, 0]", "1, ..., [0, 3], :"]
 )
-def test_at_same_takes_the_part_that_index_names(file: str, index: str) -> None:
-    """Whatever the action: the part is that of the whole edit, the rest and its gradient are as before."""
-    items = eval(f"np.s_[{index}]", {"np": np})  # what NumPy makes of the text
+def test_at_same_reads_the_part_that_index_selects(file: str, index: str) -> None:
+    """For every action: the part is that of the whole edit, the rest and its gradient are unchanged."""
+    items = eval(f"np.s_[{index}]", {"np": np})  # the text as NumPy indexes
     a, x = tensors(file)[0], torch.randn(2, 3, 4, 5)
     value = {"file": file, "key": "a", "at": "same"}
     edits: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
@@ -109,7 +109,7 @@ def test_at_same_takes_the_part_that_index_names(file: str, index: str) -> None:
 
 
 def test_at_same_with_infinite_values_elsewhere_gives_no_nan(tmp_path: Path) -> None:
-    """The part alone is computed: 0 * inf outside of it would make its gradient NaN."""
+    """Only the part is computed: 0 * inf outside of it would make its gradient NaN."""
     save_file({"a": torch.tensor([2.0, -torch.inf])}, tmp_path / "v.safetensors")
     value = {"file": str(tmp_path / "v.safetensors"), "at": "same"}
     found, gradient = edited(torch.ones(3, 2), action="scale", factor=value, index="..., 0")
@@ -139,12 +139,12 @@ def test_bounds_and_factors_by_channel() -> None:
                 {"h": {"select": "0", "hook": "forward", "action": "clamp", **yaml.safe_load(f"{{{keys}}}")}}
             )
     with pytest.raises(
-        hookrun.CompileError, match=r"nest the list to the shape \[3, 1, 1\], \[\[\[a\]\], \[\[b…"
+        hookrun.CompileError, match=r"nest the list to shape \[3, 1, 1\]: \[\[\[a\]\], \[\[b…"
     ):
         edited(x, action="scale", factor=[1, 2, 3])
 
 
-def test_a_captured_list_holds_its_own_memory_only() -> None:
+def test_a_captured_list_has_its_own_memory() -> None:
     model, x = nn.Sequential(nn.Identity()), torch.randn(4, 100, 50)
     with hookrun.hooked(
         model, {"h": {"select": "0", "hook": "forward", "action": "capture", "index": "..., [3, 1]"}}
@@ -156,7 +156,7 @@ def test_a_captured_list_holds_its_own_memory_only() -> None:
 
 
 def test_a_list_beyond_the_tensor_is_found_before_the_run() -> None:
-    """On an accelerator nothing else would say so."""
+    """On an accelerator there would be no other error message."""
     for index, said in {
         "..., [1, 9]": "index 9 is out of bounds for dimension 1 with size 5",
         ":, [4, -1]": "selects a position of dimension 1 twice",
@@ -170,7 +170,7 @@ def test_a_list_beyond_the_tensor_is_found_before_the_run() -> None:
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_threads_and_graphs(file: str, threads: int) -> None:
-    """What one call knows of its tensor is not another one's; and a graph computes the same."""
+    """The state of one call does not affect another; and a compiled graph has the same results."""
     a = tensors(file)[0]
     model = nn.Sequential(nn.Identity())
     value = {"file": file, "key": "a", "at": "same"}
@@ -230,7 +230,7 @@ def test_each_module_takes_its_own_rows(run: Any, refused: Any, clean: Run, caps
     assert "which holds layers.1, layers.3, fc; name one for all with `module`, or narrow `select`" in said
 
 
-def test_one_channel_of_each_sample_s_own_row(run: Any, clean: Run) -> None:
+def test_one_channel_of_the_row_of_each_sample(run: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '..., [1,5,6]'"
     found = run(
         *BASE, "seed=5", patch(clean, "sample: same, at: same", hook), SEEN.replace("seen", "own"), AFTER
@@ -253,7 +253,7 @@ def test_steering_strength_by_sample(run: Any, clean: Run) -> None:
     assert_close(found.captures["after"]["layers.1"][:], expected)
 
 
-def test_rows_by_sample_and_an_index_that_picks_of_the_batch(run: Any, refused: Any, clean: Run) -> None:
+def test_rows_by_sample_and_an_index_into_the_batch(run: Any, refused: Any, clean: Run) -> None:
     hook = "select: layers.1, index: '[1,0]'"
     said = refused(*BASE, "data.batch_size=2", "train.limit_batches=1", patch(clean, "sample: same", hook))
     assert "`index` picks rows of the batch" in said
@@ -263,7 +263,7 @@ def test_rows_by_sample_and_an_index_that_picks_of_the_batch(run: Any, refused: 
     assert not torch.allclose(own[2], theirs[2])
 
 
-def test_what_is_wrong_with_a_value_is_said(refused: Any, clean: Run, tmp_path: Path) -> None:
+def test_mistakes_in_a_value_are_reported(refused: Any, clean: Run, tmp_path: Path) -> None:
     save_file({"k": torch.ones(4)}, tmp_path / "v.safetensors")
     for keys, said in {
         "at: same": "the hook has no `index`",
@@ -275,12 +275,12 @@ def test_what_is_wrong_with_a_value_is_said(refused: Any, clean: Run, tmp_path: 
         assert said in refused(*BASE, patch(clean, keys, "select: fc")), keys
 
 
-def test_rows_captured_at_one_token_are_put_at_the_token_of_their_sample(run: Any) -> None:
+def test_rows_captured_at_one_token_are_written_at_the_token_of_their_sample(run: Any) -> None:
     model = ("model=decoder", "model.args.width=16", "model.args.layers=1", "model.args.heads=2")
     sizes = (
         "data.args.val_size=15",
         "data.batch_size=15",
-    )  # as many samples as tokens, which could be mixed up
+    )  # as many samples as tokens, so that a mix-up would not be a shape error
     place = "select: blocks.0.attn.z, hook: forward, tokens: -1"
     base = (*model, "data=names", *sizes)
     clean = run("task=predict", *base, f"+hooks.seen={{{place}, action: capture}}")

@@ -1,4 +1,4 @@
-"""Where the weights come from, and which settings do nothing: said before the run, and in its report."""
+"""The source of the weights and settings without effect are reported before the run and in its report."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SMALL = ["model=mlp", "compute.device=cpu", "compute.threads=1", "train.limit_ba
         ("predict", "weights: random, and task=predict does not train them"),
     ],
 )
-def test_random_weights_are_said(task: str, expected: str, capsys: Any) -> None:
+def test_random_weights_are_reported(task: str, expected: str, capsys: Any) -> None:
     assert main([*SMALL, f"task={task}"]) == 0
     assert expected in capsys.readouterr().out
 
 
-def test_columns_that_are_not_a_width_do_not_silence_a_run(capsys: Any, monkeypatch: Any) -> None:
+def test_an_invalid_COLUMNS_does_not_suppress_output(capsys: Any, monkeypatch: Any) -> None:
     for typed in ("0", "\N{SUPERSCRIPT TWO}", "-1", ""):
         monkeypatch.setenv("COLUMNS", typed)
         screen = Screen()
@@ -39,7 +39,7 @@ def test_columns_that_are_not_a_width_do_not_silence_a_run(capsys: Any, monkeypa
     assert Screen().width == 30
 
 
-def test_a_line_that_is_not_drawn_by_rich_has_the_characters_that_rich_writes(capsys: Any) -> None:
+def test_a_line_written_without_rich_has_the_characters_that_rich_writes(capsys: Any) -> None:
     screen = Screen()
     for line in (
         "epoch 1/8  train loss 0.1",
@@ -58,7 +58,7 @@ def test_a_line_that_is_not_drawn_by_rich_has_the_characters_that_rich_writes(ca
 
 
 @pytest.mark.usefixtures("pages")
-def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, capsys: Any) -> None:
+def test_the_report_shows_where_the_weights_come_from(run: Any, tmp_path: Path, capsys: Any) -> None:
     trained = run(*SMALL[2:], "model=mlp")
     assert "<dt>weights</dt><dd>random</dd>" in _joined(trained.path)
     path = trained.path / "checkpoints/best.safetensors"
@@ -69,7 +69,7 @@ def test_the_report_says_where_the_weights_come_from(run: Any, tmp_path: Path, c
 
 
 @pytest.mark.usefixtures("pages")
-def test_weights_by_a_link_are_recorded_as_the_file_that_it_meant(run: Any, tmp_path: Path) -> None:
+def test_weights_by_a_link_are_recorded_as_the_target_of_the_link(run: Any, tmp_path: Path) -> None:
     trained = run(*SMALL[2:], "model=mlp")
     Path("newest").symlink_to(trained.path.name)
     typed = "model.weights=newest/checkpoints/last.safetensors"
@@ -84,7 +84,7 @@ def _joined(run: Path) -> str:
     return "".join(line.strip() for line in page.splitlines())
 
 
-def test_the_weights_of_a_link_are_those_that_it_points_to(tmp_path: Path) -> None:
+def test_weights_by_a_link_are_those_of_its_target(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "latest").symlink_to("run")
     found = origin(Model(name="mlp", weights=str(tmp_path / "latest/best.safetensors")))
@@ -103,7 +103,7 @@ def test_the_weights_of_a_link_are_those_that_it_points_to(tmp_path: Path) -> No
         ),
     ],
 )
-def test_every_kind_of_weights_has_its_words(config: dict[str, Any], expected: str) -> None:
+def test_every_kind_of_weights_has_a_description(config: dict[str, Any], expected: str) -> None:
     assert origin(Model(**config)) == expected
 
 
@@ -125,14 +125,14 @@ def test_every_kind_of_weights_has_its_words(config: dict[str, Any], expected: s
         ),
     ],
 )
-def test_a_setting_that_does_nothing_is_said(overrides: list[str], expected: str, capsys: Any) -> None:
+def test_a_setting_without_effect_is_reported(overrides: list[str], expected: str, capsys: Any) -> None:
     assert main([*SMALL, *overrides]) == 0
     out = capsys.readouterr().out
     assert f"NOTE: {expected}\n" in out
     assert out.count("not used by") == 1
 
 
-def test_an_analysis_says_that_it_uses_no_hooks(run: Any, capsys: Any) -> None:
+def test_an_analysis_reports_that_it_uses_no_hooks(run: Any, capsys: Any) -> None:
     capture = "+hooks.h={select: fc, hook: forward, action: capture}"
     captured = run("model=mlp", "task=predict", "train.limit_batches=1", capture)
     capsys.readouterr()
@@ -140,13 +140,13 @@ def test_an_analysis_says_that_it_uses_no_hooks(run: Any, capsys: Any) -> None:
     assert "compute.device, compute.threads, hooks are not used by task=probe" in capsys.readouterr().out
 
 
-def test_settings_that_are_as_they_always_are_are_not_mentioned(capsys: Any) -> None:
+def test_settings_with_default_values_are_not_mentioned(capsys: Any) -> None:
     for task in ("predict", "evaluate", "export"):
         assert main([*SMALL[:-1], f"task={task}"]) == 0
         assert "NOTE" not in capsys.readouterr().out
 
 
-def test_the_group_says_the_defaults_of_the_schema() -> None:
-    """Else a setting that nobody has set would be said to be ignored."""
+def test_the_group_has_the_defaults_of_the_schema() -> None:
+    """Otherwise settings that nobody has set would be reported as ignored."""
     given = load(Path(__file__).parents[2] / "conf/train/default.yaml")
     assert Train.model_validate(given) == Train()

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from rich import box
 from rich.table import Table
 
-from hookrun.errors import HookrunError, Problem, SpecError, nearest
+from hookrun.errors import HookrunError, Problem, SpecError, nearest, printable
 from hookrun.lookup import Lookup
 from hookrun.run_values import FoundRuns, UsedRun, used_run
 from hookrun.run_values.by_token import BY_TOKEN, is_by_token
 from hookrun.spec import Experiment
 from hookrun.store.captures import StoredCapture
+from hookrun.store.format import CAPTURES, INDEX
 from hookrun.store.reader import Run
 from hookrun.store.run_dir import RunDir
 from hookrun.tasks.base import Ready
@@ -77,12 +79,20 @@ def find(experiment: Experiment, path: str | None, hook: str | None) -> Analysis
         raise SpecError([Problem("task.run", str(error))]) from error
 
 
+def _hint_of_empty(path: Path) -> str:
+    """The next step for a run without captures, often the newest: an analysis, or the training before it."""
+    hint = "give a run that has a hook with action: capture"
+    others = sorted((file.parent.parent for file in path.parent.glob(f"*/{CAPTURES}/{INDEX}")), reverse=True)
+    newest = next((each for each in others if not each.is_symlink()), None)
+    return f"{hint}; the newest one beside it: task.run={printable(str(newest))}" if newest else hint
+
+
 def _captures(run: Run, name: str | None) -> dict[str, StoredCapture]:
     """Module path -> capture, for the captures that hold one tensor with one row for each sample."""
     there = {hook: run.captures[hook] for hook in run.captures}
     if name is None and len(there) != 1:
         listed = ", ".join(there) or "nothing"
-        hint = "name one: task.capture=NAME" if there else "give a run that has a hook with action: capture"
+        hint = "name one: task.capture=NAME" if there else _hint_of_empty(run.path)
         raise SpecError([Problem("task.capture", f"{run.path} captured {listed}", hint)])
     if name is not None and name not in there:
         raise SpecError([Problem("task.capture", f"found {name!r}", nearest(name, there))])

@@ -82,7 +82,7 @@ class WeightAverage:
         yield from ((name, own_part(each)) for name, each in self._everything())
 
     def _everything(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors to average, read anew each time, since a module may replace a buffer by another tensor."""
+        """The tensors to average, read each time, since a module may replace a buffer by another tensor."""
         there = chain(self._model.named_parameters(), self._model.named_buffers())
         yield from ((name, each) for name, each in there if each.is_floating_point() or each.is_complex())
 

@@ -59,7 +59,14 @@ def _of_scores(name: str, function: Callable[[Tensor, Tensor], Tensor]) -> Loss:
             raise _misfit(
                 name, scores, target, "it takes scores [batch, classes, ...] and labels [batch, ...]"
             )
-        return function(scores, target)
+        try:
+            return function(scores, target)
+        except IndexError as error:  # a label beyond the scores; torch does not say how many scores there are
+            raise HookrunError(
+                f"train.loss={name}: the labels of this batch go from {int(target.min())} to {int(target.max())}, and "
+                f"the model returned shape {list(scores.shape)}, scores of the labels 0 to {scores.shape[1] - 1}; "
+                "give the model as many classes as the data has, such as model.args.num_classes"
+            ) from error
 
     return loss
 

@@ -230,7 +230,19 @@ def _made(named: Named, where: str, registry: Mapping[str, type], first: Any, ar
     if cls is None:
         raise SpecError([Problem(f"{where}.name", f"found {named.name!r}", nearest(named.name, registry))])
     made = without_compiler(cls) if registry is optimizers() else cls
+    if texts := [
+        Problem(f"{where}.{key}", f"found {value!r}, expected a number")
+        for key, value in args.items()
+        if isinstance(value, str) and _is_number(cls, key)
+    ]:
+        raise SpecError(texts)
     return _tried(cls, where, lambda: made(first, **args))
+
+
+def _is_number(cls: type, key: str) -> bool:
+    """Whether the argument is a number by default; torch compares a text with numbers and names no argument."""
+    found = (parameters(cls) or {}).get(key)
+    return found is not None and type(found.default) in (int, float)
 
 
 def _tried(cls: type, where: str, make: Callable[[], Any]) -> Any:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hookrun.errors import listed, reason
 from hookrun.plan.plan import PlannedHook
 from hookrun.runtime import Installation
+from hookrun.runtime.plain_optimizers import without_compiler
 from hookrun.tasks.loop.batches import Batch
 from hookrun.tasks.loop.before_step import BeforeStep
 from hookrun.tasks.loop.built import as_call
@@ -170,7 +171,7 @@ def _of_gradients(running: Running, model: nn.Module, watch: Watch, count: int) 
             return f"the gradient of {name}, added up over {count} micro-batches, is not finite: {bad}"
     if not gradients:
         return _NOT_REPRODUCED
-    optimizer = torch.optim.SGD([model.get_parameter(name) for name in gradients], lr=0.0)
+    optimizer = without_compiler(torch.optim.SGD)([model.get_parameter(name) for name in gradients], lr=0.0)
     if (scale := running.scaler.get_scale()) != 1:
         for gradient in gradients.values():
             gradient.div_(scale)

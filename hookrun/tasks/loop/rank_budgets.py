@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Any
 
 import torch
@@ -124,19 +126,20 @@ def _key(line: Sequence[Any]) -> Key:
 
 
 def in_order(lists: Sequence[Sequence[Key]]) -> list[Key]:
-    """Every key once, in an order that agrees with all lists; a rank's list lacks firings in which it has no row."""
+    """Every key once, in an order that agrees with all lists; a rank's list lacks firings in which it has no row.
+
+    If lists contradict each other, because a model took another path for other rows, the first list decides.
+    """
     if all(each == lists[0] for each in lists):  # nearly always: each rank has rows in every firing
         return list(lists[0])
-    found = list[Key]()
+    order = TopologicalSorter[Key]()
     for each in lists:
-        place = 0
-        for key in each:
-            if key in found:
-                place = found.index(key) + 1
-            else:
-                found.insert(place, key)
-                place += 1
-    return found
+        for place, key in enumerate(each):
+            order.add(key, *each[max(place - 1, 0) : place])
+    try:
+        return list(order.static_order())
+    except CycleError:
+        return list(dict.fromkeys(chain(*lists)))
 
 
 def _fitting(found: Sequence[tuple[int | None, int]], budget: Budget) -> list[int]:

@@ -1,7 +1,7 @@
 """The parts of a resumable state that differ from rank to rank, and their distribution when a run is resumed.
 
 Weights, optimizer, schedules and counts are the same on every rank, and are saved once. The other, small parts are
-saved for each rank. A run that is resumed with the same number of ranks continues bit by bit; with another number, rank
+saved for each rank. A run that is resumed with the same number of ranks is bit-identical; with another number, rank
 0 continues with the sums of all ranks, and the other ranks start with empty sums.
 """
 

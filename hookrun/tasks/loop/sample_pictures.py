@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import io
+from functools import lru_cache
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -34,6 +36,12 @@ def picture_of(value: object) -> str | None:
     low, high = image.aminmax()
     grey = ((image - low) / (high - low).clamp(min=1e-12) * 255).round().to(torch.uint8)
     array = grey[0].numpy() if len(grey) == 1 else grey.permute(1, 2, 0).contiguous().numpy()
+    return _png(array.tobytes(), array.shape)
+
+
+@lru_cache(maxsize=1024)  # the jobs of a sweep show many samples again
+def _png(pixels: bytes, shape: tuple[int, ...]) -> str:
+    """An image [H, W] or [H, W, 3] of uint8 as a PNG in base64."""
     file = io.BytesIO()
-    Image.fromarray(array).save(file, "PNG", optimize=True)
+    Image.fromarray(np.frombuffer(pixels, np.uint8).reshape(shape)).save(file, "PNG", optimize=True)
     return base64.b64encode(file.getvalue()).decode("ascii")

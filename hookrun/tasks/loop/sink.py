@@ -130,7 +130,7 @@ class RunSink(RecordSink):
                 self._run_dir.log_token(token, text)
 
     def show(self, text: str) -> None:
-        """Print the line of a `print` action without tearing the progress bar."""
+        """Print the line of a `print` action above the progress bar."""
         self._show(text)
 
     def store(self, record: dict[str, Any]) -> None:

@@ -185,13 +185,17 @@ def _over(loop: Loop) -> bool:
     return running.stopped or (limit is not None and running.hooks.clock.step >= limit)
 
 
+def _label(loop: Loop) -> str:
+    return f"epoch {loop.epoch + 1}/{loop.running.settings.train.epochs}"
+
+
 def _train_epoch(loop: Loop) -> dict[str, float]:
     """Train one epoch, or the rest of it; returns the mean loss and metrics over its samples."""
     running, settings = loop.running, loop.running.settings.train
     total, every = len(loop.train), settings.checkpoint.every
     shown = dict[str, float]()
     group = list[Batch]()
-    label = f"epoch {loop.epoch + 1}/{settings.epochs}"
+    label = _label(loop)
     passed = loop.train.epoch(loop.epoch, loop.batches)
     with closing(running.screen.track(passed, total, label, shown, loop.batches)) as batches:
         for number, batch in enumerate(batches, loop.batches):
@@ -267,7 +271,7 @@ def _after_epoch(loop: Loop) -> None:
             names = running.sample_names({"val": loop.val}) if _names_samples(loop, loop.val) else None
             values = running.evaluate(loop.val, "val", "validation", names=names)
             running.log("val", values, "epoch")
-            running.screen.say(f"{' ' * 9}  val   {numbers(values)}")
+            running.screen.say(f"{' ' * len(_label(loop))}  val   {numbers(values)}")
         if running.stopped:  # the state was saved at the stop; a resumed run continues this epoch
             _keep_any(loop)
             return

@@ -100,9 +100,9 @@ class Watch:
         self._forward = False
         self._handles = list[RemovableHandle]()
         for path, module in self.model.named_modules():
-            entered = partial(self._entered, path)
+            entered, left = partial(self._entered, path), partial(self._left, path)
             self._handles.append(module.register_forward_pre_hook(entered, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(self._left))
+            self._handles.append(module.register_forward_hook(left))
 
     def remove(self) -> None:
         """Remove the hooks of this object."""
@@ -113,6 +113,7 @@ class Watch:
     def forward(self) -> Iterator[None]:
         """A block for a forward pass of the model. Module calls outside the block, as by checkpointing, are ignored."""
         self._origins.clear()
+        self._calls.clear()
         self._spans.clear()
         self._numbers.clear()
         self._forward = True
@@ -147,10 +148,14 @@ class Watch:
         self._numbers[path] += 1
         self._calls.append(_Call(path, kind, number, given, begins, _sequence_number(), bool(bad)))
 
-    def _left(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _left(self, path: str, module: nn.Module, args: Any, output: Any) -> None:
         """torch's forward hook, which runs before those of the experiment."""
         if not self._forward:
             return
+        if all(each.path != path for each in self._calls):  # modules run side by side in several threads
+            return
+        while self._calls[-1].path != path:  # calls that ended by an exception, which the model has caught
+            self._calls.pop()
         call = self._calls.pop()
         self._spans.append(_Span(call.where, call.first, _sequence_number()))
         made = list(tensors(output))

@@ -1,4 +1,4 @@
-"""An analysis that was killed goes on with the next of its parts; what is recorded is not computed again."""
+"""An analysis that was killed is resumed with its next part; recorded parts are not computed again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEN = "+hooks.seen={select: [layers.1, fc], hook: forward, action: capture}"
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Raised where the process is killed."""
 
 
 def recorded(path: Path) -> dict[str, Any]:

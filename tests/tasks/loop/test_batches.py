@@ -1,4 +1,4 @@
-"""Batches of a split: their order, their ids, what is left out, and the draws of their samples."""
+"""Batches of a split: their order, their ids, limits, and the random numbers of their samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Source:
 
 @dataclass
 class Described(Source):
-    """With the description of the data."""
+    """A source with the description of the data."""
 
     @property
     def data(self) -> DataInfo:
@@ -35,7 +35,7 @@ def source(**sections: Any) -> Source:
     return Source(parse_experiment(settings | sections).settings)
 
 
-def test_rows_in_memory_come_in_the_order_of_torchs_loader() -> None:
+def test_rows_in_memory_have_the_order_of_torchs_loader() -> None:
     for limit, starts in ((3, (0, 2, 3)), (None, (0, 21))):  # the last batch of all is a smaller one
         made = source(train={"limit_batches": limit})
         for shuffle in (True, False):
@@ -51,7 +51,7 @@ def test_rows_in_memory_come_in_the_order_of_torchs_loader() -> None:
                 assert seen == len(fast) - start
 
 
-def test_an_epoch_is_each_sample_once_in_an_order_of_its_own() -> None:
+def test_an_epoch_has_each_sample_once_in_its_own_order() -> None:
     batches = Batches(source(data={"name": "digits", "batch_size": 100}), "train", shuffle=True)
     first, second, again = (torch.cat([each.ids for each in batches.epoch(of)]) for of in (0, 1, 0))
     assert torch.equal(first, again) and not torch.equal(first, second)
@@ -61,7 +61,7 @@ def test_an_epoch_is_each_sample_once_in_an_order_of_its_own() -> None:
     assert batch.weight == batch.whole == 100 and batch.population == batches.samples
 
 
-def test_a_sample_s_draws_do_not_depend_on_where_a_pass_begins() -> None:
+def test_a_sample_s_random_numbers_do_not_depend_on_where_a_pass_begins() -> None:
     data = {
         "name": "fake_images",
         "batch_size": 4,

@@ -1,4 +1,4 @@
-"""The state before a step: generators and buffers come back, and buffers that a batch made NaN are restored."""
+"""The state before a step: generators and buffers are restored, also buffers that a batch made NaN."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookrun.tasks.loop.before_step import BeforeStep
 
 
 class Buffers(nn.Module):
-    """Its buffers are written in place, replaced, or left alone."""
+    """A module with buffers that are written in place, replaced, or unchanged."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def test_generators_are_those_before_the_step_within_the_block_only(
     assert float(torch.rand(())) == after
 
 
-def test_a_copy_repeats_the_step_with_its_buffers_and_its_draws(
+def test_a_copy_repeats_the_step_with_its_buffers_and_random_numbers(
     model: nn.Module, hooks: Installation
 ) -> None:
     before, x = BeforeStep(model, hooks, torch.device("cpu"), own_code=False), torch.randn(4, 2)

@@ -1,4 +1,4 @@
-"""What is written while a run goes on: in order, as it was when it was handed over, and no failure is lost."""
+"""Files written in the background: in order, with the content at the time of the call, and no failure is lost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from hookrun.tasks.loop.behind import BackgroundWriter
 
 
 @pytest.mark.parametrize("most", [2**26, 0])
-def test_it_is_written_in_order_and_as_it_was(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_written_in_order_with_the_content_at_the_call(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(behind, "MOST", most)  # 0: too large to be copied
     writing, written, weight = BackgroundWriter(), list[float](), torch.zeros(4)
     for _ in range(20):
@@ -22,7 +24,7 @@ def test_it_is_written_in_order_and_as_it_was(most: int, monkeypatch: pytest.Mon
     assert written == list(range(1, 21))
 
 
-def test_what_the_disk_refuses_is_raised_once_and_nothing_is_written_after_it() -> None:
+def test_a_failed_write_is_raised_once_and_nothing_is_written_after_it() -> None:
     def refuse(_: Flat) -> None:
         raise StoreError("the disk is full")
 

@@ -1,4 +1,4 @@
-"""What an experiment names is built, or all mistakes in it are told at once."""
+"""An experiment's model, data and settings are built, or all mistakes are reported together."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_mistakes_in_data_loss_metrics_and_device_are_raised_together() -> None:
         assert said in str(error.value)
 
 
-def test_only_published_weights_are_left_out_of_a_refused_experiment() -> None:
+def test_with_mistakes_published_weights_are_not_downloaded() -> None:
     published = settings(model={"name": "resnet18", "weights": "DEFAULT"})
     assert without_download(published).model.own_weights is None
     file = settings(model={"name": "mlp", "weights": "./w.safetensors"})

@@ -1,4 +1,4 @@
-"""CKA of all pairs of modules: both ways give the same, and the cheapest that fits is chosen."""
+"""CKA of all pairs of modules: both methods have the same results, and the cheapest that fits is chosen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_cka_is_the_same_by_features_and_by_samples_in_tiles() -> None:
     assert float(whole[1, 2]) == pytest.approx(float(expected), rel=1e-5)
 
 
-def test_the_way_follows_the_allowed_memory() -> None:
+def test_the_method_depends_on_the_allowed_memory() -> None:
     narrow = [Features(name, normal(1000, 4), block_bytes=2**12) for name in "ab"]
     assert chosen_way(narrow, 2**30).by_features
     wide = [Features(name, torch.empty(50, 10_000), block_bytes=2**12) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Gradients are clipped over all parameters together, and the norm that is returned is the one before."""
+"""Gradients are clipped over all parameters together, and the norm before clipping is returned."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def optimizer() -> torch.optim.SGD:
     return torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:]}], lr=1)
 
 
-def test_clipping_is_over_all_groups_and_gives_the_norm_before() -> None:
+def test_clipping_is_over_all_groups_and_returns_the_norm_before() -> None:
     for settings, expected in (
         ({"clip_grad_norm": 1.0}, [0.6, -0.8]),
         ({"clip_grad_value": 3.5}, [3.0, -3.5]),

@@ -11,7 +11,7 @@ from hookrun.tasks.loop.compiled import Compiled
 QUICK = ("train.limit_batches=2", "train.epochs=1", "data.batch_size=16")
 
 
-def test_a_compiled_run_gives_what_the_run_gives(run, hook) -> None:
+def test_a_compiled_run_has_the_results_of_the_run(run, hook) -> None:
     overrides = (
         *QUICK,
         "model=mlp",
@@ -26,15 +26,15 @@ def test_a_compiled_run_gives_what_the_run_gives(run, hook) -> None:
             assert found[key] == pytest.approx(expected[key], rel=1e-3)
 
 
-def test_what_no_graph_can_hold_is_refused_before_the_run(refused, hook) -> None:
+def test_hooks_that_cannot_be_compiled_are_refused_before_the_run(refused, hook) -> None:
     said = refused("compute.compile=true", hook(select="fc", hook="forward", action="capture"))
     assert "hooks.h: capture on 'forward' passes values to Python at each firing" in said
 
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # the hook never fires: that is what is wrong
 @pytest.mark.parametrize("wrong", ["output", "hook"])
-def test_a_compiled_model_that_differs_is_not_trusted(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where torch takes a graph without the hooks."""
+def test_a_compiled_model_with_other_outputs_is_an_error(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if torch reused a graph without the hooks."""
     model = torch.nn.Sequential(torch.nn.Linear(2, 2))
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 3}}
     with hookrun.hooked(model, spec) as hooks:
@@ -50,7 +50,7 @@ def test_a_compiled_model_that_differs_is_not_trusted(wrong: str, monkeypatch: p
             Compiled(hooks, model)(torch.ones(1, 2))
 
 
-def test_the_comparison_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_has_no_effects(monkeypatch: pytest.MonkeyPatch) -> None:
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Dropout())
     spec = {"h": {"select": "0", "hook": "forward", "action": "scale", "factor": 3}}
     torch.manual_seed(0)

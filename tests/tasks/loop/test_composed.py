@@ -1,4 +1,4 @@
-"""Schedules of schedules: what is wrong with their parts, how long each part is, how far their milestones go."""
+"""Schedules of schedules: mistakes in their parts, the length of each part, the range of their milestones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_last_milestone_may_be_that_of_an_inner_schedule() -> None:
     assert reach(None) == reach(sequential(CONSTANT)) == 0
 
 
-def test_wrong_parts_and_milestones_are_told_with_their_key_paths() -> None:
+def test_wrong_parts_and_milestones_are_reported_with_their_key_paths() -> None:
     named = sequential(CONSTANT, {"name": "ReduceLROnPlateau"}, milestones=[4, 4])
     found = problems(named, SequentialLR, [ConstantLR, ReduceLROnPlateau], "train.scheduler")
     assert [each.where for each in found] == [

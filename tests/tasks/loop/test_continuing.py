@@ -1,4 +1,4 @@
-"""Prompts of a batch are continued as each would be alone, by transformers or by a loop over the model."""
+"""Each prompt of a batch is continued as it would be alone, by transformers or by a loop over the model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OPTIONS = ContinuationOptions(most=4, stop=(9,), pad=0, cache=True)
 
 
 class Positional(nn.Module):
-    """Its next token depends on all tokens before it that are not padding, and on its position."""
+    """A model whose next token depends on all earlier tokens except padding, and on the position."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
         sums = (input_ids * attention_mask).cumsum(1)
@@ -60,7 +60,7 @@ def test_prompts_of_different_lengths_continue_as_alone(model: nn.Module) -> Non
     assert continuer_of(model, OPTIONS).together == isinstance(model, Positional)
 
 
-def test_padding_is_on_the_side_that_is_asked_for() -> None:
+def test_padding_is_on_the_given_side() -> None:
     group = PromptGroup((0, 1), ([1, 2, 3], [4]))
     tokens, mask = group.padded("left", 7, CPU)
     assert tokens.tolist() == [[1, 2, 3], [7, 7, 4]] and mask.tolist() == [[1, 1, 1], [0, 0, 1]]

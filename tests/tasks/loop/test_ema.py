@@ -1,4 +1,4 @@
-"""The average of the weights is that of torch.optim.swa_utils, and the model gets its own weights back."""
+"""The average of the weights equals that of torch.optim.swa_utils, and the model gets its own weights back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from hookrun.tasks.loop.ema import WeightAverage
 
 
-def test_the_average_is_torchs_and_a_failing_block_gives_the_weights_back() -> None:
+def test_the_average_is_torchs_and_the_weights_are_restored_after_an_error() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     average = WeightAverage(model, 0.9)

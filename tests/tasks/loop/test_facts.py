@@ -21,7 +21,7 @@ def test_a_module_with_two_names_is_listed_once_with_both() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::hookrun.HookrunWarning")  # that a hook never fired is its fact
-def test_firings_are_counted_where_they_happen() -> None:
+def test_firings_are_counted_by_module() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with hookrun.hooked(
         model,

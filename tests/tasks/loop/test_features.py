@@ -11,7 +11,7 @@ from hookrun.errors import HookrunError
 from hookrun.tasks.loop.features import Features, Projection, gram
 
 
-def test_blocks_are_the_rows_that_were_asked_for_whatever_their_size_and_dtype() -> None:
+def test_blocks_have_the_requested_rows_for_any_block_size_and_dtype() -> None:
     real = normal(20, 2, 3)
     rows = torch.tensor([0, 1, 2, 7, 11, 12, 19])
     for capture in (real, torch.complex(real, -real), real.bfloat16()):
@@ -24,7 +24,7 @@ def test_blocks_are_the_rows_that_were_asked_for_whatever_their_size_and_dtype()
             assert max(lengths) <= features.rows_at_once and sum(lengths) == len(rows)
 
 
-def test_standardized_rows_have_mean_0_and_variance_1_and_what_does_not_vary_is_0() -> None:
+def test_standardized_features_have_mean_0_and_variance_1_and_constant_ones_are_0() -> None:
     x = normal(40, 3) * torch.tensor([1.0, 1e6, 1e-6]) + 7
     x = torch.cat([x, torch.full((40, 1), 0.1)], dim=1)
     rows = torch.arange(0, 40, 2)
@@ -41,7 +41,7 @@ def test_rows_that_are_not_finite_are_counted() -> None:
         Features("layer", x, block_bytes=1).centered(torch.arange(6))
 
 
-def test_a_projection_is_linear_and_its_weights_lead_back_to_the_captured_features() -> None:
+def test_a_projection_is_linear_and_its_weights_can_be_mapped_back() -> None:
     x, rows = normal(10, 500), torch.arange(10)
     features = Features("x", x, block_bytes=2**12, projection=Projection(64, seed=1))
     projected, weights = features.whole(rows), normal(3, 64).double()

@@ -1,4 +1,4 @@
-"""Whether all of some tensors is finite, whatever their dtype and layout, and what is counted in one that is not."""
+"""Whether all elements of several tensors are finite, for any dtype and layout, and counts of those that are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {
 
 
 @pytest.mark.cases("kind", list(KINDS))
-def test_one_tensor_that_is_not_finite_is_found_among_others_and_none_is_changed(kind: str) -> None:
+def test_a_nonfinite_tensor_is_found_among_others_and_none_is_changed(kind: str) -> None:
     wrong, right, largest = KINDS[kind], torch.ones(2), torch.tensor([torch.finfo(torch.float32).max])
     assert not all_finite([right, wrong, largest]) and not all_finite([wrong])
     assert all_finite([right, torch.ones(2).double(), largest, torch.tensor([1, 2])]) and all_finite([])
@@ -29,7 +29,7 @@ def test_one_tensor_that_is_not_finite_is_found_among_others_and_none_is_changed
 
 
 @pytest.mark.cases("dtype", [torch.float64, torch.bfloat16])
-def test_whether_all_is_finite_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> None:
+def test_the_result_does_not_depend_on_torch_s_defaults(dtype: torch.dtype) -> None:
     value = torch.ones(3, dtype=torch.float32)
     torch.set_default_dtype(dtype)
     try:
@@ -40,7 +40,7 @@ def test_whether_all_is_finite_does_not_depend_on_torch_s_defaults(dtype: torch.
         torch.set_default_dtype(torch.float32)
 
 
-def test_what_is_not_finite_is_counted_in_containers_of_floats_only() -> None:
+def test_nonfinite_elements_are_counted_in_containers_of_floats_only() -> None:
     value = [torch.tensor([torch.nan, 1, -torch.inf]), {"a": torch.tensor([torch.nan])}, torch.tensor([3])]
     assert not_finite(value) == "2 NaN and 1 infinite of 4 elements"
     assert not_finite(torch.ones(2)) == not_finite(torch.tensor([1])) == ""

@@ -28,7 +28,7 @@ def record(sample: int, kl: float = 0.0, without: str = "a") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_record_says_how_it_ended_and_how_far_it_is_from_the_one_without_hooks() -> None:
+def test_a_record_has_the_reason_of_its_end_and_the_kl_to_the_one_without_hooks() -> None:
     now = continued([[5.0, 0, 0], [0, 5, 0]], [[5.0, 0, 0], [0, 0, 5]])
     without = continued([[0.0, 0, 0], [0, 5, 0]], [[0.0, 0, 5], [0, 0, 5]])
     first, second = records_of([[7], [8, 9]], now, Texts(None), without)
@@ -41,7 +41,7 @@ def test_a_record_says_how_it_ended_and_how_far_it_is_from_the_one_without_hooks
     assert "ids_without" not in records_of([[7], [8]], now, Texts(None))[0]
 
 
-def test_sums_go_on_from_a_saved_state_and_keep_the_largest_changes() -> None:
+def test_sums_continue_from_a_saved_state_and_keep_the_largest_changes() -> None:
     whole, first, again = Sums(), Sums(), Sums()
     records = [record(number, kl=number % 7, without="ab"[number % 2]) for number in range(20)]
     for each in records:
@@ -58,7 +58,7 @@ def test_sums_go_on_from_a_saved_state_and_keep_the_largest_changes() -> None:
     assert whole.read(compared=False) == {"samples": 20, "new_tokens": 20}
 
 
-def test_lines_fit_the_terminal_and_say_what_changed() -> None:
+def test_lines_fit_the_terminal_and_show_the_changes() -> None:
     first, later, nothing = Sums(), Sums(), Sums()
     first.add(record(3, kl=math.log(2)))
     later.add(record(4, without="b"))

@@ -1,4 +1,4 @@
-"""Which tokens end a generation: those that are given, those of the model's config, or the tokenizer's."""
+"""Tokens that end a generation: given ones, those of the model's config, or the tokenizer's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_given_tokens_come_before_those_of_the_configs(info: DataInfo) -> None:
     assert stop_tokens(None, model(3), info) == (3,)
 
 
-def test_a_token_outside_of_the_vocabulary_ends_nothing(info: DataInfo) -> None:
+def test_a_token_outside_of_the_vocabulary_is_ignored(info: DataInfo) -> None:
     assert stop_tokens(None, model([49, 50, -1, None, "x"]), info) == (49,)
     assert stop_tokens(None, nn.Identity(), info) == ()
     assert vocabulary_of(model(1), info) == 50

@@ -1,4 +1,4 @@
-"""Draws within a seeded block follow from its seed, and nothing outside notices; saved states go on."""
+"""Draws in a seeded block depend on its seed only and do not affect later draws; saved states continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def draws() -> tuple[float, float, float]:
     return float(torch.rand(())), float(np.random.rand()), random.random()
 
 
-def test_generators_go_on_from_a_saved_state() -> None:
+def test_generators_continue_from_a_saved_state() -> None:
     states = generator_states()
     first = draws()
     assert draws() != first
@@ -23,11 +23,11 @@ def test_generators_go_on_from_a_saved_state() -> None:
     assert draws() == first
 
 
-def test_seeded_blocks_repeat_and_leave_the_generators_where_they_were() -> None:
+def test_seeded_blocks_repeat_and_restore_the_generators() -> None:
     states = generator_states()
     outside = draws()
     set_generators(states)
-    with all_seeded(2**32 + 7):  # more than NumPy takes
+    with all_seeded(2**32 + 7):  # more than NumPy accepts
         first = draws()
     with pytest.raises(ZeroDivisionError), all_seeded(2**32 + 7):
         assert draws() == first

@@ -1,4 +1,4 @@
-"""task.backward: gradients of a score without training, a row for each sample, as autograd gives them for it alone."""
+"""task.backward: gradients of a score without training, a row per sample, equal to autograd's for the sample alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_row_is_the_gradient_for_its_sample_alone(run, score: str) -> None:
     torch.testing.assert_close(rows[:].sum(0), in_all, rtol=1e-4, atol=1e-5)
 
 
-def test_predictions_and_losses_are_those_without_it_and_nothing_is_trained_or_left(run) -> None:
+def test_predictions_and_losses_do_not_change_and_nothing_is_trained(run) -> None:
     without, backward = run(*FEW), run(*FEW, "task.backward={score: top}", *HOOKS)
     assert torch.equal(without.predictions[:], backward.predictions[:])
     evaluate = ("task=evaluate", "train.limit_batches=2")
@@ -73,7 +73,7 @@ def test_predictions_and_losses_are_those_without_it_and_nothing_is_trained_or_l
     assert losses[0] == losses[1]
 
 
-def test_an_edit_of_the_gradient_changes_what_is_upstream_of_it(run) -> None:
+def test_an_edit_of_the_gradient_changes_upstream_gradients(run) -> None:
     scores = ("task.backward={score: label}", *HOOKS[1:3])
     double = "+hooks.double={select: relu2, hook: output_grad, action: scale, factor: 2}"
     one, two = run(*FEW, *scores), run(*FEW, *scores, double)
@@ -114,7 +114,7 @@ def test_an_output_that_is_not_scores_of_classes_is_refused(refused, own_model) 
     assert "'top' needs an output [batch, classes], and the model returned [2, 1, 8, 8]" in said
 
 
-def test_inputs_of_whole_numbers_and_a_frozen_model_carry_no_gradient(refused, own_model, tmp_path) -> None:
+def test_integer_inputs_and_a_frozen_model_have_no_gradient(refused, own_model, tmp_path) -> None:
     from safetensors.torch import save_file
 
     save_file({"x": torch.randint(0, 9, (8, 5))}, tmp_path / "x.safetensors")

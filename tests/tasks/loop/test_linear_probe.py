@@ -16,9 +16,9 @@ from hookrun.tasks.loop.features import Features, Projection
 from hookrun.tasks.loop.linear_probe import fit, memory_needed
 
 
-def test_a_probe_of_more_features_than_samples_is_the_one_of_all_features() -> None:
+def test_a_probe_of_more_features_than_samples_equals_that_of_all_features() -> None:
     x, labels = normal(80, 300).double() * torch.linspace(0.1, 9, 300) + 3, torch.arange(80) % 3
-    x[:, 7] = 5  # does not vary
+    x[:, 7] = 5  # constant
     for y in (labels, x[:, :4].sum(1)):
         found = fit(Features("x", x, block_bytes=8 * 300 * 7), y, seed=4)
         parts = train_test_split(x.numpy(), y.numpy(), test_size=0.25, random_state=4,

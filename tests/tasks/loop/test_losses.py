@@ -1,4 +1,4 @@
-"""Losses by name, and which of a model's outputs they are about."""
+"""Losses by name, and the output tensor that they use."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_main_tensor_is_the_output_or_its_logits_or_out_or_its_first(output:
     assert main_tensor(output) is SCORES
 
 
-def test_an_output_without_a_tensor_is_told() -> None:
+def test_an_output_without_a_tensor_is_an_error() -> None:
     with pytest.raises(HookrunError, match="returned a str"):
         main_tensor("nothing")
 
@@ -57,7 +57,7 @@ def test_a_loss_of_pixels_takes_one_label_for_each() -> None:
 
 
 @pytest.mark.parametrize("name", ["mse", "l1", "smooth_l1", "huber", "bce"])
-def test_losses_of_numbers_give_integer_targets_the_shape_and_dtype_of_the_output(name: str) -> None:
+def test_regression_losses_convert_integer_targets_to_the_shape_and_dtype_of_the_output(name: str) -> None:
     column, targets = torch.tensor([[0.5], [0.25]]), torch.tensor([1, 0])
     same = loss_named(name)(column, targets.float()[:, None])
     assert torch.equal(loss_named(name)(column, targets), same)
@@ -65,12 +65,21 @@ def test_losses_of_numbers_give_integer_targets_the_shape_and_dtype_of_the_outpu
 
 
 @pytest.mark.parametrize("name", sorted(NEED_TARGET))
-def test_an_output_that_does_not_fit_the_targets_is_told_with_both_shapes(name: str) -> None:
+def test_an_output_that_does_not_fit_the_targets_is_an_error_with_both_shapes(name: str) -> None:
     with pytest.raises(HookrunError, match=rf"train.loss={name}: .*shape \[5\] for targets of shape \[2\]"):
         loss_named(name)(torch.ones(5), LABELS)
 
 
-def test_numbers_of_a_whole_batch_are_never_compared_with_one_label_each() -> None:
+@pytest.mark.parametrize("name", ["cross_entropy", "nll"])
+def test_a_label_without_a_score_is_told_with_the_scores_that_there_are(name: str) -> None:
+    said = (
+        r"labels of this batch go from 0 to 3, .* shape \[2, 3\], scores of the labels 0 to 2; .*num_classes"
+    )
+    with pytest.raises(HookrunError, match=said):
+        loss_named(name)(SCORES, torch.tensor([0, 3]))
+
+
+def test_a_matrix_of_outputs_is_never_compared_with_one_label_per_sample() -> None:
     with pytest.raises(HookrunError, match=r"shape \[2, 2\]"):  # torch would broadcast, and warn
         loss_named("mse")(torch.ones(2, 2), LABELS)
 
@@ -113,7 +122,7 @@ def test_correct_counts_samples() -> None:
         (torch.ones(2, 4), torch.empty(2, 0)),
     ],
 )
-def test_where_the_targets_are_no_labels_of_the_output_nothing_is_correct_or_wrong(
+def test_without_labels_of_the_output_nothing_is_correct_or_wrong(
     output: torch.Tensor, target: torch.Tensor
 ) -> None:
     assert correct(output, target) is None

@@ -1,4 +1,4 @@
-"""The memory of an analysis, estimated before it begins, and what is said of one that needs too much."""
+"""The memory of an analysis, estimated before it starts, and the error if it needs too much."""
 
 from __future__ import annotations
 

@@ -65,14 +65,14 @@ def by(name: str, way: str) -> dict[str, str]:
         ("names", ["loss"], "cross_entropy", {"tokens": {"span": "subjekt"}}, "subjekt"),
     ],
 )
-def test_each_mistake_is_named_where_it_is(
+def test_each_mistake_is_reported_at_its_key(
     data: str, metrics: list[Any], loss: str, task: dict[str, Any], where: str
 ) -> None:
     found = said(data, metrics, loss, **task)
     assert len(found) == 1 and where in found[0], found
 
 
-def test_what_fits_is_not_complained_about() -> None:
+def test_valid_settings_have_no_problems() -> None:
     assert not said("digits", ["loss", by("accuracy", "sample"), "perplexity"])
     assert not said("repeated_tokens", [by("loss", "position"), by("rank", "sample")], tokens=-2)
     assert not said("names", ["logit_difference", "kl"])

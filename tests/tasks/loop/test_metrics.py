@@ -1,4 +1,4 @@
-"""Metrics by name: which they are, what they log, and which direction is better."""
+"""Metrics by name: which there are, what they log, and their better direction."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hookrun.errors import SpecError
 from hookrun.tasks.loop.metrics import DEFAULT, METRICS, load_metrics
 
 
-def test_metrics_are_loaded_in_the_order_asked_for_and_none_are_the_default() -> None:
+def test_metrics_are_loaded_in_the_given_order_or_by_default() -> None:
     assert load_metrics(None) == DEFAULT
     assert [each.name for each in load_metrics(["rank", "loss"])] == ["rank", "loss"]
     with pytest.raises(SpecError, match="did you mean 'rank'"):

@@ -1,4 +1,4 @@
-"""The module tree as lines of text: its depth, its width, what is marked and what is left out."""
+"""The module tree as lines of text: its depth, its width, marks, and what is left out."""
 
 from __future__ import annotations
 

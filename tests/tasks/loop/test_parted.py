@@ -1,4 +1,4 @@
-"""Sums of metrics by position and by sample: each value once, under its own key, in whatever batches it came."""
+"""Sums of metrics by position and by sample: each value once, under its own key, for any division into batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_batches_add_up_with_each_key_once_however_many_are_kept_apart(
         ], most  # fmt: skip
 
 
-def test_saved_sums_go_on_to_the_same_bits_and_none_is_a_state_too() -> None:
+def test_saved_sums_continue_to_the_same_bits_and_empty_ones_too() -> None:
     torch.manual_seed(0)
     straight, saved = PartAccumulator(), PartAccumulator()
     for number in range(6):

@@ -1,4 +1,4 @@
-"""A state of a pass is due as soon as rows are on the disk, and now and then."""
+"""The state of a pass is saved as soon as rows are on the disk, and at intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.tasks.loop.resuming import Resuming
 
 
 class Points:
-    """Saves as a run does, and says when."""
+    """Saves as a run does, and records when."""
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir, self.due = run_dir, list[bool]()
@@ -33,7 +33,7 @@ def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Pa
     points = Points(run_dir)
     rows = DurableRows(run_dir, cast(Resuming, points))
     for number in range(6):
-        size = 2**14 if number == 2 else 8  # which fills a shard and more
+        size = 2**14 if number == 2 else 8  # fills more than a shard
         value = torch.ones(4, size)
         run_dir.captures.add("h", "fc", value, sample_ids=range(4), epoch=0, step=number, call=0)
         run_dir.captures._disk.wait()
@@ -44,7 +44,7 @@ def test_a_state_follows_the_rows_that_are_on_the_disk_and_the_time(tmp_path: Pa
     assert again.shards == run_dir.shards > 2, "also before its writers are made"
 
 
-def test_a_pass_goes_on_with_its_sums() -> None:
+def test_a_pass_continues_with_its_sums() -> None:
     one = PartialPass(7, {"inner": PartialPass(3)}, batches=2)
     other = PartialPass(0, {"inner": PartialPass(0)})
     other.load_state_dict(one.state_dict())

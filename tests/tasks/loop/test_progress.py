@@ -1,4 +1,4 @@
-"""What a run prints while it goes on: plain lines into a file, a bar on a terminal, nothing into a closed pipe."""
+"""The output of a run: plain lines into a file, a bar on a terminal, nothing into a closed pipe."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_closed_pipe_ends_the_output_and_not_the_run() -> None:
         assert pipe.tried == tried, text
 
 
-def test_a_bar_on_a_terminal_passes_each_batch_on_and_shows_how_far_it_is(
+def test_a_bar_on_a_terminal_yields_each_batch_and_shows_the_progress(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hookrun.tasks.loop.progress._BETWEEN", 0.0)
@@ -59,7 +59,7 @@ def test_a_bar_on_a_terminal_passes_each_batch_on_and_shows_how_far_it_is(
         assert bool(drawn) == terminal
 
 
-def test_sizes_of_the_environment_that_are_none_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_sizes_in_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns, width in (("0", None), ("", None), ("-3", None), ("wide", None), ("97", 97)):
         monkeypatch.setenv("COLUMNS", columns)
         monkeypatch.setenv("LINES", columns)

@@ -1,4 +1,4 @@
-"""The ranks divide each batch among themselves: every row is loaded once, and a rank without rows has a pattern."""
+"""The ranks divide each batch: every row is loaded once, and a rank without rows has a placeholder of the same form."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def test_the_shares_of_all_ranks_are_the_batch() -> None:
             assert max(map(len, shares)) - min(map(len, shares)) <= 1, (count, size)
 
 
-def test_a_rank_without_rows_loads_a_marked_pattern() -> None:
+def test_a_rank_without_rows_loads_a_marked_placeholder() -> None:
     ranks = [RankRows(SequentialSampler(range(7)), 3, rank, 2) for rank in range(2)]
     assert [list(each) for each in ranks] == [[[0, 1], [3, 4], [6]], [[2], [5], [~6]]]
     assert [len(each) for each in ranks] == [3, 3]
 
 
-def test_a_batch_of_no_rows_keeps_its_form() -> None:
+def test_an_empty_batch_keeps_its_structure() -> None:
     ids, inputs, target = without_rows(torch.tensor([~6]), {"x": torch.ones(1, 4), "k": 2}, torch.ones(1))
     assert (ids.shape, inputs["x"].shape, inputs["k"], target.shape) == ((0,), (0, 4), 2, (0,))

@@ -1,4 +1,4 @@
-"""Sums and agreements over ranks, as each rank sees them: like those of one process that has all rows."""
+"""Sums and agreements over ranks, on each rank: equal to those of one process that has all rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hookrun.tasks.loop.rank_sums import (
 
 
 class Second(Ranks):
-    """Rank 1 of 2, with what rank 0 hands over: a function of this rank's own values."""
+    """Rank 1 of 2; what rank 0 sends is a function of this rank's own values."""
 
     rank, size, several = 1, 2, True
 
@@ -82,7 +82,7 @@ def test_effects_are_summed_but_not_those_of_parameters_and_one_rank_s_hooks_fir
     assert (chosen.fired, chosen.idle) == (7, 1)
 
 
-def test_draws_go_on_where_rank_0_is() -> None:
+def test_draws_continue_from_the_state_of_rank_0() -> None:
     quiet, noise = site(draws=False, draws_place=(1, 1)), site(draws=True, draws_place=(3, 12))
     draws_of_main(installed(quiet, noise), Second(lambda own: [[4, 16]]))
     assert noise.draws_place == (4, 16) and quiet.draws_place == (1, 1)

@@ -1,4 +1,4 @@
-"""What an analysis has found by parts is saved as it goes on, and is not computed again."""
+"""The results of the parts of an analysis are saved during the analysis, and are not computed again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hookrun.tasks.loop.results import Results
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Raised where the process is killed."""
 
 
 def killing(saved: list[dict[str, Any]], after: int) -> Callable[[dict[str, Any]], None]:
@@ -30,7 +30,7 @@ def killing(saved: list[dict[str, Any]], after: int) -> Callable[[dict[str, Any]
     return save
 
 
-def test_a_comparison_goes_on_at_the_rows_of_tiles_that_it_had_reached(
+def test_a_comparison_is_resumed_at_the_next_row_of_tiles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(results, "SECONDS", 0.0)
@@ -55,7 +55,7 @@ def test_a_comparison_goes_on_at_the_rows_of_tiles_that_it_had_reached(
     assert not computed, "the products were there"
 
 
-def test_states_that_take_long_are_saved_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_that_take_long_to_save_are_saved_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(results.time, "monotonic", lambda: now[0])
 

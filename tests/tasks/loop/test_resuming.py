@@ -1,4 +1,4 @@
-"""A pass that was cut off after any batch goes on with the next one, and ends as a run that was not cut off."""
+"""A pass that was cut off after any batch continues with the next one, and ends as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TASKS = {
 
 
 class Killed(BaseException):
-    """The process is gone."""
+    """Raised where the process is killed."""
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
-    """Runs a command line that is saved after its n-th batch, and killed there or `later` batches on, if it lasts."""
+    """Run a command line that saves a state after its n-th batch, and is killed there or `later` batches after it."""
 
     def killed(*argv: str, after: int, later: int) -> bool:
         passed, real = [0], Resuming.point
@@ -78,7 +78,7 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., bool]:
 
 
 def recorded(run: Run) -> dict[str, Any]:
-    """All that a reader finds in a run, but for times."""
+    """Everything that a reader finds in a run, except times."""
     assert verify(run.path).bad == []
     rows = {
         (hook, module): [
@@ -109,7 +109,7 @@ def recorded(run: Run) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_run_that_is_killed_after_each_batch_ends_as_one_that_was_not_cut_off(
+def test_a_run_killed_after_any_batch_ends_as_an_uninterrupted_one(
     task: str, tmp_path: Path, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*SMALL, *HOOKS, *TASKS[task]]
@@ -140,7 +140,7 @@ GENERATE = [
 ]
 
 
-def test_a_generation_that_is_killed_after_each_batch_ends_as_one_that_was_not_cut_off(
+def test_a_generation_killed_after_any_batch_ends_as_an_uninterrupted_one(
     tmp_path: Path, killed: Callable[..., bool], capsys: pytest.CaptureFixture[str]
 ) -> None:
     argv = [*SMALL, *GENERATE]
@@ -159,5 +159,5 @@ def test_a_generation_that_is_killed_after_each_batch_ends_as_one_that_was_not_c
 
 
 def end_of(said: str) -> str:
-    """What is said of each hook when a run is over."""
+    """The printed lines on each hook at the end of a run."""
     return said[said.index("all (forward, capture) fired") :]

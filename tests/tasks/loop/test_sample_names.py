@@ -18,7 +18,7 @@ HOSTILE = "<b>a\n\x1b[31mred\x07.png"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of images of different sizes, one of them with a name that means harm."""
+    """Two classes of images of different sizes, one with a name that contains control characters or markup."""
     root = tmp_path / "images"
     for split, count in (("train", 3), ("val", 2)):
         for label, name in enumerate(("cat", "dog")):
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.usefixtures("pages")
-def test_rows_are_called_by_file_and_class(run: Any, folder: Path) -> None:
+def test_rows_have_their_file_and_class(run: Any, folder: Path) -> None:
     found = run(
         "model=mlp", "task=predict", "data=image_folder", f"data.root={folder}", "task.split=all",
         "data.transforms.resize.size=8", SEEN,
@@ -55,7 +55,7 @@ def test_rows_are_called_by_file_and_class(run: Any, folder: Path) -> None:
     assert found.metrics[0]["samples"] == 11
 
 
-def test_a_pass_over_every_split_is_that_over_each(run: Any) -> None:
+def test_a_pass_over_every_split_equals_passes_over_each(run: Any) -> None:
     whole = run("model=mlp", "task=predict", "task.split=all", SEEN)
     parts = [run("model=mlp", "task=predict", f"task.split={part}", SEEN) for part in ("train", "val")]
     capture = whole.captures["seen"]["fc"]
@@ -71,13 +71,13 @@ def test_a_pass_over_every_split_is_that_over_each(run: Any) -> None:
     assert scores[0]["accuracy"] == pytest.approx(mean)
 
 
-def test_values_by_sample_are_of_the_split_that_is_met(run: Any, refused: Any) -> None:
+def test_values_by_sample_are_of_the_current_split(run: Any, refused: Any) -> None:
     whole = run("model=mlp", "task=predict", "task.split=all", SEEN)
     value = f"{{run: {whole.path}, capture: seen, module: fc, sample: same}}"
     hook = f"+hooks.back={{select: fc, hook: forward, action: replace, value: {value}}}"
     back = run("model=mlp", "task=predict", "seed=1", hook)
     assert torch.equal(back.predictions[:], whole.predictions[whole.predictions.where(split="val")])
-    assert "meets those of several" in refused("model=mlp", "task=predict", "task.split=all", hook)
+    assert "uses several splits" in refused("model=mlp", "task=predict", "task.split=all", hook)
 
 
 def test_images_keep_their_proportions(run: Any, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""An optimizer or a schedule of one's own whose state cannot be saved is told before the run."""
+"""A user's own optimizer or schedule whose state cannot be saved is an error before the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Plain(SGD):
 
 
 class WithFunction(SGD):
-    """Its state has a function once it has made a step, which a file cannot hold."""
+    """Its state has a function after a step, which a file cannot hold."""
 
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
         self.state[self.param_groups[0]["params"][0]]["rule"] = lambda gradient: gradient
@@ -28,7 +28,7 @@ def plain(parameters: list[nn.Parameter]) -> Optimizer:
     return Plain(parameters, lr=0.1, momentum=0.9)
 
 
-def test_the_state_after_a_step_is_tried_and_draws_nothing() -> None:
+def test_the_state_after_a_step_is_tried_without_drawing_random_numbers() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
     assert unsavable_optimizer(plain, "train.optimizer") == []
@@ -39,13 +39,13 @@ def test_the_state_after_a_step_is_tried_and_draws_nothing() -> None:
 
 
 class OwnSchedule(LambdaLR):
-    """Its state has an object of its own."""
+    """Its state has an object of a user's class."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "model": nn.Linear(1, 1)}
 
 
-def test_a_schedule_of_ones_own_is_tried_and_torch_s_are_not() -> None:
+def test_a_user_s_schedule_is_tried_and_torch_s_are_not() -> None:
     optimizer = SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     assert unsavable_schedule(None, "train.scheduler") == []
     assert unsavable_schedule(LambdaLR(optimizer, lambda step: 1.0), "train.scheduler") == []

@@ -1,4 +1,4 @@
-"""Metrics of each token and each sample: the same numbers as in plain PyTorch, whatever the padding and the batches."""
+"""Metrics of each token and each sample: the numbers of plain PyTorch, for any padding and any batches."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_kl_compares_with_the_model_without_hooks_or_with_a_run(run: Runs) -> No
     assert used["where"] == "task.metrics.0.against.run" and used["manifest"] == clean.status["manifest"]
 
 
-def test_comparing_changes_nothing_of_a_training(run: Runs) -> None:
+def test_comparing_does_not_change_a_training(run: Runs) -> None:
     model = ("model=cnn", "train.epochs=1", "train.limit_batches=3", "data.batch_size=8")
     noise = "+hooks.noise={select: relu1, hook: forward, action: noise, std: 1, when: {probability: 0.5}}"
     plain, compared = (
@@ -145,7 +145,7 @@ def test_images_have_them_by_sample(run: Runs) -> None:
     assert found.status["objective"]["value"] == whole["rank"]
 
 
-def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[..., str], run: Runs) -> None:
+def test_impossible_metrics_are_refused_before_the_run(refused: Callable[..., str], run: Runs) -> None:
     digits = ("task=evaluate", "train.limit_batches=1")
     said = refused(*digits, "task.metrics=[{name: loss, by: position},logit_difference]", "task.tokens=-1")
     assert "task.metrics.0.by" in said and "have no positions" in said and "use by: sample" in said
@@ -175,7 +175,7 @@ def test_what_cannot_be_computed_is_refused_before_the_run(refused: Callable[...
     run("task=evaluate", *NAMES, "task.metrics=[rank]", "task.tokens=40", code=1)
 
 
-def test_numbers_that_are_not_finite_are_not_hidden() -> None:
+def test_nonfinite_values_are_logged() -> None:
     scores = torch.tensor([[math.nan, 1.0, 2.0], [0.0, 1.0, 2.0], [-math.inf, 0.0, 0.0]])
     part = ScorePart(scores, torch.tensor([1, 1, 0]), others=scores.flip(0))
     ranks = rank(part)
@@ -194,7 +194,7 @@ def test_kl_is_not_below_zero_where_two_predictions_nearly_agree() -> None:
     assert (near >= 0).all() and near.max() < 1e-6
 
 
-def test_a_pass_that_goes_on_in_its_middle_has_the_same_numbers() -> None:
+def test_a_resumed_pass_has_the_same_numbers() -> None:
     torch.manual_seed(0)
     metrics = load_metrics(
         [

@@ -1,4 +1,4 @@
-"""A session seeds and sets everything that a run draws and computes with, and gives the process back unchanged."""
+"""A session sets seeds and all global settings of a run, and restores the process afterwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_one_seed_gives_the_same_draws(seed: int) -> None:
 
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_the_process_is_given_back_however_the_session_ends(
+def test_the_process_is_restored_after_any_end_of_the_session(
     deterministic: bool, error: type[BaseException] | None
 ) -> None:
     before = state()
@@ -73,7 +73,7 @@ def expect_end(function: Callable[[], None], error: type[BaseException] | None) 
             function()
 
 
-def test_what_the_user_had_set_comes_back() -> None:
+def test_the_user_s_settings_are_restored() -> None:
     torch.use_deterministic_algorithms(True, warn_only=False)
     try:
         with session(Compute(deterministic=False), 0):
@@ -101,6 +101,6 @@ def test_auto_is_a_device_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize("name", ["cud", "cpuu", "", "cuda:99", "meta", "xla"])
-def test_a_device_that_this_machine_lacks_is_refused(name: str) -> None:
+def test_a_device_that_this_machine_does_not_have_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=r"compute\.device: found"):
         device_named(name)

@@ -1,4 +1,4 @@
-"""Sharding with fully_shard: what cannot be sharded is told before the run, and states are whole."""
+"""Sharding with fully_shard: what cannot be sharded is reported before the run, and states are whole."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_inner_modules_are_units_before_those_around_them_and_the_root_is_none()
     assert depths == sorted(depths, reverse=True)
 
 
-def test_what_cannot_be_sharded_is_told() -> None:
+def test_what_cannot_be_sharded_is_an_error() -> None:
     model, where = Net(), "compute.fsdp.wrap"
     assert problems("blocks.*", model) == []
     assert problems("layers.*", model) == [(where, "'layers.*' matches no module")]
@@ -51,7 +51,7 @@ def test_what_cannot_be_sharded_is_told() -> None:
     assert at == "compute.strategy" and "without dimensions: head.temperature" in what
 
 
-def test_a_hook_that_adds_a_number_is_told_and_one_that_adds_a_vector_is_not() -> None:
+def test_a_hook_that_adds_a_scalar_parameter_is_an_error_and_a_vector_is_not() -> None:
     def adds(**more: Any) -> SimpleNamespace:
         return SimpleNamespace(adds=lambda name: f"{name}_value", **more)
 
@@ -72,7 +72,7 @@ def test_the_state_is_whole_with_shared_weights_once_and_empty_where_it_is_not_k
     assert dropped.keys() == kept.keys() and not any(each.numel() for each in dropped.values())
 
 
-def test_the_state_of_an_optimizer_comes_back_as_it_was() -> None:
+def test_the_state_of_an_optimizer_is_read_back_equal() -> None:
     model = Net()
     optimizer = torch.optim.Adam(model.parameters())
     model.blocks[0](torch.ones(1, 2)).sum().backward()

@@ -1,4 +1,4 @@
-"""Rows of training and of validation samples, which have the same numbers, are told apart."""
+"""Rows of training and of validation samples, which have the same numbers, are distinguished."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_probe_of_validation_rows_of_a_training_run_has_their_labels(run, hook
     assert line["samples"] == 359 and line["accuracy"] > 0.8
 
 
-def test_validation_rows_do_not_stand_for_training_samples(run, refused, hook) -> None:
+def test_validation_rows_are_not_used_for_training_samples(run, refused, hook) -> None:
     entry = hook(select="fc", hook="forward", action="capture", when="{mode: eval}")
     trained = run("train.epochs=1", entry)
     value = f"{{run: '{trained.path}', capture: h, module: fc, sample: same}}"
@@ -47,7 +47,7 @@ def test_validation_rows_do_not_stand_for_training_samples(run, refused, hook) -
     run("task=predict", patch.replace(", when: {mode: train}", ""))
 
 
-def test_predictions_and_gradients_say_it_too(run, hook) -> None:
+def test_predictions_and_gradients_have_their_split_too(run, hook) -> None:
     found = run("task=predict", "task.split=train", "train.limit_batches=1")
     assert set(found.predictions.splits.tolist()) == {0}
     found = run(*BOTH, hook(select="fc.bias", hook="grad", action="capture"))

@@ -18,7 +18,7 @@ from hookrun.tasks.loop.step_gradients import StepGradients, StepGradientsOfRank
 
 
 def running(model: nn.Module, after: list[Any]) -> Running:
-    """What a run gives: the model as its forward, and cross entropy as its loss."""
+    """The running task: the model as its forward, and cross entropy as its loss."""
     made = SimpleNamespace(
         ranks=ALONE,
         forward=lambda batch: model(batch.inputs),

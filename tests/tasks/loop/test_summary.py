@@ -1,4 +1,4 @@
-"""What a run says at its end."""
+"""The lines that a run prints at its end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_metrics_of_an_evaluation(run, capsys) -> None:
     assert (where, page) == (f"run directory: {found.path}", f"report: {found.path}/report.html")
 
 
-def test_metrics_are_said_once(run, capsys) -> None:
+def test_metrics_are_printed_once(run, capsys) -> None:
     run(*QUICK)
     printed = capsys.readouterr().out
     assert (printed.count("train loss"), printed.count("val   loss"), printed.count("loss")) == (1, 1, 2)
@@ -45,28 +45,28 @@ def test_what_an_edit_changed_is_counted_on_the_logged_steps(run, hook, capsys) 
     assert "changed 0 of 20 elements (0.0%)" in capsys.readouterr().out
 
 
-def test_what_was_captured(run, hook, capsys) -> None:
+def test_the_captured_tensors_and_bytes_are_printed(run, hook, capsys) -> None:
     run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="capture"))
     assert "captured 4 tensors, 10.2 kB" in capsys.readouterr().out
     run(*QUICK, "task=predict", "train.limit_batches=1", hook(select="fc", hook="forward", action="capture"))
     assert "captured 1 tensor, 2.56 kB" in capsys.readouterr().out
 
 
-def test_how_many_bytes_were_counted(run, hook, capsys) -> None:
+def test_the_bytes_of_stats_are_printed(run, hook, capsys) -> None:
     run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="stats", of="[bytes]"))
     assert "h (forward, stats) fired: fc x4\n    counted 10.2 kB\n" in capsys.readouterr().out
     run(*QUICK, "task=predict", hook(select="fc", hook="forward", action="stats"))
     assert "counted" not in capsys.readouterr().out
 
 
-def test_many_modules_are_cut_short(run, hook, capsys) -> None:
+def test_of_many_modules_some_are_shown(run, hook, capsys) -> None:
     run(*QUICK, "model=resnet18", "train.limit_batches=1", "task=predict", "data.batch_size=2",
         "+data.transforms={rgb: {}}", hook(select="type:Conv2d", hook="forward", action="stats"))  # fmt: skip
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "fired:" in line]
     assert line.endswith("and 16 more")
 
 
-def test_what_stayed_silent_is_loud(run, hook, capsys) -> None:
+def test_hooks_that_did_nothing_are_a_warning(run, hook, capsys) -> None:
     never = hook(select="'{fc,conv1}'", hook="forward", action="stats", when="{epoch: [9]}")
     run(*QUICK, never)
     assert "WARNING: h never fired on conv1, fc" in capsys.readouterr().out

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from hookrun.errors import HookrunError
+from hookrun.tasks.loop.finite import not_finite
 
 _EPS = ("eps", "variance_epsilon", "epsilon", "norm_eps")
 
@@ -55,8 +56,13 @@ def rounding(dtype: torch.dtype, expected: Tensor) -> Tensor:
 def frozen(path: str, module: nn.Module, rows: Tensor, expected: Tensor) -> FrozenNorm:
     """The norm with the scale that it has on `rows` [N, D], for which it returned `expected` [N, D].
 
-    Raises HookrunError if the module computes neither LayerNorm nor RMSNorm.
+    Raises HookrunError if the module computes neither LayerNorm nor RMSNorm, or returned NaN or infinity.
     """
+    if bad := not_finite(expected):
+        raise HookrunError(
+            f"{path} ({type(module).__name__}) returned {bad}, so its scale cannot be frozen; a `check` hook on the "
+            "blocks finds where they begin, and task.parts=residual task.norm=applied reads the rest"
+        )
     dtype, rows, expected = rows.dtype, wide(rows), wide(expected)
     best, least = None, None
     for candidate in _candidates(module, rows):
@@ -78,7 +84,9 @@ def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
         (value for name in _EPS if isinstance(value := getattr(module, name, None), float)), None
     )
     known = (torch.finfo(rows.dtype).eps, 1e-5, 1e-6) if given is None else (given,)
-    own = (getattr(module, name, None) for name in ("weight", "bias"))
+    own = [getattr(module, name, None) for name in ("weight", "bias")]
+    if not all(_is_vector(each, rows.shape[-1]) for each in own if isinstance(each, Tensor)):
+        return
     weight, bias = (wide(each.detach()) if isinstance(each, Tensor) else None for each in own)
     mean = rows.mean(-1, keepdim=True)
     weights = (None,) if weight is None else (weight, 1 + weight)  # Gemma multiplies by 1 + weight
@@ -87,3 +95,9 @@ def _candidates(module: nn.Module, rows: Tensor) -> Iterator[FrozenNorm]:
         yield FrozenNorm(True, spread, weighted, bias)
         size = (rows.square().mean(-1, keepdim=True) + eps).rsqrt()
         yield FrozenNorm(False, size, weighted, bias)
+
+
+def _is_vector(parameter: Tensor, width: int) -> bool:
+    """Whether it has one value, or one for each of the features."""
+    last = parameter.shape[-1:].numel()
+    return parameter.numel() == last and last in (1, width)

@@ -251,13 +251,15 @@ class Observer:
         tensor = self._flat(value) if tensor is None else tensor
         if tensor is None or self._rows is None:
             return None
+        counted = not tensor.is_inference()  # torch counts no versions there
         known = self._known.get(id(tensor))
-        if known is not None and known[0] is tensor and known[1] == tensor._version:
+        if counted and known is not None and known[0] is tensor and known[1] == tensor._version:
             return tensor, known[2]
         sequences, columns = self._rows
         by_row = tensor.detach() if tensor.dim() > 2 else tensor.detach().unflatten(0, self._shape)
         rows = by_row[sequences if len(by_row) == self._shape[0] else 0, columns]
-        self._known[id(tensor)] = (tensor, tensor._version, rows)
+        if counted:
+            self._known[id(tensor)] = (tensor, tensor._version, rows)
         return tensor, rows
 
     def _stream(self, value: Any, path: str) -> Tensor:

@@ -38,7 +38,7 @@ class MLflow(RunLogger):
         folder = run.path / FOLDER
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         if not uri:
-            folder.mkdir()
+            folder.mkdir(exist_ok=True)  # a run that is resumed has it already
         self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder / 'mlflow.db'}")
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
         there = self._client.get_experiment_by_name(name)

@@ -1,0 +1,149 @@
+"""TensorBoard: what a run records, in event files, under the names that its other files use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from hookrun.cli import main
+from hookrun.runtime.site import PlacedHook
+from hookrun.store.reader import open_run
+from hookrun.store.verify import verify
+from hookrun.tasks.loop.loggers.base import LoggedRun
+from hookrun.tasks.loop.loggers.tensorboard import MOST_ELEMENTS, TensorBoard
+
+SWEPT = ("train.epochs=1", "train.limit_batches=4", "train.log_every=2")
+QUICK = ("train.epochs=2", "train.limit_batches=4", "train.log_every=2", "task.tensorboard=true")
+
+
+def events(path: Path) -> EventAccumulator:
+    sizes = {"histograms": 0, "scalars": 0, "images": 0, "tensors": 0}
+    found = EventAccumulator(str(path / "tensorboard"), size_guidance=sizes)
+    found.Reload()
+    return found
+
+
+def scalars(found: EventAccumulator, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in found.Scalars(tag)]
+
+
+def test_metrics_are_those_of_the_run(run: Callable[..., Any]) -> None:
+    found = run(*QUICK)
+    written = events(found.path)
+    for split, of, tag in (
+        ("train", "batch", "train/loss"),
+        ("train", "epoch", "train/loss/epoch"),
+        ("val", "epoch", "val/loss"),
+    ):
+        lines = [line for line in found.metrics if (line["split"], line["of"]) == (split, of)]
+        expected = [(line["step"], pytest.approx(line["loss"])) for line in lines]
+        assert scalars(written, tag) == expected and expected
+    assert "train/lr" in written.Tags()["scalars"]
+
+
+def test_tensorboard_gets_the_experiment_and_each_job_of_a_sweep_its_own(tmp_path: Path, capsys) -> None:
+    overrides = ["compute.device=cpu", *SWEPT, "task.loggers=[tensorboard]", "hydra.sweep.dir=sweep"]
+    assert main(["-m", *overrides, "train.optimizer.lr=0.01,0.02"]) == 0
+    for job, rate in enumerate((0.01, 0.02)):
+        found = events(tmp_path / f"sweep/{job}")
+        run = open_run(tmp_path / f"sweep/{job}")
+        lines = [(line["split"], line["step"], line["loss"], line["of"]) for line in run.metrics]
+        losses = [
+            (split, e.step, e.value) for split in ("train", "val") for e in found.Scalars(f"{split}/loss")
+        ]
+        means = [("train", e.step, e.value) for e in found.Scalars("train/loss/epoch")]
+        assert [*losses, *means] == [
+            (split, step, pytest.approx(loss))
+            for of in ("batch", "val", "epoch")
+            for split, step, loss, kind in lines
+            if of == ("val" if split == "val" else kind)
+        ]
+        (config,) = found.Tensors("config/text_summary")
+        assert f"train.optimizer.lr: {rate}" in config.tensor_proto.string_val[0].decode()
+        assert verify(run.path).bad == []
+
+
+def test_statistics_are_scalars_and_those_of_an_evaluation_follow_its_training(run, hook) -> None:
+    found = run(*QUICK, hook(select="fc", hook="forward", action="stats", of="[mean, std]"))
+    written = events(found.path)
+    records = [line for line in found.stats if line["mode"] == "train"]
+    expected = [(line["step"], pytest.approx(line["mean"])) for line in records]
+    assert scalars(written, "h/fc/mean/train") == expected and len(expected) == 8
+    assert [step for step, _ in scalars(written, "h/fc/std/eval")] == [4, 5, 6, 7, 8, 9, 10, 11]
+
+
+def test_captures_are_histograms_and_pictures_on_the_logged_steps(run, hook) -> None:
+    entry = hook(select="[relu2,fc]", hook="forward", action="capture")
+    found = run("task=predict", "task.tensorboard=true", "train.limit_batches=4", "train.log_every=2", entry)
+    written = events(found.path)
+    histograms = written.Histograms("h/fc/eval")
+    assert [event.step for event in histograms] == [0, 2]
+    rows = found.captures["h"]["fc"]
+    for event in histograms:
+        batch = rows[64 * event.step : 64 * event.step + 64].double()
+        seen = event.histogram_value
+        assert (seen.num, seen.min, seen.max) == (640, pytest.approx(batch.min()), pytest.approx(batch.max()))
+        assert seen.sum == pytest.approx(float(batch.sum()), rel=1e-5)
+    [first, _] = written.Images("h/relu2/eval/maps")
+    assert (first.height, first.width) == (8 * 5 + 1, 8 * 5 + 1)
+    assert written.Tags()["images"] == ["h/relu2/eval/maps"]
+
+
+def test_nonfinite_values_are_left_out_of_a_histogram(run, hook, tmp_path: Path) -> None:
+    broken = "+hooks.broken={select: fc, hook: forward, action: scale, factor: inf}"
+    entry = hook(select="fc", hook="forward", action="capture")
+    found = run("task=predict", "task.tensorboard=true", "train.limit_batches=1", broken, entry)
+    assert not torch.isfinite(found.captures["h"]["fc"][:]).any()
+    assert events(found.path).Tags()["histograms"] == []
+
+
+def test_any_value_and_record_is_shown_as_far_as_it_has_numbers(tmp_path: Path) -> None:
+    """The steps of an evaluation go on from the step at which it began."""
+    clock = SimpleNamespace(mode="eval", step=2)
+    site = cast(PlacedHook, SimpleNamespace(hook_name="h", path="", within="", clock=clock))
+    logger = TensorBoard(LoggedRun(tmp_path, {}))
+    logger.reached = 10
+    value = {
+        "complex": torch.tensor([3 + 4j]), "flags": torch.tensor([True, False]), "none": None, "empty": torch.ones(0),
+        "number": torch.tensor(7), "broken": torch.tensor([torch.nan]), "maps": torch.rand(2, 70, 3, 3).half(),
+        "large": torch.arange(MOST_ELEMENTS * 2 + 1), "rows": torch.ones(2, 3, 1, 5, requires_grad=True),
+    }  # fmt: skip
+    logger.value(site, [value])
+    about = {
+        "hook": "h",
+        "module": "",
+        "path": "[0]",
+        "action": "stats",
+        "mode": "eval",
+        "step": 2,
+        "epoch": 0,
+    }
+    logger.record({**about, "mean": 0.5, "ok": True, "shape": [2], "count": 3, "of_rank": 1})
+    logger.record({"spent": 100, "hook": "h"})
+    logger.close(failed=False)
+    found = events(tmp_path)
+    names = {"complex", "flags", "number", "maps", "large", "rows"}
+    assert set(found.Tags()["histograms"]) == {f"h/root[0].{name}/eval" for name in names}
+    assert found.Tags()["images"] == ["h/root[0].maps/eval/maps"]
+    largest = found.Histograms("h/root[0].large/eval")[0]
+    assert largest.step == 12 and largest.histogram_value.num <= MOST_ELEMENTS
+    assert found.Histograms("h/root[0].complex/eval")[0].histogram_value.sum == 5
+    assert found.Tags()["scalars"] == ["h/root[0]/mean/eval", "h/root[0]/count/eval"]
+    assert scalars(found, "h/root[0]/mean/eval") == [(12, 0.5)]
+
+
+def test_nothing_is_written_by_default(run) -> None:
+    found = run("train.epochs=1", "train.limit_batches=1")
+    assert not (found.path / "tensorboard").exists()
+
+
+def test_without_the_package_it_is_refused(refused, monkeypatch) -> None:
+    monkeypatch.setattr("hookrun.tasks.under_hooks.find_spec", lambda name: None)
+    said = refused("task.tensorboard=true")
+    assert "task.tensorboard: tensorboard is not installed" in said and "hookrun[tensorboard]" in said

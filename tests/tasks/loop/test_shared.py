@@ -1,0 +1,127 @@
+"""Jobs of a sweep that are checked together: equal models are built, and equal hooks tried, once."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+from torch import nn
+
+import hookrun
+from hookrun.errors import Problem, SpecError
+from hookrun.spec import Experiment
+from hookrun.tasks import check_jobs, parse_experiment, prepare
+from hookrun.tasks.loop.built import LoadedModel, Maker
+from hookrun.tasks.loop.shared import SharedMaker, model_key, structure
+
+PLAIN = {"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}}
+BIAS = {"select": "fc", "hook": "forward", "action": "add_bias", "value": 1.5}
+
+
+def jobs(**changes: list[Any]) -> dict[int, Experiment]:
+    """The jobs of a sweep over keys of one hook."""
+    (key, values), plain = next(iter(changes.items())), dict(BIAS)
+    made = [{**PLAIN, "hooks": {"h": {**plain, key: value}}} for value in values]
+    return {number: parse_experiment(each) for number, each in enumerate(made)}
+
+
+def test_shapes_are_checked_once_for_hooks_that_differ_in_floating_point_numbers() -> None:
+    found = check_jobs(jobs(value=[n / 7 for n in range(100)]), 60)
+    assert (found.proven, found.unproven, dict(found.refused)) == (1, 0, {})
+    found = check_jobs(jobs(value=[0.5, [0.5] * 10, [0.25] * 10, [0.5] * 3, [0.25] * 3]), 60)
+    assert found.proven == 3 and list(found.refused) == [3, 4]
+    assert "the value has shape [3]" in str(found.refused[4])
+    found = check_jobs(jobs(index=["..., 3", "..., 9", "..., 30"]), 60)
+    assert found.proven == 3 and list(found.refused) == [2]
+    found = check_jobs(jobs(when=[{"step": [0]}, {"step": [1]}]) | {7: parse_experiment(PLAIN)}, 60)
+    assert found.proven == 3 and not found.refused
+
+
+def test_jobs_of_several_models_are_each_checked_against_their_own() -> None:
+    made = [{**PLAIN, "model": {"name": name}, "hooks": {"h": {**BIAS, "select": select}}}
+            for select in ("fc", "conv1") for name in ("mlp", "cnn")]  # fmt: skip
+    found = check_jobs({number: parse_experiment(each) for number, each in enumerate(made)}, 60)
+    assert list(found.refused) == [2] and "matches no module of MLP" in str(found.refused[2])
+    wrong = {**PLAIN, "model": {"name": "mlp", "args": {"width": 3}}}
+    found = check_jobs(
+        {1: parse_experiment(wrong), 2: parse_experiment(wrong), 5: parse_experiment(PLAIN)}, 60
+    )
+    assert sorted(found.refused) == [1, 2] and isinstance(found.refused[2], SpecError)
+    with pytest.raises(SpecError) as alone:
+        prepare(parse_experiment(wrong))
+    assert str(alone.value) == str(found.refused[2])
+
+
+def test_names_are_checked_even_after_the_time_limit() -> None:
+    found = check_jobs(jobs(select=["fc", "fcc"]) | {5: parse_experiment(PLAIN)}, 0)
+    assert (found.proven, found.unproven, list(found.refused)) == (0, 3, [1])
+
+
+def of(**hook: Any) -> Any:
+    return structure(hookrun.load_spec({"hooks": {"h": BIAS | hook}}))
+
+
+def test_hooks_have_one_structure_if_they_differ_in_fractions_that_change_values_only() -> None:
+    assert of() == of(value=-0.25) == of(value=float("inf")) and of(value=[0.5, 1.5]) == of(value=[2.5, 0.0])
+    different = [
+        {"value": [1.5]}, {"value": [1.5, 1.5]}, {"trainable": True}, {"select": "conv1"}, {"hook": "forward_pre"},
+        {"index": "..., 3"}, {"when": {"probability": 0.5}}, {"when": {"probability": 0.25}},
+    ]  # fmt: skip
+    found = [of(), *(of(**each) for each in different)]
+    assert all(one != other for number, one in enumerate(found) for other in found[:number])
+    two = {"a": {**BIAS, "enabled": False}, "h": BIAS}
+    assert structure(hookrun.load_spec({"hooks": two})) == of(), "a hook that is off has no part in it"
+
+
+def resized(x: Any, size: float) -> Any:
+    return x
+
+
+def test_a_fraction_among_the_arguments_of_ones_own_function_may_be_a_size() -> None:
+    hook = {"select": "fc", "hook": "forward", "action": "python", "function": resized}
+    specs = [
+        hookrun.load_spec({"hooks": {"h": {**hook, "args": {"size": size}}}}) for size in (0.5, 0.5, 2.5)
+    ]
+    assert structure(specs[0]) == structure(specs[1]) != structure(specs[2])
+
+
+def test_models_are_equal_if_all_that_builds_or_freezes_them_is() -> None:
+    def key(**sections: Any) -> str:
+        return model_key(parse_experiment({**PLAIN, **sections}).settings)
+
+    train = {"task": {"name": "train"}}
+    assert key() == key(seed=3, tags=["x"]) and key(**train) == key(
+        **train, train={"epochs": 9, "loss": "mse"}
+    )
+    different = [
+        key(), key(**train), key(**train, train={"parameters": "fc"}), key(compute={"precision": "bf16"}),
+        key(model={"name": "cnn"}), key(model={"name": "mlp", "args": {"width": 9}}), key(data={"name": "fake_images"}),
+    ]  # fmt: skip
+    assert len(set(different)) == len(different)
+
+
+def test_one_model_at_a_time_is_kept_and_a_mistake_in_it_is_not_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    last, made = list[weakref.ref[nn.Module]](), list[str]()
+
+    def build(self: Maker, settings: Any, info: Any, trust: Any) -> LoadedModel:
+        assert all(model() is None for model in last), "two large models may not fit into memory"
+        made.append(settings.model.name)
+        if settings.model.name == "cnn":
+            raise SpecError([Problem("model.name", "it cannot be built")])
+        model = nn.Linear(1, 1)
+        last.append(weakref.ref(model))
+        return LoadedModel(model, {}, frozenset(), ())
+
+    monkeypatch.setattr(Maker, "model", build)
+    maker = SharedMaker(60)
+    for name in ("mlp", "mlp", "cnn", "cnn", "mlp"):
+        settings = parse_experiment({**PLAIN, "model": {"name": name}}).settings
+        if name == "cnn":
+            with pytest.raises(SpecError):
+                maker.model(settings, None, frozenset())
+        else:
+            assert maker.model(settings, None, frozenset()).model is last[-1]()
+    assert made == ["mlp", "cnn", "mlp"]

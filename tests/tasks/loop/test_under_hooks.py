@@ -1,0 +1,151 @@
+"""A task under its hooks: what is written before it and after it, however it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from hookrun.errors import HookrunError, SpecError
+from hookrun.tasks import parse_experiment, prepare
+from hookrun.tasks.loop.batches import Batches
+from hookrun.tasks.loop.loggers.base import LoggedRun, RunLogger
+from hookrun.tasks.loop.progress import Screen
+from hookrun.tasks.loop.running import Running
+from hookrun.tasks.loop.under_hooks import show_plan
+
+STATS = {"select": "fc", "hook": "forward", "action": "stats", "of": ["mean"]}
+STOPS = {"select": "fc", "hook": "forward", "action": "check", "max": -1e9, "policy": "stop"}
+Performed = Callable[..., str | None]
+
+
+def one_batch(running: Running) -> None:
+    running.forward(next(Batches(running.prepared, "val").epoch(0)))
+
+
+def stored(path: Path, name: str) -> Any:
+    return json.loads((path / "run" / name).read_text())
+
+
+def test_the_plan_is_on_disk_before_the_task_and_the_counts_of_the_hooks_after_it(
+    performed: Performed, tmp_path: Path
+) -> None:
+    def perform(running: Running) -> None:
+        assert stored(tmp_path, "plan.json")["hooks"][0]["name"] == "h"
+        assert stored(tmp_path, "model.json")["class"] == "MLP" and stored(tmp_path, "env.json")
+        assert not (tmp_path / "run" / "hooks.json").exists()
+        one_batch(running)
+
+    assert performed(perform, hooks={"h": STATS}) is None
+    (site,) = stored(tmp_path, "hooks.json")["sites"]
+    assert (site["hook"], site["fired"]) == ("h", 1)
+    assert len((tmp_path / "run" / "stats.jsonl").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_after_a_failure_the_records_are_written_and_the_model_has_no_hooks(
+    performed: Performed, tmp_path: Path, error: type[BaseException]
+) -> None:
+    models = list[nn.Module]()
+
+    def perform(running: Running) -> None:
+        models.append(running.model)
+        one_batch(running)
+        raise error
+
+    with pytest.raises(error):
+        performed(perform, hooks={"h": STATS})
+    assert len((tmp_path / "run" / "stats.jsonl").read_text().splitlines()) == 1, "they may explain it"
+    assert stored(tmp_path, "hooks.json")["sites"][0]["fired"] == 1
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in models[0].modules())
+
+
+def test_loggers_get_the_experiment_as_plain_values_and_are_told_how_it_ended(
+    performed: Performed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = list[Any]()
+
+    class Telling(RunLogger):
+        logger_name = package = "telling"
+
+        def __init__(self, run: LoggedRun) -> None:
+            told.append(json.loads(json.dumps(run.config)))
+
+        def metrics(self, split: str, values: Mapping[str, float], step: int, of: Any = None) -> None:
+            told.append((split, values, step, of))
+
+        def close(self, *, failed: bool) -> None:
+            told.append(failed)
+
+    monkeypatch.setattr("hookrun.tasks.loop.loggers.together.loggers", lambda: {"telling": Telling})
+    performed(
+        lambda running: running.log("val", {"loss": 0.5}, "epoch", lr=0.1),
+        loggers=("telling",),
+        hooks={"h": STATS},
+    )
+    config, *rest = told
+    assert (
+        config["task"]["name"] == "evaluate"
+        and config["hooks"]["h"]["action"] == "stats"
+        and config["seed"] == 0
+    )
+    assert rest == [("val", {"loss": 0.5, "lr": 0.1}, 0, "epoch"), False]
+    with pytest.raises(ZeroDivisionError):
+        performed(lambda running: 1 / 0, loggers=("telling",), path="failing")
+    assert told[-1] is True
+
+
+def test_a_check_that_stops_is_returned_and_a_hook_that_did_nothing_is_an_error_under_strict(
+    performed: Performed,
+) -> None:
+    stopped = performed(one_batch, hooks={"h": STOPS, "idle": {**STATS, "when": {"step": [9]}}}, strict=True)
+    assert stopped is not None and stopped.startswith("hook 'h' on fc")
+    assert performed(one_batch, hooks={"h": STATS}, strict=True, path="good") is None
+    with pytest.raises(HookrunError, match=r"strict: hooks matched and did nothing\n.*idle"):
+        performed(one_batch, hooks={"idle": {**STATS, "when": {"step": [9]}}}, strict=True, path="bad")
+
+
+def test_values_of_added_parameters_come_from_the_file_and_a_wrong_shape_is_refused(
+    performed: Performed, tmp_path: Path
+) -> None:
+    bias = {"select": "fc", "hook": "forward", "action": "add_bias", "value": [0.0] * 10, "trainable": True}
+    plain = prepare(
+        parse_experiment({"task": {"name": "evaluate"}, "model": {"name": "mlp"}, "data": {"name": "digits"}})
+    )
+    found = list[float]()
+
+    def perform(running: Running) -> None:
+        found.extend(running.model.get_parameter("fc.b_bias").tolist())
+
+    for size in (10, 3):
+        file = tmp_path / f"{size}.safetensors"
+        save_file({**plain.model.state_dict(), "fc.b_bias": torch.arange(float(size))}, file)
+        about = {"path": str(size), "model": {"name": "mlp", "weights": str(file)}, "hooks": {"b": bias}}
+        if size == 10:
+            performed(perform, **about)
+        else:
+            with pytest.raises(
+                SpecError, match=r"fc.b_bias has shape \[3\] in the file, and its hook adds \[10\]"
+            ):
+                performed(perform, **about)
+    assert found == list(range(10))
+
+
+def test_the_plan_is_shown_with_where_the_weights_come_from(capsys: Any) -> None:
+    plain = {"model": {"name": "mlp"}, "data": {"name": "digits"}, "hooks": {"h": STATS}}
+    for task, strategy in (("evaluate", "ddp"), ("train", "none")):
+        prepared = prepare(
+            parse_experiment({**plain, "task": {"name": task}, "compute": {"strategy": strategy}})
+        )
+        show_plan(prepared, Screen())
+        said = capsys.readouterr().out
+        assert ("task=evaluate does not train them" in said) == (
+            task == "evaluate"
+        ) and "weights: random" in said
+        assert ("under ranks" in said) == (strategy == "ddp") and ("trains all" in said) == (task == "train")
