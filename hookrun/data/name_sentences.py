@@ -45,9 +45,9 @@ _LENGTH = max(len(text.split()) for text in TEMPLATES)
 class NamesArgs(GeneratedTokensArgs):
     """Which form of each sentence.
 
-    form: clean: as above; swapped: the other name is repeated, so that the answer would be the wrong one; other: two
-          other names. In every form target and wrong answer are those of the clean sentence, and sample i has the same
-          length, so that activations can be patched position by position
+    form: clean: as in the templates; swapped: the other name is repeated, so that the answer would be the wrong one;
+          other: two other names. In every form target and wrong answer are those of the clean sentence, and sample i
+          has the same length, so that activations can be patched position by position
     """
 
     form: Literal["clean", "swapped", "other"] = "clean"

@@ -154,7 +154,7 @@ def _layout(args: PromptsArgs, tokenizer: Tokenizer, path: Path, read: _Read) ->
 
 
 def _read(root: Path | None, args: PromptsArgs) -> tuple[Tokenizer, Path, _Read]:
-    """Raises SpecError for a file that cannot be used."""
+    """The tokenizer, the path of the file and its prompts. Raises SpecError for a file that cannot be used."""
     tokenizer = tokenizer_named(args.tokenizer)
     path = asked_file(args.file, root, FILE)
     stamp = checked_file(path, FILE, (".jsonl",))
@@ -201,7 +201,7 @@ class _Reader:
         self.read = _Read()
 
     def add(self, number: int, record: dict[str, Any]) -> None:
-        """Raises SpecError."""
+        """Add the prompt of one line. Raises SpecError."""
         at = f"{self._path} line {number}"
         if not len(self.read.prompts):
             self._fields = self._optional(record)
@@ -215,6 +215,8 @@ class _Reader:
             token = self._tokenizer.tokens(answer[:1])[0]
             what = f"{at}: the answer and the wrong one begin with the same token, {token!r}"
             hint = "give two that differ in their first token, or leave the wrong one out"
+            if self._args.tokenizer == "bytes":
+                hint += "; data.args.tokenizer=bytes has a token for each byte: a common space goes to the prompt's end"
             raise SpecError([Problem("data.args.wrong", what, hint)])
         self._add_spans(spans, text, encoded, at)
         self.read.prompts.append(encoded.ids, number)
@@ -289,7 +291,9 @@ def _positions(name: str, span: Any, text: str, encoded: Encoded, at: str) -> tu
     start = text.find(span)
     if start < 0:
         what = f"{at}: {span[:80]!r} is not in the prompt {text[:80]!r}"
-        raise SpecError([Problem(where, what, "correct it; it has to be there letter by letter")])
+        raise SpecError(
+            [Problem(where, what, "correct it: it must be a part of the prompt, letter by letter")]
+        )
     if text.find(span, start + 1) >= 0:
         what = f"{at}: {span[:80]!r} is in the prompt more than once: {text[:80]!r}"
         raise SpecError([Problem(where, what, "give token positions: [first, end]")])

@@ -20,7 +20,7 @@ SPANS = ("first", "second")
 
 
 class RepeatedTokensArgs(GeneratedTokensArgs):
-    """Token 0 starts every sample; then come `half` different tokens, drawn anew for each sample, and the same again.
+    """Token 0 starts every sample; then come `half` different tokens, drawn for each sample, and the same again.
 
     vocab_size: how many tokens there are, token 0 included
     half:       [least, most] tokens of the sequence that is repeated

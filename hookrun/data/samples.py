@@ -76,7 +76,7 @@ class TensorSamples(Samples):
         return self._inputs[index], self._targets[index]
 
     def batch(self, indices: Sequence[int] | Tensor) -> Sample:
-        """In one go; indices: also as int64 [B]."""
+        """Several samples by one indexing operation; indices may also be a tensor [B] int64."""
         rows = indices if isinstance(indices, Tensor) else torch.tensor(indices, dtype=torch.int64)
         return self._inputs[rows], self._targets.index_select(0, rows)
 

@@ -16,7 +16,7 @@ LONGEST = 4096
 
 
 class ReadSequences:
-    """Appended one by one; each has the number of the line that it comes from."""
+    """Sequences of token ids that are appended one by one, each with the number of the line that it comes from."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -30,11 +30,11 @@ class ReadSequences:
 
     @property
     def tokens(self) -> int:
-        """How many there are in all."""
+        """The number of tokens of all sequences."""
         return len(self._ids)
 
     def append(self, ids: Sequence[int], line: int) -> None:
-        """Raises SpecError where there are too many tokens."""
+        """Append a sequence. Raises SpecError where there are too many tokens."""
         if len(self._ids) + len(ids) > MOST_TOKENS:
             what = f"the file has more than {MOST_TOKENS:,} tokens"
             raise SpecError([Problem(self._where, what, "give a part of it")])

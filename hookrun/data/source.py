@@ -37,7 +37,7 @@ class Source(ABC, Generic[A]):
 def require_root(name: str, root: Path | None, hint: str) -> Path:
     """The root folder. Raises SpecError if none is given or it does not exist; `hint` says how to get the data."""
     if root is None:
-        what = f"the data set '{name}' lies in a folder, and none is given"
+        what = f"the data set '{name}' is read from a folder, and none is given"
         raise SpecError([Problem("data.root", what, hint)])
     if not root.is_dir():
         raise SpecError(

@@ -83,7 +83,7 @@ def _report_damage(path: Path, where: str) -> Iterator[None]:
         yield
     except _DAMAGE as error:
         what = f"{path} cannot be read as {path.suffix[1:]}: {error}"
-        raise SpecError([Problem(where, what, "write the file anew")]) from error
+        raise SpecError([Problem(where, what, "write the file again")]) from error
 
 
 def _safetensors_header(path: Path) -> Header:

@@ -91,6 +91,11 @@ class Text(Source[TextArgs]):
         if sizes[split] == 0:
             what = f"{corpora['train'].path} has {len(corpora['train'])} samples, and none is for the split '{split}'"
             hint = "change data.args.val_fraction, or give a file with more text"
+            if args.packed:
+                hint += (
+                    f"; a sample is {corpora['train'].length} tokens: data.args.length=N makes it shorter, "
+                )
+                hint += "and with data.args.packed=false it is a line"
             raise SpecError([Problem("data.args.val_fraction", what, hint)])
         return _layout(args, tokenizer, corpora).describe(self.name, sizes, tokenizer)
 

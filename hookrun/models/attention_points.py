@@ -102,7 +102,7 @@ def attention(
     )
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+        key, value = _for_each_query_head(key, groups), _for_each_query_head(value, groups)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = torch.matmul(query, key.transpose(2, 3)) * scale
     if softcap is not None:
@@ -119,6 +119,14 @@ def attention(
     dropped = F.dropout(pattern, p=dropout, training=module.training)
     z = torch.matmul(dropped, value).transpose(1, 2).contiguous()
     return _at(module, "z", z), dropped
+
+
+def _for_each_query_head(x: Tensor, groups: int) -> Tensor:
+    """[batch, key heads, keys, width] to [batch, heads, keys, width].
+
+    As transformers does it: a single key head is not copied, and a matrix product may round differently then.
+    """
+    return x.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def _at(module: nn.Module, name: str, value: Tensor) -> Tensor:
@@ -142,7 +150,7 @@ def add_points(model: nn.Module) -> None:
     found = list(_attentions(model))
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no module whose attention transformers lets another function compute"
+            f"{type(model).__name__} has no attention module whose attention function transformers can replace"
         )
     upcasts = {type(module): _upcast(module) for _, module in found}
     for _, module in found:
@@ -151,7 +159,7 @@ def add_points(model: nn.Module) -> None:
                 point = Pattern(upcasts[type(module)]) if name == "pattern" else Point()
                 module.add_module(name, point)
         if not isinstance(module._modules.get("pattern"), Pattern):
-            raise ValueError(f"{type(module).__name__} has something else under the name 'pattern'")
+            raise ValueError(f"{type(module).__name__} has another attribute called 'pattern'")
 
 
 def add_results(model: nn.Module) -> None:
@@ -187,18 +195,18 @@ def _upcast(module: nn.Module) -> bool:
     name = type(module).__name__
     eager = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
     if eager is None:
-        raise ValueError(f"{name} has no eager attention that ours could be compared with")
+        raise ValueError(f"{name} has no eager attention to compare hookrun's with")
     takes = set(inspect.signature(eager).parameters)
     if unknown := takes - _KNOWN:
         raise ValueError(
-            f"the attention of {name} depends on {', '.join(sorted(unknown))}, which ours does not know"
+            f"the attention of {name} depends on {', '.join(sorted(unknown))}, which hookrun's does not know"
         )
     if not _equal(module, eager, takes, torch.float32, upcast=False):
-        raise ValueError(f"the attention of {name} is computed in another way than ours")
+        raise ValueError(f"the attention of {name} is not computed as hookrun's is")
     for upcast in (False, True):
         if _equal(module, eager, takes, torch.bfloat16, upcast=upcast):
             return upcast
-    raise ValueError(f"the attention of {name} is computed in another way than ours in bfloat16")
+    raise ValueError(f"the attention of {name} in bfloat16 is not computed as hookrun's is")
 
 
 def _equal(

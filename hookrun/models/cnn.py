@@ -1,4 +1,4 @@
-"""The small convolutional network `cnn`: two convolutions, each halved by pooling, and a last linear layer `fc`."""
+"""The small convolutional network `cnn`: two convolutions, each followed by pooling, and a last linear layer `fc`."""
 
 from __future__ import annotations
 

@@ -115,7 +115,7 @@ def _arguments(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     args, problems = checked(Decoder, {**sizes, "activation": _ACTIVATIONS[activation]})
     if problems:
         found = "; ".join(f"{each.where.rpartition('.')[2]}: {each.what}" for each in problems)
-        raise SpecError([Problem(WHERE, f"{folder / CONFIG} has sizes that cannot be: {found}")])
+        raise SpecError([Problem(WHERE, f"{folder / CONFIG} has sizes that do not work: {found}")])
     return args
 
 
@@ -201,7 +201,7 @@ class _Tensors:
         file = ONE_FILE
         if self._index is not None:
             file = str(self._index.get(name, ""))
-            if not file or Path(file).name != file:  # a part lies in the folder itself
+            if not file or Path(file).name != file:  # a part is a file of the folder itself
                 return None
         if file not in self._files:
             self._files[file] = self._read(self._folder / file)

@@ -230,7 +230,7 @@ def _auto_class(args: TransformersArgs, config: Any, where: str) -> Any:
     kinds = [
         name for name, each in CLASSES.items() if type(config) in getattr(transformers, each)._model_mapping
     ]
-    what = f"{args.class_!r} is not among what {config.model_type} is made for in transformers: {listed(kinds, _SHOWN)}"
+    what = f"transformers has no {args.class_!r} model of the type {config.model_type}, but {listed(kinds, _SHOWN)}"
     raise SpecError([Problem("model.args.class", what, "use one of these")])
 
 
@@ -332,7 +332,7 @@ def _said(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bars and advice while it loads; errors are reported by hookrun."""
+    """Turn off transformers' progress bars and advice while it loads; errors are reported by hookrun."""
     from transformers.utils import logging as theirs
 
     logging: Any = theirs

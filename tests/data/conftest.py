@@ -1,4 +1,4 @@
-"""Small data sets on disk, in the formats that the real ones come in."""
+"""Small data sets on disk, in the formats of the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each data set has its file in conf/data, in which every key stands ready to be overridden."""
+"""Each data set has its file in conf/data, which lists every key."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def test_it_names_its_data_set_and_shows_every_key(name: str) -> None:
 
 
 @pytest.mark.cases("name", names())
-def test_it_begins_by_saying_what_the_data_is(name: str) -> None:
+def test_it_begins_with_a_comment_on_the_data(name: str) -> None:
     first = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")
     assert first[2] != "@"
 
 
 @pytest.mark.cases("name", registry._SOURCES)
-def test_its_arguments_are_all_there_are_at_their_defaults(name: str) -> None:
+def test_it_lists_all_arguments_at_their_defaults(name: str) -> None:
     module, constant = registry._SOURCES[name]
     args: type[Args] = getattr(import_module(module), constant).args
     assert content(name)["args"] == {
@@ -52,7 +52,7 @@ def test_its_arguments_are_all_there_are_at_their_defaults(name: str) -> None:
 
 
 @pytest.mark.cases("name", names())
-def test_its_transforms_are_right(name: str) -> None:
+def test_its_transforms_are_valid(name: str) -> None:
     section = Data(**content(name))
     for transforms in (section.transforms, section.train_transforms or {}):
         assert parse_transforms(transforms, "data.transforms")[1] == []

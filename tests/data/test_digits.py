@@ -1,4 +1,4 @@
-"""The digits: real, bundled, split once and for all."""
+"""The digits: real images, installed with scikit-learn, with a fixed split."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensors(split: Split, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.cases("split", ["train", "val"])
-def test_what_is_described_is_what_is_loaded(split: Split) -> None:
+def test_the_description_fits_the_loaded_samples(split: Split) -> None:
     info = describe(DIGITS, split)
     inputs, targets = tensors(split)
     assert (inputs.shape[1:], inputs.dtype) == (info.shape, info.dtype) == ((1, 8, 8), torch.float32)
@@ -48,7 +48,7 @@ def test_each_digit_is_validated_on_a_fifth_of_its_images() -> None:
     assert torch.equal(val, torch.round((train + val) * 0.2).long())
 
 
-def test_the_split_does_not_follow_the_experiments_seed() -> None:
+def test_the_split_does_not_depend_on_the_experiments_seed() -> None:
     assert torch.equal(tensors("val", seed=0)[0], tensors("val", seed=1)[0])
 
 
@@ -59,7 +59,7 @@ def test_the_rows_are_those_of_scikit_learn_in_its_order() -> None:
     assert (digits.data == pixels).all() and (digits.target == labels).all()
 
 
-def test_where_scikit_learn_keeps_them_elsewhere_its_function_reads_them(
+def test_scikit_learn_reads_them_where_its_file_is_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = tensors("val")

@@ -1,4 +1,4 @@
-"""Generated images: item i is always the same item, whatever was asked for before."""
+"""Generated images: item i is always the same item, whichever items were read before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def image(config: Data, index: int, split: Split = "train", seed: int = 0) -> li
 SMALL = section(shape=[1, 2, 2], train_size=20, val_size=10)
 
 
-def test_what_is_described_is_what_is_loaded() -> None:
+def test_the_description_fits_the_loaded_samples() -> None:
     info = describe(section(shape=[1, 4, 6], train_size=5, val_size=3, num_classes=4), "val")
     assert (info.shape, info.dtype, info.num_classes) == ((1, 4, 6), torch.float32, 4)
     assert info.sizes == {"train": 5, "val": 3}
@@ -63,7 +63,7 @@ def test_items_differ_from_one_another_and_between_splits() -> None:
     assert len(seen) == 20
 
 
-def test_the_experiments_seed_is_followed_only_where_asked() -> None:
+def test_the_experiments_seed_is_used_only_if_seed_is_null() -> None:
     assert image(SMALL, 0, seed=0) == image(SMALL, 0, seed=1)
     own = section(shape=[1, 2, 2], seed=None)
     assert image(own, 0, seed=0) != image(own, 0, seed=1)
@@ -71,13 +71,13 @@ def test_the_experiments_seed_is_followed_only_where_asked() -> None:
     assert image(section(shape=[1, 2, 2], seed=1), 0) == image(own, 0, seed=1)
 
 
-def test_items_are_counted_like_those_of_a_list() -> None:
+def test_items_are_indexed_like_those_of_a_list() -> None:
     assert image(SMALL, -1) == image(SMALL, 19)
     with pytest.raises(IndexError):
         image(SMALL, 20)
 
 
-def test_a_split_of_none_is_an_error_where_it_is_used() -> None:
+def test_an_empty_split_is_an_error_where_it_is_used() -> None:
     assert describe(section(val_size=0), "train").sizes["val"] == 0
     for use in (
         lambda: describe(section(val_size=0), "val"),

@@ -23,7 +23,7 @@ def section(root: Path, name: str = "image_folder", **args: Any) -> Data:
 
 
 def problem(config: Data, split: Split = "train") -> Problem:
-    """The one problem that description and loading agree on."""
+    """The problem, which is the same when describing and when loading."""
     found = []
     for use in (lambda: describe(config, split), lambda: load(config, split, seed=0)):
         with pytest.raises(SpecError) as caught:
@@ -56,7 +56,7 @@ def flat_root(tmp_path: Path, write_images: Any) -> Path:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_what_is_described_is_what_is_loaded(split_root: Path, split: Split) -> None:
+def test_the_description_fits_the_loaded_samples(split_root: Path, split: Split) -> None:
     config = section(split_root)
     info = describe(config, split)
     assert (info.num_classes, info.sizes) == (2, {"train": None, "val": None})
@@ -68,20 +68,20 @@ def test_what_is_described_is_what_is_loaded(split_root: Path, split: Split) -> 
         assert (target.shape, target.dtype) == (info.target_shape, info.target_dtype) == ((), torch.int64)
 
 
-def test_samples_come_by_class_and_name(split_root: Path) -> None:
+def test_samples_are_ordered_by_class_and_file_name(split_root: Path) -> None:
     samples = load(section(split_root), "train", seed=0)
     assert labels(samples) == [0, 0, 0, 1, 1, 1]
     levels = [float(torch.as_tensor(samples[i][0]).max()) * 255 for i in range(6)]
     assert levels == pytest.approx([0, 1, 2, 0, 1, 2])
 
 
-def test_nothing_is_read_to_describe_them(split_root: Path) -> None:
+def test_a_description_reads_no_image(split_root: Path) -> None:
     for path in split_root.rglob("*.png"):
         path.write_bytes(b"no image")
     assert describe(section(split_root)).shape == (3, 4, 6)
 
 
-def test_a_single_root_is_divided_class_by_class_always_alike(flat_root: Path) -> None:
+def test_a_single_root_is_split_class_by_class_always_the_same_way(flat_root: Path) -> None:
     config = section(flat_root, val_fraction=0.4)
     train, val = load(config, "train", seed=0), load(config, "val", seed=0)
     assert Counter(labels(train)) == {0: 6, 1: 3}
@@ -101,7 +101,7 @@ def test_all_of_a_single_root_can_be_one_split(
     assert problem(config, empty).where == "data.args.val_fraction"
 
 
-def test_one_split_alone_will_do_where_only_it_is_used(tmp_path: Path, write_images: Any) -> None:
+def test_one_split_suffices_where_only_it_is_used(tmp_path: Path, write_images: Any) -> None:
     write_images(tmp_path / "val" / "a")
     config = section(tmp_path)
     assert describe(config, "val").sizes == {"train": 0, "val": None}
@@ -119,7 +119,7 @@ def test_different_classes_would_shift_the_labels_and_are_refused(
     assert found.what.endswith("differ in their class folders, hence in their labels: aa")
 
 
-def test_splits_under_other_names_do_not_pass_for_classes(tmp_path: Path, write_images: Any) -> None:
+def test_folders_named_like_splits_are_not_classes(tmp_path: Path, write_images: Any) -> None:
     write_images(tmp_path / "training" / "a")
     write_images(tmp_path / "testing" / "a")
     assert problem(section(tmp_path)).what.endswith("beside it there is testing, training")
@@ -142,14 +142,14 @@ def test_a_class_without_images_is_named_when_the_data_is_loaded(split_root: Pat
     assert [p.where for p in caught.value.errors] == ["data.root"]
 
 
-def test_images_without_one_size_are_refused_with_a_way_out(split_root: Path) -> None:
+def test_images_of_different_sizes_are_refused_with_advice(split_root: Path) -> None:
     with pytest.raises(SpecError) as caught:
         describe(Data(name="image_folder", root=str(split_root)))
     assert [p.where for p in caught.value.errors] == ["data.transforms"]
 
 
 @pytest.mark.parametrize("content", [b"no image", None])
-def test_a_file_that_is_no_whole_image_fails_by_its_name(split_root: Path, content: bytes | None) -> None:
+def test_a_damaged_image_is_an_error_that_names_the_file(split_root: Path, content: bytes | None) -> None:
     path = split_root / "train" / "a" / "001.png"
     path.write_bytes(path.read_bytes()[:-30] if content is None else content)
     samples = load(section(split_root), "train", seed=0)

@@ -1,4 +1,4 @@
-"""A description answers for one input tensor as for several, with a target or without."""
+"""A description of one input tensor or several, with a target or without."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_named_inputs_give_a_batch_by_name() -> None:
     }
 
 
-def test_one_input_asked_of_several_is_an_error_that_names_them() -> None:
+def test_asking_for_the_one_input_of_several_is_an_error_that_names_them() -> None:
     with pytest.raises(SpecError, match="ids, image") as caught:
         _ = NAMED.shape
     assert [problem.where for problem in caught.value.errors] == ["data.args.input"]

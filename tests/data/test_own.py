@@ -27,7 +27,7 @@ class Pairs(list[Any]):
 def build(split: str, size: int = 2, seed: int = 0) -> Pairs | None:
     if split == "train":
         return None
-    drawn = torch.rand(1)  # the global generator is set for the factory and given back
+    drawn = torch.rand(1)  # the global generator is seeded for the factory and restored
     return Pairs(
         ({"x": np.ones((2, 3), dtype=np.float32) * n, "n": seed, "drawn": drawn}, n) for n in range(size)
     )

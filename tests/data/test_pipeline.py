@@ -1,4 +1,4 @@
-"""A pipeline knows what comes out of it before there is anything to put in."""
+"""A pipeline knows the shape and dtype of its results before it has samples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ STEPS = st.fixed_dictionaries(
 
 
 @given(STEPS, st.sampled_from([1, 3]), st.integers(2, 12), st.integers(2, 12))
-def test_the_fit_is_what_a_real_sample_becomes(
+def test_the_predicted_shape_is_that_of_a_real_sample(
     transforms: dict[str, Any], channels: int, height: int, width: int
 ) -> None:
     last = {
@@ -62,7 +62,7 @@ def test_the_fit_is_what_a_real_sample_becomes(
     assert fitted == TensorInfo(tuple(sample.shape), sample.dtype)
 
 
-def test_without_transforms_a_sample_stays_what_it_is() -> None:
+def test_without_transforms_a_sample_is_unchanged() -> None:
     sample = TensorInfo((64,), torch.int64)
     assert pipeline().fit(sample) == sample
     assert pipeline().fit({"a": sample}) == {"a": sample}
@@ -101,12 +101,12 @@ def test_statistics_do_not_fit_integers() -> None:
         {"random_resized_crop": {"size": [4, 6]}, "color_jitter": {"hue": 0.1}},
     ],
 )
-def test_images_of_any_size_come_out_of_one_size(transforms: dict[str, Any]) -> None:
+def test_images_of_any_size_become_images_of_one_size(transforms: dict[str, Any]) -> None:
     assert pipeline(**transforms).fit(ANY_IMAGE) == TensorInfo((3, 4, 6), torch.float32)
 
 
 @pytest.mark.cases("transforms", [{}, {"resize": {"size": 6}}, {"flatten": {}}])
-def test_images_that_stay_of_different_sizes_are_refused_with_a_way_out(transforms: dict[str, Any]) -> None:
+def test_images_that_stay_of_different_sizes_are_refused_with_advice(transforms: dict[str, Any]) -> None:
     (problem,) = misfits(ANY_IMAGE, **transforms)
     assert problem.where == WHERE
     assert "resize: {size: [224, 224]}" in problem.hint
@@ -118,13 +118,13 @@ def test_inputs_by_name_take_no_transforms() -> None:
         pipeline(rgb={}).fit(inputs)
 
 
-def test_fitting_leaves_torchs_randomness_alone() -> None:
+def test_fitting_does_not_change_torchs_random_state() -> None:
     before = torch.get_rng_state()
     pipeline(random_crop={"size": 4}, color_jitter={"hue": 0.1}).fit(ANY_IMAGE)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_one_seed_repeats_what_is_random() -> None:
+def test_random_transforms_are_repeated_with_the_same_seed() -> None:
     (crop,) = pipeline(random_crop={"size": 4}).build()
     image = torch.rand(3, 16, 16)
     torch.manual_seed(5)
@@ -134,7 +134,7 @@ def test_one_seed_repeats_what_is_random() -> None:
     assert not all(torch.equal(each, first[0]) for each in first)
 
 
-def test_all_mistakes_are_found_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     given = {"resiz": {}, "resize": {"sise": 1}, "grayscale": {"num_output": 1}, "flatten": None}
     parsed, problems = parse_transforms(given, WHERE)
     assert list(parsed.transforms) == ["flatten"]

@@ -10,7 +10,7 @@ from token_samples import made, prompts, real, refusal
 from hookrun.data.samples import IGNORED
 
 
-def test_prompts_have_answers_wrong_ones_and_spans_at_their_tokens(tmp_path: Path) -> None:
+def test_prompts_have_answers_wrong_answers_and_spans_of_tokens(tmp_path: Path) -> None:
     file = prompts(
         tmp_path,
         {
@@ -39,7 +39,7 @@ def test_prompts_have_answers_wrong_ones_and_spans_at_their_tokens(tmp_path: Pat
     assert bytes(inputs["labels"].tolist()) == b"CH"
 
 
-def test_prompts_that_are_not_clear_are_refused_with_their_line(tmp_path: Path) -> None:
+def test_ambiguous_prompts_are_refused_with_their_line(tmp_path: Path) -> None:
     good = {"prompt": "a b a", "answer": "x", "wrong": "y", "spans": {"s": "b"}}
     for change, said in [
         ({"prompt": 3}, "'prompt' is a number, expected a text"),
@@ -48,6 +48,7 @@ def test_prompts_that_are_not_clear_are_refused_with_their_line(tmp_path: Path) 
         ({"answer": None}, "'answer' is a null"),
         ({"answer": ""}, "'answer' has no tokens"),
         ({"wrong": "x2"}, "begin with the same token, 'x'"),
+        ({"answer": " x", "wrong": " y"}, "a common space goes to the prompt's end"),
         ({"spans": {"s": "c"}}, "'c' is not in the prompt"),
         ({"spans": {"s": "a"}}, "more than once"),
         ({"spans": {"s": [1, 6]}}, "first < end <= 5"),

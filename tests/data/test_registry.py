@@ -45,14 +45,14 @@ def test_the_names_are_public() -> None:
 
 
 @pytest.mark.cases("name", NAMES)
-def test_a_name_stands_for_a_source_that_knows_it(name: str) -> None:
+def test_a_name_gives_its_source(name: str) -> None:
     module, constant = registry._SOURCES[name]
     source = getattr(import_module(module), constant)
     assert isinstance(source, Source)
     assert source.name == name
 
 
-def test_an_unknown_name_comes_with_the_nearest() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     expected = [Problem("data.name", "unknown data set 'cifar'", "did you mean 'cifar10' or 'cifar100'?")]
     assert problems(name="cifar") == expected
     with pytest.raises(SpecError) as caught:
@@ -60,7 +60,7 @@ def test_an_unknown_name_comes_with_the_nearest() -> None:
     assert caught.value.errors == expected
 
 
-def test_all_mistakes_are_found_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_together(tmp_path: Path) -> None:
     found = problems(
         name="mnist",
         root=str(tmp_path),
@@ -90,7 +90,7 @@ def test_misfits_of_both_splits_are_found_at_once() -> None:
     }
 
 
-def test_a_misfit_shared_by_both_splits_is_told_once() -> None:
+def test_a_misfit_of_both_splits_is_reported_once() -> None:
     assert [p.where for p in problems(name="digits", transforms={"random_crop": {"size": 9}})] == [
         "data.transforms.random_crop"
     ]
@@ -130,7 +130,7 @@ def test_values_are_transformed() -> None:
     assert torch.equal(torch.as_tensor(normal), plain * 2 - 1)
 
 
-def test_a_home_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (problem,) = problems(name="mnist", root="~/mine")
     assert str(tmp_path / "mine") in problem.what
@@ -144,13 +144,13 @@ def test_a_relative_root_is_shown_as_the_absolute_path_looked_at(
     assert str(tmp_path / "mine") in problem.what
 
 
-def test_a_path_that_the_system_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
+def test_a_path_that_the_system_refuses_is_a_configuration_error(tmp_path: Path) -> None:
     (problem,) = problems(name="imagenet", root=str(tmp_path / ("x" * 300)))
     assert problem.where == "data.root"
     assert "x" * 300 in problem.what
 
 
-def test_a_file_that_cannot_be_opened_is_the_users_to_mend(
+def test_a_file_that_cannot_be_opened_is_a_configuration_error(
     mnist_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: str) -> None:

@@ -8,7 +8,7 @@ from token_samples import made, real, refusal
 from hookrun.data.samples import IGNORED
 
 
-def test_repeated_tokens_are_repeated_and_what_follows_is_certain() -> None:
+def test_the_second_half_repeats_the_first_and_is_predictable() -> None:
     _, samples = made("repeated_tokens", half=[2, 9], vocab_size=12, val_size=50)
     spans = samples.spans(torch.arange(50))
     lengths = set()

@@ -42,17 +42,17 @@ def test_past_the_end_is_an_index_error() -> None:
         Transformed(ROWS, [double])[3]
 
 
-def test_steps_apply_in_order_to_the_input_alone() -> None:
+def test_transforms_apply_in_order_to_the_input_only() -> None:
     value, target = Transformed(ROWS, [double, increase])[2]
     assert (float(value), int(target)) == (5, 20)  # type: ignore[arg-type]
 
 
-def test_the_source_stays_as_it_was() -> None:
+def test_the_source_is_not_changed() -> None:
     Transformed(ROWS, [double])[1]
     assert float(ROWS[1][0]) == 1  # type: ignore[arg-type]
 
 
-def test_inputs_by_name_take_no_steps() -> None:
+def test_inputs_by_name_take_no_transforms() -> None:
     with pytest.raises(TypeError, match="one input tensor, found dict"):
         Transformed(Named(), [double])[0]
 

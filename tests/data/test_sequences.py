@@ -16,7 +16,7 @@ def read(*each: tuple[list[int], int]) -> ReadSequences:
     return found
 
 
-def test_each_comes_back_with_its_line() -> None:
+def test_each_sequence_is_read_back_with_its_line() -> None:
     found = read(([1, 2, 3], 1), ([4], 5), ([5, 6], 9))
     assert (len(found), found.tokens, found.longest) == (3, 6, 3)
     assert [found[number].tolist() for number in range(3)] == [[1, 2, 3], [4], [5, 6]]

@@ -1,4 +1,4 @@
-"""A split is a partition of the right size, the same on every machine and in every year."""
+"""A split is a partition of the right size, the same on every machine and in every version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STRICT_FRACTIONS = st.floats(0, 1, exclude_min=True, exclude_max=True)
 
 
 @given(st.integers(0, 300), FRACTIONS)
-def test_the_parts_share_nothing_and_leave_nothing_out(total: int, fraction: float) -> None:
+def test_the_parts_are_disjoint_and_complete(total: int, fraction: float) -> None:
     train, val = split_indices(total, fraction)
     assert sorted(train + val) == list(range(total))
     assert train == sorted(train)
@@ -28,11 +28,11 @@ def test_the_validation_part_is_the_fraction_to_within_one_sample(total: int, fr
 
 
 @given(st.integers(2, 300), STRICT_FRACTIONS)
-def test_neither_part_is_empty_unless_asked_for(total: int, fraction: float) -> None:
+def test_neither_part_is_empty_unless_requested(total: int, fraction: float) -> None:
     assert 0 < val_count(total, fraction) < total
 
 
-def test_all_or_nothing() -> None:
+def test_a_fraction_of_0_or_1_gives_one_empty_part() -> None:
     assert split_indices(3, 0) == ([0, 1, 2], [])
     assert split_indices(3, 1) == ([], [0, 1, 2])
 
@@ -47,5 +47,5 @@ def test_a_stratified_split_takes_the_fraction_of_each_class(labels: list[int], 
     }
 
 
-def test_the_split_stays_what_it_is() -> None:
+def test_the_split_has_the_recorded_indices() -> None:
     assert split_indices(12, 0.25)[1] == [4, 6, 11]

@@ -1,4 +1,4 @@
-"""Headers tell shapes and dtypes without the tensors; what cannot be read is an error at the key of the file."""
+"""Headers give shapes and dtypes without reading tensors; an unreadable file is an error at its key."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_arrays_of_any_byte_order_and_layout_are_read(tmp_path: Path, order: str
     assert read_tensors(tmp_path / "x.npz", WHERE, "a")["a"].tolist() == [[1, 2, 3], [4, 5, 6]]
 
 
-def test_arrays_that_are_no_tensors_are_told_apart_and_never_unpickled(tmp_path: Path) -> None:
+def test_arrays_of_other_dtypes_are_recognised_and_never_unpickled(tmp_path: Path) -> None:
     path = tmp_path / "x.npz"
     np.savez(
         path,

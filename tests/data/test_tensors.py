@@ -1,4 +1,4 @@
-"""One's own tensors: any names, one input or several, with a target or without, from one file or two."""
+"""The user's own tensors: any names, one input or several, with a target or without, from one file or two."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_two_files_are_the_two_splits(root: Path) -> None:
     assert describe(config).sizes == {"train": ROWS, "val": 2}
 
 
-def test_one_of_two_files_will_do_where_only_it_is_used(root: Path) -> None:
+def test_one_of_two_files_suffices_where_only_one_is_used(root: Path) -> None:
     config = section(root, val_file="x.npz")
     assert describe(config, "val").sizes == {"train": 0, "val": ROWS}
     assert wheres(config, "train") == ["data.args.train_file"]
@@ -118,7 +118,7 @@ def test_floating_point_becomes_the_models_usual_dtype(root: Path, name: str) ->
     assert (info.dtype, info.target_dtype) == (value.dtype, target.dtype) == (torch.float32, torch.float32)
 
 
-def test_floating_point_stays_what_it_is_where_asked(root: Path) -> None:
+def test_the_floating_point_dtype_is_kept_if_requested(root: Path) -> None:
     config = section(root, file="x.npz", input="half", target="double", dtype=None)
     info = describe(config)
     value, target = load(config, "train", seed=0)[0]
@@ -129,7 +129,7 @@ def test_floating_point_stays_what_it_is_where_asked(root: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "target_dtype"), [("target", torch.int64), ("bytes", torch.int64), ("flags", torch.bool)]
 )
-def test_integer_targets_become_labels_and_inputs_stay(
+def test_integer_targets_become_labels_and_inputs_keep_their_dtype(
     root: Path, name: str, target_dtype: torch.dtype
 ) -> None:
     config = section(root, file="x.npz", input="bytes", target=name)
@@ -178,7 +178,7 @@ def test_images_take_transforms(root: Path) -> None:
     assert value.shape == (1, 4, 4)
 
 
-def test_the_number_of_labels_is_what_one_says(root: Path) -> None:
+def test_the_number_of_labels_can_be_given(root: Path) -> None:
     assert describe(section(root, file="x.npz")).num_classes is None
     assert describe(section(root, file="x.npz", num_classes=3)).num_classes == 3
 
@@ -198,11 +198,11 @@ def test_samples_pickle_for_worker_processes(root: Path) -> None:
         {"file": "x.npz", "input": ["a", "a"]},
     ],
 )
-def test_arguments_that_say_nothing_or_two_things_are_refused(root: Path, args: dict[str, Any]) -> None:
+def test_missing_and_contradictory_arguments_are_refused(root: Path, args: dict[str, Any]) -> None:
     assert wheres(section(root, **args)) == ["data.args"]
 
 
-def test_a_missing_tensor_comes_with_the_nearest_names(root: Path) -> None:
+def test_a_missing_tensor_is_reported_with_the_nearest_names(root: Path) -> None:
     config = section(root, file="x.npz", input="inputs", target="labels")
     first, second = problems(config)
     assert first[0] == "data.args.input"
@@ -225,7 +225,9 @@ def test_a_missing_tensor_comes_with_the_nearest_names(root: Path) -> None:
         ({"input": "words"}, "data.args.input", "of a type that is not supported"),
     ],
 )
-def test_tensors_that_are_no_rows_of_samples(root: Path, args: dict[str, Any], where: str, what: str) -> None:
+def test_tensors_that_are_not_rows_of_samples_are_refused(
+    root: Path, args: dict[str, Any], where: str, what: str
+) -> None:
     with np.load(root / "x.npz") as arrays:
         np.savez(root / "y.npz", words=np.asarray(["a"] * ROWS), **arrays)
     (found,) = problems(section(root, file="y.npz", **args))

@@ -30,8 +30,20 @@ def test_packed_text_is_all_of_it_in_order_and_documents_are_lines(tmp_path: Pat
     assert (len(train), len(val)) == (80, 20)
     both = {part.file(n) for part in (train, val) for n in range(len(part))}
     assert len(both) == 100
-    path.write_text("something else\n")  # the same file with other content is read anew
+    path.write_text("something else\n")  # the same file with other content is read again
     assert len(made("text", file=str(path), packed=False, val_fraction=1.0)[1]) == 1
+
+
+def test_a_text_too_short_for_two_samples_is_told_how_long_a_sample_is(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.txt"
+    path.write_text("one\ntwo\n")
+    said = refusal("text", "val", file=str(path))
+    assert (
+        "a sample is 128 tokens: data.args.length=N makes it shorter" in said
+        and "data.args.packed=false" in said
+    )
+    path.write_text("one\n")
+    assert "data.args.length" not in refusal("text", "val", file=str(path), packed=False)
 
 
 def test_jsonl_text_keeps_documents_apart(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR: read from where torchvision puts them, never unpickled unless they are the published files."""
+"""MNIST and CIFAR: read from torchvision's folders, unpickled only if they are the published files."""
 
 from __future__ import annotations
 
@@ -112,11 +112,11 @@ def test_only_the_missing_files_are_named(mnist_root: Path) -> None:
 
 
 @pytest.mark.cases("download", [False, True])
-def test_without_a_root_there_is_nowhere_to_look_or_to_download_to(download: bool) -> None:
+def test_without_a_root_the_error_says_how_to_give_one(download: bool) -> None:
     found = problem(lambda: describe(Data(name="mnist", args={"download": download})))
     assert (found.where, found.what) == (
         "data.root",
-        "the data set 'mnist' lies in a folder, and none is given",
+        "the data set 'mnist' is read from a folder, and none is given",
     )
 
 
@@ -193,7 +193,7 @@ def test_what_will_be_downloaded_can_be_described_without_a_network(
 
 
 @pytest.mark.parametrize("name", [*MNIST_LIKE, *CIFAR_LIKE])
-def test_a_failed_download_is_one_error_with_the_way_round_the_network(
+def test_a_failed_download_is_one_error_that_says_how_to_do_without(
     tmp_path: Path, name: str, offline: list[float | None]
 ) -> None:
     found = problem(lambda: load(section(name, tmp_path, download=True), "train", seed=0))
@@ -207,7 +207,7 @@ def test_a_failed_download_is_one_error_with_the_way_round_the_network(
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
-def test_what_is_there_is_not_downloaded_again(
+def test_existing_files_are_not_downloaded_again(
     name: str, mnist_root: Path, cifar_root: Path, offline: list[float | None]
 ) -> None:
     assert len(load(section(name, mnist_root, download=True), "train", seed=0)) in (6, 10)

@@ -1,4 +1,4 @@
-"""Transforms by name: torchvision's own, with arguments that are checked before and samples that are checked too."""
+"""Transforms by name: torchvision's own, with arguments that are checked first and samples that are checked too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.data.pipeline import Pipeline
 from hookrun.data.transforms import NAMES, Transform, make_transform
 from hookrun.errors import Problem, SpecError
 
-# An example of each, and what torchvision calls it; the test of the list itself keeps it whole.
+# An example of each, and torchvision's equivalent; a test checks that the list is complete.
 EXAMPLES: dict[str, tuple[dict[str, Any], torch.nn.Module | None]] = {
     "resize": ({"size": [4, 6]}, v2.Resize([4, 6])),
     "center_crop": ({"size": 4}, v2.CenterCrop(4)),
@@ -94,7 +94,7 @@ def test_interpolation_is_chosen_by_name() -> None:
 
 
 @pytest.mark.cases("name", sorted(set(NAMES) - {"flatten", "to_dtype"}))
-def test_what_works_on_images_takes_nothing_else(name: str) -> None:
+def test_transforms_of_images_refuse_other_samples(name: str) -> None:
     assert misfit(name, (64,), **EXAMPLES[name][0]) == "it takes an image [C, H, W]"
     assert misfit(name, (3, 8, 8), **EXAMPLES[name][0]) is None
 

@@ -1,4 +1,4 @@
-"""What can be told of a constructor's arguments before it is called, and what it says itself."""
+"""A constructor's arguments: what is known before it is called, and the errors that it raises itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ samples = st.builds(
 
 
 @examples(samples)
-def test_what_follows_from_the_data_is_positive_and_the_rest_has_a_reason(sample: DataDefaults) -> None:
+def test_arguments_from_the_data_are_positive_and_missing_ones_have_a_reason(sample: DataDefaults) -> None:
     values = sample.values()
     assert set(values) <= set(FROM_DATA)
     for name in set(FROM_DATA) - set(values):
@@ -53,7 +53,7 @@ def test_channels_and_size_are_those_of_images_only() -> None:
     assert DataDefaults((-1, 4, 5), None).values() == {"image_size": (4, 5)}
 
 
-def test_only_arguments_that_the_data_can_tell_may_be_null_for_it() -> None:
+def test_only_arguments_that_the_data_can_supply_may_be_null() -> None:
     assert given({"num_classes": None, "in_channels": 3, "dropout": None}) == {
         "in_channels": 3,
         "dropout": None,
@@ -68,7 +68,7 @@ def test_a_call_with_problems_is_never_made() -> None:
     assert called == []
 
 
-def test_what_a_constructor_says_is_shown_with_the_arguments_it_got() -> None:
+def test_a_constructor_s_error_is_shown_with_its_arguments() -> None:
     with pytest.raises(SpecError) as caught:
         construct(
             ModelCall(nn.Conv2d, {"in_channels": 3, "out_channels": 4, "kernel_size": 1, "groups": 2}), "net"

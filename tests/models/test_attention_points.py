@@ -35,7 +35,7 @@ def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -
     theirs = (
         [*expected.encoder_attentions, *expected.decoder_attentions] if name == T5 else expected.attentions
     )
-    if name == T5:  # self and cross attention of each layer of the decoder in turns
+    if name == T5:  # self-attention and cross-attention alternate in the decoder's layers
         assert len(patterns) == 6
         patterns = [*patterns[:2], *patterns[2::2]]
     assert all(torch.equal(a, b) for a, b in zip(patterns, theirs, strict=True))
@@ -51,7 +51,7 @@ def test_points_equal_eager_attention_exactly_and_hooks_on_them_act(name: str) -
 
 
 def _without_head_1(model: nn.Module, name: str) -> nn.Module:
-    """The model whose output projections take nothing of head 1, which is of width 8."""
+    """The model with the rows of head 1, which has width 8, zeroed in its output projections."""
     model = copy.deepcopy(model)
     for path, module in model.named_modules():
         last = path.rpartition(".")[2]
@@ -64,7 +64,7 @@ def _without_head_1(model: nn.Module, name: str) -> nn.Module:
     return model
 
 
-def test_values_at_the_points_are_by_position_and_head() -> None:
+def test_values_at_the_points_have_positions_and_heads() -> None:
     model = random_model("llama", "points")
     assert set(attention_points.POINTS) <= set(dict(model.model.layers[0].self_attn.named_children()))
     hooks = {
@@ -99,7 +99,7 @@ def test_results_of_the_heads_sum_to_the_output_projection_and_can_be_edited(nam
     assert next(iter(installed.captures["seen"].values()))[0].shape == (3, 10, 4, 32)
 
 
-def test_results_are_refused_where_there_are_none() -> None:
+def test_results_are_refused_for_models_without_an_output_projection() -> None:
     config = {**SIZES, "model_type": "bert"}
     said = problem(attention="points", result=True, config=config, **{"class": "masked_lm"})
     assert "has no output projection of its own" in said
@@ -108,7 +108,7 @@ def test_results_are_refused_where_there_are_none() -> None:
 
 @pytest.mark.cases("name", ["llama", "bert"])
 def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
-    """One of them computes its softmax in float32, the other does not."""
+    """One of the two models computes its softmax in float32, the other does not."""
     inputs = batch(name)
     found = [random_model(name, each, dtype="bfloat16")(**inputs).logits for each in ("eager", "points")]
     assert found[0].dtype is torch.bfloat16 and torch.equal(*found)
@@ -117,12 +117,12 @@ def test_points_equal_eager_attention_in_bfloat16_too(name: str) -> None:
 @pytest.mark.cases(
     ("name", "said"),
     [
-        ("gpt_oss", "the attention of GptOssAttention is computed in another way than ours"),
-        ("mamba", "has no module whose attention"),
+        ("gpt_oss", "the attention of GptOssAttention is not computed as hookrun's is"),
+        ("mamba", "has no attention module whose attention function transformers can replace"),
         ("gptj", "does not let another function compute its attention"),
     ],
 )
-def test_points_are_refused_where_they_would_not_be_the_models_own(name: str, said: str) -> None:
+def test_points_are_refused_where_they_would_differ_from_the_model_s_attention(name: str, said: str) -> None:
     sizes = {
         "gpt_oss": {**GROUPED, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
         "mamba": {"hidden_size": 16, "num_hidden_layers": 1, "vocab_size": None},
@@ -132,5 +132,5 @@ def test_points_are_refused_where_they_would_not_be_the_models_own(name: str, sa
     assert said in message and "model.args.attention" in message
 
 
-def test_our_attention_names_what_it_knows_of_theirs() -> None:
+def test_the_known_arguments_include_those_of_hookrun_s_attention() -> None:
     assert set(inspect.signature(attention_points.attention).parameters) <= attention_points._KNOWN

@@ -1,4 +1,4 @@
-"""The small convolutional network: its modules in the order in which they run, and what it learns."""
+"""The small convolutional network: the order of its modules, and its accuracy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_cnn_runs_its_modules_in_the_order_of_their_names_and_nothing_else() -> 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Small batches are no work to share, and threads that wait for each other are slow on a busy machine."""
+    """Small batches are not worth sharing, and threads that wait for each other are slow on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_thread")
 def test_cnn_reads_97_of_100_digits_after_five_epochs() -> None:
-    """Real images: 1,437 to learn from, 360 others to be read."""
+    """Real images: 1,437 for training, 360 for validation."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()

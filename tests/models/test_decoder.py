@@ -1,4 +1,4 @@
-"""model=decoder: the modules that one may hook, and padding on either side."""
+"""model=decoder: a module at every point to hook, and padding on either side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OF_A_BLOCK = [
 ]
 
 
-def test_every_place_is_a_module_in_the_order_in_which_it_runs() -> None:
+def test_every_point_is_a_module_in_the_order_of_computation() -> None:
     names = [name for name, _ in made(layers=1).named_modules()]
     assert names == [
         *("", "embed", "pos_embed", "blocks", "blocks.0"),
@@ -32,7 +32,7 @@ def test_every_place_is_a_module_in_the_order_in_which_it_runs() -> None:
 
 @pytest.mark.cases("positions", ["learned", "rotary"])
 @pytest.mark.cases("mlp", [True, False])
-def test_a_prompt_in_a_padded_batch_gives_what_it_gives_alone(positions: str, mlp: bool) -> None:
+def test_a_prompt_has_the_same_results_in_a_padded_batch_and_alone(positions: str, mlp: bool) -> None:
     model = scrambled(made(positions=positions, mlp=mlp))
     ids = torch.randint(20, (3, 10), generator=torch.Generator().manual_seed(0))
     mask = torch.ones(3, 10, dtype=torch.int64)
@@ -43,13 +43,13 @@ def test_a_prompt_in_a_padded_batch_gives_what_it_gives_alone(positions: str, ml
     assert batch.isfinite().all()
     later = ids.clone()
     later[:, 7:] = 0
-    torch.testing.assert_close(model(later)[:, :7], model(ids)[:, :7])  # nothing looks ahead
+    torch.testing.assert_close(model(later)[:, :7], model(ids)[:, :7])  # no token attends to a later one
     moved = model(ids, position_ids=torch.arange(10)[None] + 2)
     same = torch.allclose(moved, model(ids), atol=1e-4)
-    assert same is (positions == "rotary")  # which knows distances only
+    assert same is (positions == "rotary")  # which depends on distances only
 
 
-def test_what_the_modules_show_is_what_the_model_computes_with() -> None:
+def test_the_modules_outputs_are_the_values_that_the_model_uses() -> None:
     model = scrambled(made(layers=1))
     paths = ("q", "k", "v", "scores", "pattern", "z", "heads", "out")
     hooks = {
@@ -77,7 +77,7 @@ def test_what_the_modules_show_is_what_the_model_computes_with() -> None:
     torch.testing.assert_close(seen["heads"].sum(2) + attn.out.bias, seen["out"])
 
 
-def test_sizes_come_from_the_data_or_are_asked_for_and_what_cannot_be_is_refused() -> None:
+def test_sizes_come_from_the_data_or_are_required_and_impossible_ones_are_refused() -> None:
     assert "the data set's samples are not of tokens" in problem(vocab_size=None, length=None)
     assert "width 10 is not a multiple of heads 4" in problem(width=10)
     assert "even width of each head" in problem(width=12, positions="rotary")

@@ -1,4 +1,4 @@
-"""A user's own factory runs only where the person at the keyboard trusts its package; nothing is imported before."""
+"""A user's own factory runs only if the user trusts its package; nothing of it is imported before."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A current directory that holds the package, off the path as for the console script."""
+    """A current directory that contains the package and is not on `sys.path`, as with the console script."""
     package = tmp_path / PACKAGE
     package.mkdir()
     (package / "__init__.py").touch()
@@ -79,7 +79,7 @@ def imported() -> bool:
 
 
 def install(site: Path, group: str = "hookrun.models") -> None:
-    """Metadata of an installed package, with an entry point."""
+    """Create the metadata of an installed package with an entry point."""
     info = site / f"{PACKAGE}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(
@@ -149,11 +149,11 @@ def test_a_package_of_the_current_directory_does_not_replace_an_installed_one(
 
 
 @pytest.mark.parametrize("name", ["getcwd", "not_ours"])
-def test_only_what_the_package_itself_defines_is_a_factory(folder: Path, name: str) -> None:
+def test_only_functions_defined_in_the_package_are_factories(folder: Path, name: str) -> None:
     assert problem(f"models:{name}").where == "model.factory"
 
 
-# --- where it is found
+# --- where it is looked for
 
 
 def test_the_current_directory_is_on_the_path_for_the_factory_only(folder: Path) -> None:
@@ -175,17 +175,17 @@ def test_the_current_directory_is_on_the_path_for_the_factory_only(folder: Path)
         ("models:build_list", "returned list, not a torch.nn.Module"),
     ],
 )
-def test_what_is_wrong_with_a_factory_is_said(folder: Path, factory: str, said: str) -> None:
+def test_an_error_says_what_is_wrong_with_a_factory(folder: Path, factory: str, said: str) -> None:
     found = problem(factory)
     assert found.where == "model.factory"
     assert said in found.what
 
 
-def test_an_error_while_importing_names_the_line(folder: Path) -> None:
+def test_an_error_during_import_names_the_line(folder: Path) -> None:
     assert f"{folder / PACKAGE / 'failing.py'}:3" in problem("failing:build").what
 
 
-def test_a_package_that_is_not_there_is_said_to_be_looked_for_here(folder: Path) -> None:
+def test_a_missing_package_is_an_error_that_names_the_folder(folder: Path) -> None:
     config = Model(name="python", factory="hookrun_test_gone.models:build")
     with pytest.raises(SpecError, match=f"no package 'hookrun_test_gone', neither installed nor in {folder}"):
         build(config, sample_shape=None, num_classes=None, trust=frozenset({"hookrun_test_gone"}))
@@ -194,7 +194,7 @@ def test_a_package_that_is_not_there_is_said_to_be_looked_for_here(folder: Path)
 @pytest.mark.parametrize(
     "text", ["", "???", "models", "a.b.c", ":build", "a:", "a:b:c", "a.b:c.d", "a b:c", ".a:b", "a/b:c"]
 )
-def test_a_factory_is_a_module_and_a_name(folder: Path, text: str) -> None:
+def test_a_factory_must_be_a_module_and_a_name(folder: Path, text: str) -> None:
     with pytest.raises(SpecError, match=r"not of the form package\.module:function"):
         build(Model(name="python", factory=text), sample_shape=None, num_classes=None, trust=TRUSTED)
 
@@ -202,7 +202,7 @@ def test_a_factory_is_a_module_and_a_name(folder: Path, text: str) -> None:
 # --- its arguments
 
 
-def test_arguments_are_given_by_name(folder: Path) -> None:
+def test_arguments_are_passed_by_name(folder: Path) -> None:
     built = model("models:build", width=5, depth=3)
     assert [tuple(p.shape) for p in built.parameters() if p.dim() == 2] == [(5, 5)] * 3
 
@@ -211,16 +211,16 @@ def test_a_class_is_a_factory_too(folder: Path) -> None:
     assert type(model("models:Net")).__name__ == "Net"
 
 
-def test_an_unknown_argument_is_refused_with_the_nearest(folder: Path) -> None:
+def test_an_unknown_argument_is_refused_with_the_nearest_name(folder: Path) -> None:
     found = problem("models:build", widht=5)
     assert (found.where, "did you mean 'width'?" in found.what) == ("model.args.widht", True)
 
 
-def test_a_required_argument_is_asked_for(folder: Path) -> None:
+def test_a_missing_required_argument_is_an_error(folder: Path) -> None:
     assert problem("models:needs").where == "model.args.width"
 
 
-def test_what_the_factory_raises_is_shown_with_its_line(folder: Path) -> None:
+def test_an_error_in_the_factory_is_shown_with_its_line(folder: Path) -> None:
     found = problem("models:build_any", in_features=2, out_features="3")
     line = 1 + SOURCE.splitlines().index("    return nn.Linear(**kwargs)")
     assert found.where == "model.args"

@@ -1,4 +1,4 @@
-"""model=decoder with `path`: the weights of a GPT-2 that transformers saved."""
+"""model=decoder with `path`: the weights of a GPT-2 saved by transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gpt2(tmp_path: Path) -> tuple[nn.Module, Path]:
     return model, tmp_path / "gpt2"
 
 
-def test_a_folder_of_gpt2_gives_its_numbers_alone_and_padded(gpt2: tuple[nn.Module, Path]) -> None:
+def test_a_folder_of_gpt2_gives_transformers_results_alone_and_padded(gpt2: tuple[nn.Module, Path]) -> None:
     theirs, folder = gpt2
     ours = made(path=str(folder))
     ids = torch.randint(50, (3, 12), generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ def test_a_folder_of_gpt2_gives_its_numbers_alone_and_padded(gpt2: tuple[nn.Modu
     assert "which" in problem(path=str(folder), width=32) and "decides" in problem(path=str(folder), width=32)
 
 
-def test_a_folder_that_is_not_a_whole_gpt2_is_refused_with_what_is_wrong(
+def test_an_incomplete_or_wrong_folder_is_refused_with_the_reason(
     gpt2: tuple[nn.Module, Path], tmp_path: Path
 ) -> None:
     folder = gpt2[1]
@@ -66,7 +66,7 @@ def test_a_folder_that_is_not_a_whole_gpt2_is_refused_with_what_is_wrong(
     assert "a model of type 'llama'" in changed(model_type="llama")
     assert "activation_function: 'swish'" in changed(activation_function="swish")
     assert "of other shapes" in changed(n_inner=7)
-    assert "of other shapes" in changed(n_embd=2**20, n_head=2)  # no memory is taken for it
+    assert "of other shapes" in changed(n_embd=2**20, n_head=2)  # no memory is allocated for it
     assert "layers: found 1000000000" in changed(n_layer=10**9)
     assert "layer_norm_epsilon" in changed(layer_norm_epsilon="tiny")
     (folder / "config.json").write_text("[" * 100_000)

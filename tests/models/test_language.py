@@ -16,7 +16,7 @@ from hookrun.spec.experiment import Model
 pytest.importorskip("transformers")
 
 
-def test_targets_reach_the_logits_of_an_output() -> None:
+def test_a_target_names_the_logits_of_an_output() -> None:
     model, inputs = random_model("gpt2", "sdpa"), batch("gpt2")
     hooks = {"out": {"select": "", "hook": "forward", "action": "scale", "factor": 2, "target": "logits"}}
     with torch.no_grad():
@@ -36,7 +36,9 @@ def test_a_saved_model_is_loaded_from_safetensors_alone(tmp_path: Path) -> None:
     assert origin(Model(name="transformers", args={"path": str(tmp_path / "safe")})) == str(tmp_path / "safe")
     with pytest.warns(HookrunWarning, match="lacks 1 of the model's .*score.weight; they are random"):
         made(path=str(tmp_path / "safe"), **{"class": "sequence_classification"})
-    assert "'seq2seq_lm' is not among" in problem(path=str(tmp_path / "safe"), **{"class": "seq2seq_lm"})
+    assert "has no 'seq2seq_lm' model of the type" in problem(
+        path=str(tmp_path / "safe"), **{"class": "seq2seq_lm"}
+    )
     model.config.save_pretrained(tmp_path / "pickled")
     torch.save(model.state_dict(), tmp_path / "pickled" / "pytorch_model.bin")
     assert "no model that transformers can load from safetensors" in problem(path=str(tmp_path / "pickled"))

@@ -1,4 +1,4 @@
-"""The multi-layer perceptron: linear layers and ReLU in turns."""
+"""The multi-layer perceptron: alternating linear layers and ReLU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hookrun.models.mlp import MLP
 
 
-def test_mlp_has_linear_and_relu_in_turns_and_ends_in_fc() -> None:
+def test_mlp_alternates_linear_and_relu_and_ends_in_fc() -> None:
     model = MLP(64, 10, (7, 5))
     assert [(name, type(m).__name__) for name, m in model.named_modules() if not list(m.children())] == [
         ("flatten", "Flatten"),

@@ -1,4 +1,4 @@
-"""What every model of our own promises: built from the data set's shape alone, named in conf/, light to import."""
+"""Promises of every model of hookrun: built from the data's shape alone, one file in conf/, cheap to import."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def built(name: str, shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, **ar
 
 @each_own
 @pytest.mark.cases("shape", [(1, 8, 8), (3, 10, 10)])
-def test_a_model_takes_the_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
+def test_a_model_accepts_batches_of_any_image_data(name: str, shape: tuple[int, ...]) -> None:
     output = built(name, shape)(torch.rand(4, *shape))
     assert output.isfinite().all()
 
@@ -45,7 +45,7 @@ def test_a_model_can_be_trained_by_the_mean_of_its_output(name: str) -> None:
 
 
 @each_own
-def test_no_submodule_takes_the_place_of_a_method_of_the_module(name: str) -> None:
+def test_no_submodule_is_named_like_a_method_of_the_module(name: str) -> None:
     shadowed = [
         child for module in built(name).modules() for child in module._modules if hasattr(nn.Module, child)
     ]
@@ -62,7 +62,7 @@ def test_one_seed_gives_equal_weights(name: str) -> None:
 
 
 @each_own
-def test_every_model_of_ours_has_its_file_in_conf(name: str) -> None:
+def test_every_model_of_hookrun_has_its_file_in_conf(name: str) -> None:
     assert yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))["name"] == name
 
 
@@ -97,7 +97,7 @@ def test_a_file_in_conf_lists_only_arguments_that_the_model_takes(file: Path) ->
         assert set(config.args) <= {"num_classes"}
 
 
-def test_names_cost_no_torch_and_own_data_and_models_no_other_library() -> None:
+def test_names_import_no_torch_and_own_data_and_models_no_other_library() -> None:
     program = (
         "import sys\n"
         "from hookrun.data import describe, load, names\n"
@@ -115,7 +115,7 @@ def test_names_cost_no_torch_and_own_data_and_models_no_other_library() -> None:
     assert (done.stdout, done.stderr) == ("['torch']\n", "")
 
 
-def test_no_relu_of_ours_works_in_place() -> None:
+def test_no_relu_of_hookrun_s_models_works_in_place() -> None:
     relus = [m for name in OF_IMAGES for m in built(name).modules() if isinstance(m, nn.ReLU)]
     assert relus
     assert not any(relu.inplace for relu in relus)

@@ -20,7 +20,7 @@ def problems(
     return caught.value.errors
 
 
-def test_our_own_torchvisions_and_python_share_one_namespace() -> None:
+def test_hookrun_s_models_torchvision_s_and_python_share_one_namespace() -> None:
     assert {"mlp", "cnn", "tutorial/testnet", "resnet18", "vit_b_16", "python"} <= set(names())
     assert len(names()) == len(set(names()))
     assert set(own_names()) < set(names())
@@ -43,24 +43,24 @@ def test_sizes_come_from_the_data() -> None:
     assert model.fc.weight.shape == (100, 128 * 8 * 8)
 
 
-def test_a_given_argument_wins_over_the_data_and_null_stands_for_the_data() -> None:
+def test_a_given_argument_overrides_the_data_and_null_uses_the_data() -> None:
     config = Model(name="mlp", args={"num_classes": 3, "in_features": None})
     model = build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
     assert {name: tuple(p.shape) for name, p in model.named_parameters()}["fc.weight"] == (3, 64)
     assert {name: tuple(p.shape) for name, p in model.named_parameters()}["layers.0.weight"] == (64, 64)
 
 
-def test_null_for_the_data_is_no_argument_of_a_model_that_has_no_use_for_it() -> None:
+def test_null_is_not_passed_to_a_model_without_the_argument() -> None:
     config = Model(name="mlp", args={"in_channels": None, "image_size": None})
     build(config, sample_shape=(1, 8, 8), num_classes=10, trust=frozenset())
 
 
-def test_a_model_that_brings_its_own_data_needs_none() -> None:
+def test_a_model_with_its_own_inputs_needs_no_data() -> None:
     model = build(Model(name="tutorial/add"), sample_shape=None, num_classes=None, trust=frozenset())
     assert model().shape == (1,)
 
 
-def test_what_the_data_does_not_tell_is_asked_for() -> None:
+def test_an_argument_that_the_data_cannot_supply_is_required() -> None:
     found = problems(Model(name="cnn"), shape=(64,), classes=None)
     assert [p.where for p in found] == [
         "model.args.in_channels",
@@ -71,7 +71,7 @@ def test_what_the_data_does_not_tell_is_asked_for() -> None:
     assert "the data set names no number of classes" in found[2].what
 
 
-def test_a_size_that_differs_from_sample_to_sample_is_asked_for() -> None:
+def test_a_size_that_differs_between_samples_is_required() -> None:
     assert [p.where for p in problems(Model(name="mlp"), shape=(3, -1, -1))] == ["model.args.in_features"]
     assert [p.where for p in problems(Model(name="cnn"), shape=(3, -1, -1))] == ["model.args.image_size"]
 
@@ -102,7 +102,7 @@ def test_a_value_that_does_not_fit_is_refused_before_a_module_is_built(value: ob
     assert {p.where.removesuffix(".0").removesuffix(".1") for p in found} == {"model.args.channels"}
 
 
-def test_a_misfit_is_told_in_the_words_of_yaml() -> None:
+def test_a_wrong_type_is_reported_in_the_words_of_yaml() -> None:
     found = problems(Model(name="mlp", args={"hidden": 64})) + problems(
         Model(name="cnn", args={"channels": [1]})
     )
@@ -114,7 +114,7 @@ def test_images_that_are_too_small_for_the_model_are_refused() -> None:
     assert (problem.where, "found 3" in problem.what) == ("model.args.image_size.0", True)
 
 
-def test_nobody_publishes_weights_for_our_own_models() -> None:
+def test_there_are_no_published_weights_for_hookrun_s_models() -> None:
     [problem] = problems(Model(name="cnn", weights="DEFAULT"))
     assert problem.where == "model.weights"
     assert "'cnn'" in problem.what

@@ -1,4 +1,4 @@
-"""torchvision's models by name, their published weights by name, and no download that nobody asked for."""
+"""torchvision's models by name, their published weights by name, and no unrequested download."""
 
 from __future__ import annotations
 
@@ -59,21 +59,21 @@ def test_the_number_of_classes_comes_from_the_data() -> None:
     assert small("squeezenet1_1", num_classes=3)(torch.rand(2, 3, 64, 64)).shape == (2, 3)
 
 
-def test_a_model_without_a_number_of_classes_gets_none() -> None:
+def test_a_model_without_classes_gets_no_num_classes() -> None:
     assert "num_classes" not in vision.prepare(Model(name="raft_small"), DIGITS).args
 
 
-def test_a_default_of_torchvision_that_is_about_to_change_is_said_aloud() -> None:
+def test_a_default_that_torchvision_will_change_is_a_warning() -> None:
     assert vision.prepare(Model(name="googlenet"), DIGITS).args["init_weights"] is True
 
 
-def test_an_unknown_argument_is_refused_even_where_the_class_would_swallow_it() -> None:
+def test_an_unknown_argument_is_refused_even_where_the_class_would_ignore_it() -> None:
     [problem] = problems(Model(name="convnext_tiny", args={"num_clases": 3}))
     assert problem.where == "model.args.num_clases"
     assert "did you mean 'num_classes'" in problem.what
 
 
-def test_an_argument_that_only_the_builder_knows_a_default_for_is_taken() -> None:
+def test_an_argument_with_a_default_in_the_builder_only_is_accepted() -> None:
     with torch.device("meta"):
         model = small("vit_b_16", image_size=16)
     assert model.image_size == 16
@@ -82,17 +82,17 @@ def test_an_argument_that_only_the_builder_knows_a_default_for_is_taken() -> Non
 
 
 @pytest.mark.cases("name", ["weights", "progress"])
-def test_weights_are_no_argument(name: str) -> None:
+def test_weights_are_not_an_argument(name: str) -> None:
     assert [p.where for p in problems(Model(name="resnet18", args={name: None}))] == [f"model.args.{name}"]
 
 
-def test_what_torchvision_says_to_a_value_is_shown() -> None:
+def test_torchvision_s_error_about_a_value_is_shown() -> None:
     [problem] = problems(Model(name="resnet18", args={"groups": 3, "zero_init_residual": True}))
     assert problem.where == "model.args"
     assert "BasicBlock only supports groups=1" in problem.what
 
 
-def test_unknown_weights_name_the_nearest() -> None:
+def test_unknown_weights_are_reported_with_the_nearest_names() -> None:
     [problem] = problems(Model(name="resnet50", weights="IMAGENET1K_V3"))
     assert problem.where == "model.weights"
     assert "'IMAGENET1K_V2'" in problem.what
@@ -144,7 +144,7 @@ def test_a_cached_file_that_holds_code_is_refused_and_not_run(cache: Path) -> No
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
-def test_published_weights_do_not_bend_to_another_number_of_classes(cache: Path) -> None:
+def test_published_weights_with_another_number_of_classes_are_refused(cache: Path) -> None:
     [problem] = problems(Model(name="resnet18", weights="DEFAULT", args={"num_classes": 10}))
     assert problem.where == "model.args"
     assert "expected value 1000 but got 10" in problem.what

@@ -1,4 +1,4 @@
-"""Weights from a file: told from a name, read as tensors alone, checked against the model, then loaded."""
+"""Weights from a file: distinguished from a name, read as tensors only, checked against the model, then loaded."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_without_a_path_nothing_is_loaded(weights: str | None) -> None:
 
 
 @pytest.mark.cases("suffix", SUFFIXES)
-def test_a_state_dict_is_loaded_whole(tmp_path: Path, suffix: str) -> None:
+def test_a_state_dict_is_loaded_completely(tmp_path: Path, suffix: str) -> None:
     source, model = net(), net()
     assert load_weights(model, config(saved(tmp_path / f"w{suffix}", source.state_dict()))) == {}
     assert equal(model.state_dict(), source.state_dict())
 
 
 @pytest.mark.cases("wrapped", [lambda s: {"state_dict": s, "epoch": 3}, lambda s: {"model": s, "args": None}])
-def test_it_is_taken_out_of_a_training_scripts_wrapping(tmp_path: Path, wrapped: object) -> None:
+def test_it_is_found_inside_a_training_script_s_checkpoint(tmp_path: Path, wrapped: object) -> None:
     source, model = net(), net()
     assert callable(wrapped)
     load_weights(model, config(saved(tmp_path / "w.pt", wrapped(source.state_dict()))))
@@ -92,12 +92,12 @@ def test_the_prefix_of_a_data_parallel_wrapper_is_stripped(tmp_path: Path) -> No
     assert equal(model.state_dict(), source.state_dict())
 
 
-def test_a_prefix_that_only_some_tensors_have_is_a_name(tmp_path: Path) -> None:
+def test_a_prefix_that_only_some_tensors_have_is_kept(tmp_path: Path) -> None:
     state = net().state_dict() | {"module.extra": torch.ones(1)}
     assert list(load_weights(net(), config(saved(tmp_path / "w.pt", state)))) == ["module.extra"]
 
 
-def test_what_the_model_does_not_have_is_returned_and_the_rest_loaded(tmp_path: Path) -> None:
+def test_unknown_tensors_are_returned_and_the_rest_is_loaded(tmp_path: Path) -> None:
     source, model = net(), net()
     left = load_weights(
         model, config(saved(tmp_path / "w.pt", source.state_dict() | {"0.b": torch.arange(2)}))
@@ -136,7 +136,7 @@ def test_a_lazy_module_takes_the_shape_of_the_file(tmp_path: Path) -> None:
 # --- what is refused
 
 
-def test_missing_tensors_are_listed_with_the_nearest_of_the_file(tmp_path: Path) -> None:
+def test_missing_tensors_are_listed_with_the_nearest_names_of_the_file(tmp_path: Path) -> None:
     state = net().state_dict()
     state["0.weights"] = state.pop("0.weight")
     [problem] = problems(net(), saved(tmp_path / "w.pt", state))
@@ -172,7 +172,7 @@ def test_missing_and_mismatched_tensors_are_reported_together_and_nothing_is_loa
     assert equal(model.state_dict(), before)
 
 
-def test_a_missing_file_is_named_by_its_absolute_path_with_what_lies_beside_it(
+def test_a_missing_file_is_named_by_its_absolute_path_with_the_files_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(tmp_path / "best.pt", {})

@@ -15,7 +15,7 @@ class Double(nn.Module):
 
 
 class Doubling(nn.Module):
-    """The parameter `a` of ones [5] and the module `b`, which bears the name of its output; a batch is ignored.
+    """The parameter `a` of ones [5] and the module `b`, named after its output; a batch is ignored.
 
     Under `train.loss=output_mean` the gradient of b is 0.2 and that of `a` 0.4, five times each.
     """

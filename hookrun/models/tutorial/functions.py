@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 class _Function(nn.Module):
-    """Something that a matrix `W` [2, 2], drawn from [0, 1), does to its input."""
+    """Base class: an elementwise operation of the input and the parameter `W` [2, 2], drawn from [0, 1)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,7 @@ class SquareSum(nn.Module):
 class Regression(nn.Module):
     """The parameters `w` [5] and `b` [3], drawn in this order, the buffer `x` of ones [3, 5]; a batch is ignored.
 
-    The modules bear the names of their outputs, `y` and `loss`. With `seed: 2` and `train.loss=output` the gradient
+    The modules are named after their outputs, `y` and `loss`. With `seed: 2` and `train.loss=output` the gradient
     of y and of `b` is [-1.8891, 0.5235, 0.4592] and that of `w` five times -0.9064.
     """
 

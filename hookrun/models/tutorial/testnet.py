@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class MeanBelowOne(nn.Module):
-    """How far the numbers lie below one in the mean: (1 - out).mean()."""
+    """The mean of the differences from one: (1 - out).mean()."""
 
     def forward(self, out: Tensor) -> Tensor:
         """Any tensor to a scalar."""

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from tutorial_models import model_of, on_output_grad
 
 
-def test_doubling_has_gradients_of_two_tenths_and_four_tenths() -> None:
+def test_doubling_has_gradients_of_0_2_and_0_4() -> None:
     model, seen = model_of("doubling"), []
     on_output_grad(model.b, seen.append)
     model().mean().backward()

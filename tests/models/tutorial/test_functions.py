@@ -1,4 +1,4 @@
-"""The numbers of the tutorials, by hand-written hooks: four modules in turn, rows 19 and 20."""
+"""The numbers of the tutorials, by hand-written hooks: four modules in a sequence, rows 19 and 20."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import torch
 from tutorial_models import model_of
 
 
-def test_pooling_gives_eight_pictures_of_4x4() -> None:
+def test_pooling_returns_eight_channels_of_4x4() -> None:
     model, seen = model_of("pooling", shape=(3, 10, 10)), []
     model.pool.register_forward_hook(lambda _m, _args, output: seen.append(list(output.shape)))
     assert model(torch.randn(1, 3, 10, 10)).shape == (1, 1)

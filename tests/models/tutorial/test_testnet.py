@@ -16,7 +16,7 @@ def test_testnet_draws_its_input_before_its_layers() -> None:
     assert torch.equal(model.conv.weight, nn.Conv2d(3, 10, 2, stride=2).weight)
 
 
-def test_the_gradient_of_testnet_s_bias_is_minus_two_tenths_or_zero_if_set_so() -> None:
+def test_the_gradient_of_testnet_s_bias_is_minus_0_2_or_zero_if_replaced() -> None:
     plain, zeroed = model_of("testnet"), model_of("testnet")
     zeroed.fc.bias.register_hook(torch.zeros_like)
     for model in (plain, zeroed):
@@ -35,7 +35,7 @@ def test_hooks_at_the_relu_of_testnet_fire_in_order_on_a_clamped_gradient() -> N
     assert seen == [[160], [1, 10, 4, 4], False]
 
 
-def test_the_gradients_at_testnet_s_fc_and_conv_have_the_true_shapes() -> None:
+def test_the_gradients_at_testnet_s_fc_and_conv_have_the_right_shapes() -> None:
     model, seen = model_of("testnet"), {}
 
     def shape(grads: tuple[Tensor | None, ...]) -> list[int] | None:
