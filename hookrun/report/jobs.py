@@ -75,7 +75,7 @@ def find_jobs(folder: Path) -> list[JobFacts]:
 
 
 def keep_job(folder: Path, path: Path) -> None:
-    """Read a job that is over while its files are fresh, for the pages of its sweep; see `_job`."""
+    """Read a job right after its end, while its files are cached, and keep the result for the pages of its sweep."""
     _job(folder.resolve(), path.resolve())
 
 
@@ -90,7 +90,7 @@ def job_folders(folder: Path) -> Iterator[Path]:
 
 
 def _job(folder: Path, path: Path) -> JobFacts:
-    """One job. Of one that is over, what was read before, where none of its files has been changed since."""
+    """One job. The result for a finished job is cached until one of its files changes."""
     found = _state_of(path)
     before = _over.get((folder, path))
     if before is not None and before[0] == found:
@@ -106,11 +106,11 @@ def _job(folder: Path, path: Path) -> JobFacts:
 _OVER = ("done", "failed", "stopped", "interrupted")
 _MOST_OVER = 20_000
 _over = dict[tuple[Path, Path], tuple[list[Any], JobFacts]]()
-"""(sweep, job) -> the state of its files, and what they say: a sweep under way reads its jobs again and again."""
+"""(sweep, job) -> the state of its files, and their content: each page of a running sweep reads all jobs again."""
 
 
 def _state_of(path: Path) -> list[Any]:
-    """Which files `_read` would find; one that is written anew has another number or time."""
+    """The metadata of the files that `_read` reads; a file that was replaced has another inode or time."""
     found = list[Any]()
     for name in (STATUS, JOB, METRICS, HYDRA, OVERRIDES, CONFIG, ENV, REPORT):
         try:

@@ -127,7 +127,7 @@ def _take_all(
         records = decode(b"[" + b",".join(lines) + b"]")
     except ValueError:
         records = ()
-    if len(records) != len(lines):  # which line is broken is told below
+    if len(records) != len(lines):  # the code below finds which line is broken
         for line in lines:
             _take(found, counts, line, keys, line_of)
         return

@@ -40,7 +40,7 @@ def write_page(
         },
     )
     path = folder / REPORT
-    with replacing(path, flushes_folder=False) as file:  # it can be made again
+    with replacing(path, flushes=False, flushes_folder=False) as file:  # it can be made again
         file.write(page.encode("utf-8"))
     return path
 

@@ -1,4 +1,4 @@
-"""Runs to make pages of, and a reader of pages that insists on well-formed ones."""
+"""Runs to make pages of, and a parser of pages that requires well-formed ones."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Page(HTMLParser):
 
     @property
     def command(self) -> str:
-        """The command that makes it again."""
+        """The command on the page that repeats the run."""
         found = re.search(r'<div class="command"><pre[^>]*>(.*?)</pre>', self.source, re.S)
         assert found, "no command"
         return html.unescape(found[1])
@@ -82,7 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def run(folder: Path) -> Callable[..., Path]:
-    """Run a command line that must end with `code`; its directory."""
+    """Run a command line that must end with `code`; returns its directory."""
     count = 0
 
     def run(*overrides: str, code: int = 0, **hooks: dict[str, Any] | str) -> Path:

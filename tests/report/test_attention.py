@@ -1,4 +1,4 @@
-"""Attention patterns and token strips on the page of a run: the right tokens, the right numbers, within bounds."""
+"""Attention patterns and token strips on the page of a run: the right tokens, the right numbers, of limited size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hookrun.report import write_report
 from hookrun.store.reader import Run
 
 
-def test_the_tokens_of_a_sample_are_kept_without_its_padding(predicted: Run) -> None:
+def test_the_tokens_of_a_sample_are_read_without_its_padding(predicted: Run) -> None:
     lines = [json.loads(line) for line in (predicted.path / "samples.jsonl").read_text().splitlines()]
     assert [line["sample"] for line in lines] == list(range(6))
     assert len({len(line["tokens"]) for line in lines}) > 1
@@ -48,7 +48,7 @@ def test_the_axes_of_a_pattern_are_the_tokens_and_padding_is_cut_off(predicted: 
         assert float(row[4]) == pytest.approx(sum(copied) / len(copied), abs=6e-4)
 
 
-def test_a_pattern_is_known_by_what_it_is(predicted: Run) -> None:
+def test_a_pattern_is_recognised_by_its_shape_and_values(predicted: Run) -> None:
     assert "attention, val sample 0" in part_of(predicted, "switched"), "a head that is off stays one"
     assert '<svg class="chart attention' not in part_of(predicted, "scores")
     heads = [row[0] for row in cells(part_of(predicted, "one"))]

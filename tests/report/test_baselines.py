@@ -1,4 +1,4 @@
-"""Jobs without hooks, and the difference of the others to them."""
+"""Jobs without hooks, and the difference of the others from them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hookrun.cli import main
 from hookrun.report import write_report
 
 
-def test_baselines_stand_first_and_each_job_is_compared_with_its_own(folder: Path, page) -> None:
-    """One sweep: its title, its order, its differences, and how much of it is over while it runs."""
+def test_baselines_come_first_and_each_job_is_compared_with_its_own(folder: Path, page) -> None:
+    """One sweep: its title, its order, its differences, and its progress while it runs."""
     keys = (*SHORT, "+hooks.loud={select: fc, hook: forward, action: scale, factor: -1}")
     assert main([*keys, "baseline=true", "seed=0,1", "hydra.sweep.dir=compared"]) == 0
     path = folder / "compared"

@@ -1,4 +1,4 @@
-"""What is drawn of captured tensors, and that the drawings say what the numbers say."""
+"""Pictures of captured tensors, and that they show the captured numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VECTORS = ["distribution", "mean of 10 rows", "rows"]
 
 
 def captured(folder: Path, *batches: torch.Tensor, by_sample: bool = True) -> Any:
-    """The stream that batches, or firings, leave."""
+    """The capture stream of batches, or of firings."""
     writer, first = CaptureWriter(folder), 0
     for step, batch in enumerate(batches):
         ids = range(first, first + len(batch)) if by_sample else None
@@ -62,7 +62,7 @@ def random(*shape: int) -> torch.Tensor:
         pytest.param(torch.zeros(10, 7), VECTORS, id="zeros"),
     ],
 )
-def test_a_picture_that_fits_the_shape(tmp_path: Path, batch: torch.Tensor, titles: list[str]) -> None:
+def test_each_shape_has_its_kind_of_picture(tmp_path: Path, batch: torch.Tensor, titles: list[str]) -> None:
     found = drawn(tmp_path, batch)
     assert [figure.title for figure in found.figures] == titles
     assert found.problem == ""
@@ -83,12 +83,14 @@ def test_gradients_of_a_parameter_are_firings(tmp_path: Path) -> None:
         (torch.empty(4, 0), "it has no elements"),
     ],
 )
-def test_what_cannot_be_drawn_is_said(tmp_path: Path, batch: torch.Tensor, problem: str) -> None:
+def test_a_capture_that_cannot_be_drawn_has_a_reason(
+    tmp_path: Path, batch: torch.Tensor, problem: str
+) -> None:
     found = drawn(tmp_path, batch)
     assert (found.problem, found.figures) == (problem, [])
 
 
-def test_a_histogram_counts_finite_values_and_tells_the_rest(tmp_path: Path) -> None:
+def test_a_histogram_shows_finite_values_and_counts_the_rest(tmp_path: Path) -> None:
     batch = random(40, 50)
     batch[0, :7], batch[1, :3], batch[2:20] = math.nan, math.inf, 0.0
     [figure, *_] = drawn(tmp_path, batch).figures

@@ -1,4 +1,4 @@
-"""What a page knows of a run directory, whatever is damaged in it."""
+"""The content of a run directory for its page, with any of its files damaged."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hookrun.report import write_report
 from hookrun.report.facts import Facts
 
 
-def test_a_decoder_behind_an_encoder_has_other_tokens() -> None:
+def test_a_decoder_after_an_encoder_has_other_tokens() -> None:
     modules = [{"path": path, "class": "Stack"} for path in ("encoder", "decoder", "decoder.attn")]
     facts = Facts(Path(), {}, model={"modules": modules})
     assert facts.reads_inputs("encoder.attn") and not facts.reads_inputs("decoder.attn")

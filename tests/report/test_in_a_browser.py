@@ -1,4 +1,4 @@
-"""The pages in a browser: no errors, nothing from the network, tables that sort and filter, on phones, in the dark."""
+"""The pages in a browser: no errors, no network, tables that sort and filter, on phones, in dark mode."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def screens(browser: Any) -> Iterator[Screens]:
 
 @pytest.fixture
 def show(screens: Screens) -> Iterator[Callable[..., Any]]:
-    """Opens the page in a directory; afterwards nothing was logged, and nothing asked for but the page."""
+    """Open the page in a directory; then check that nothing was logged, and nothing but the page was requested."""
     yield lambda path, colours="light", at="": screens.open(path, colours, at)
     assert screens.said == []
     assert [url for url in screens.asked if not url.startswith(("file:", "data:"))] == []
@@ -119,7 +119,7 @@ def test_the_dark_page_is_dark(observed: Path, show, look) -> None:
     assert ground(show(observed, colours="dark")) < 50 < 200 < ground(look(observed))
 
 
-def test_a_click_on_a_head_sorts_and_another_turns_it_round(sweep: Path, show) -> None:
+def test_a_click_on_a_header_sorts_and_another_reverses_the_order(sweep: Path, show) -> None:
     page = show(sweep)
     page.click("th[data-sort='val/accuracy'] button")
     rising = [float(text) for text in cells(page, "val/accuracy")]
@@ -131,7 +131,7 @@ def test_a_click_on_a_head_sorts_and_another_turns_it_round(sweep: Path, show) -
     assert cells(page, "train.optimizer.lr") == ["0.001", "0.001", "0.01", "0.01", "0.1", "0.1"]
 
 
-def test_what_is_no_number_stands_last_in_either_direction(sweep: Path, tmp_path: Path, show) -> None:
+def test_cells_without_a_number_come_last_in_either_direction(sweep: Path, tmp_path: Path, show) -> None:
     path = tmp_path / "sweep"
     shutil.copytree(sweep, path)
     with (path / "2/metrics.jsonl").open("a") as file:
@@ -143,7 +143,7 @@ def test_what_is_no_number_stands_last_in_either_direction(sweep: Path, tmp_path
         assert cells(page, "val/accuracy")[-1] == "NaN"
 
 
-def test_the_names_of_a_map_stand_beside_their_rows(observed: Path, look) -> None:
+def test_the_names_of_a_map_are_beside_their_rows(observed: Path, look) -> None:
     page = look(observed)
     found = page.evaluate(
         """() => [...document.querySelectorAll(".heat")].map(heat => {
@@ -186,14 +186,14 @@ def test_the_value_under_the_pointer_is_shown(observed: Path, look) -> None:
     assert page.locator(".tip").count() == 0
 
 
-def test_the_links_of_a_sweep_lead_to_its_jobs(sweep: Path, show) -> None:
+def test_the_links_of_a_sweep_open_its_jobs(sweep: Path, show) -> None:
     page = show(sweep)
     page.click("table[data-jobs] a >> text=2")
     assert page.url == (sweep / "2/report.html").as_uri()
     assert page.inner_text(".stamp").lower() == "done"
 
 
-def test_a_picture_is_saved_and_channels_are_turned_over(run, tmp_path: Path, show) -> None:
+def test_a_picture_is_saved_and_channels_are_switched(run, tmp_path: Path, show) -> None:
     from PIL import Image
 
     entry = "{select: conv2, hook: forward, action: capture}"
@@ -218,7 +218,7 @@ EVIL = (
 
 
 def evil(value: Any) -> Any:
-    """Every text in it, the keys of free mappings too, with markup in front."""
+    """A run with markup in front of every text in it, also of the keys of free mappings."""
     if isinstance(value, list):
         return [evil(each) for each in value]
     if isinstance(value, dict):
@@ -227,7 +227,7 @@ def evil(value: Any) -> Any:
     return EVIL + value if isinstance(value, str) and not kept else value
 
 
-def test_no_script_runs_whatever_names_and_values_say(observed: Path, tmp_path: Path, show) -> None:
+def test_no_script_runs_from_names_and_values(observed: Path, tmp_path: Path, show) -> None:
     path = tmp_path / "runs/0"
     shutil.copytree(observed, path)
     for name in ("plan.json", "model.json", "hooks.json", "env.json", "status.json"):

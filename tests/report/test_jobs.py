@@ -22,7 +22,7 @@ def test_directories_of_other_machines_and_depths_are_found(copied: Path) -> Non
     assert set(names) == {"0", "1", "2", "3", "4", "lr=0.1/seed=1"}
 
 
-def test_a_job_that_goes_on_or_is_edited_after_a_page_is_read_again(copied: Path) -> None:
+def test_a_job_that_continues_or_is_edited_after_a_page_is_read_again(copied: Path) -> None:
     before = find_jobs(copied)
     assert all(job.status == "done" for job in before)
     path = copied / before[0].name / "status.json"
@@ -42,7 +42,7 @@ def test_numbers_are_in_order(copied: Path) -> None:
     assert [job.name for job in find_jobs(copied)] == ["0", "1", "2", "3", "4", "10"]
 
 
-def test_a_job_that_was_killed_is_not_said_to_run(copied: Path, page) -> None:
+def test_a_killed_job_is_not_shown_as_running(copied: Path, page) -> None:
     gone = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True
     )
@@ -55,7 +55,7 @@ def test_a_job_that_was_killed_is_not_said_to_run(copied: Path, page) -> None:
     assert table(copied)[5]["status"] == "cut off"
 
 
-def test_a_half_written_file_of_one_job_does_not_cost_the_page(copied: Path, page) -> None:
+def test_the_page_is_written_despite_a_partly_written_file_of_one_job(copied: Path, page) -> None:
     (copied / "3/.hydra/overrides.yaml").write_text('- "train.optimizer.lr=0.0')
     (copied / "4/status.json").write_text("[1, 2]")
     (copied / "5/metrics.jsonl").write_text("[1, 2]\n3\n")

@@ -1,4 +1,4 @@
-"""Lines of JSON of any length are read in bounded memory."""
+"""Lines of JSON of any length are read with limited memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hookrun.report import lines
 
 
-def test_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Path) -> None:
+def test_many_long_lines_that_are_not_json_take_the_memory_of_a_few(tmp_path: Path) -> None:
     file, size = tmp_path / "metrics.jsonl", lines.MOST_LINE - 1
     with file.open("wb") as opened:
         for _ in range(24):

@@ -1,4 +1,4 @@
-"""`python -m hookrun.report` makes pages again."""
+"""`python -m hookrun.report` writes pages again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from hookrun.report.__main__ import main as report_main
 
 
-def test_the_module_makes_pages_of_any_directory(observed: Path, tmp_path: Path, capsys) -> None:
+def test_the_module_writes_pages_of_any_directory(observed: Path, tmp_path: Path, capsys) -> None:
     page = observed / "report.html"
     page.unlink()
     assert report_main([str(observed)]) == 0
@@ -19,7 +19,7 @@ def test_the_module_makes_pages_of_any_directory(observed: Path, tmp_path: Path,
     assert "holds no run" in capsys.readouterr().err
 
 
-def test_a_status_that_says_nothing_is_an_error_that_names_it(observed: Path, tmp_path: Path, capsys) -> None:
+def test_an_empty_status_is_an_error_that_names_the_file(observed: Path, tmp_path: Path, capsys) -> None:
     path = tmp_path / "run"
     shutil.copytree(observed, path)
     (path / "status.json").write_text("[]")

@@ -1,4 +1,4 @@
-"""A page is one file that loads nothing and runs nothing of a stranger."""
+"""A page is one file that loads nothing and runs no code from a run directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import hookrun
 from hookrun.report import write_report
 
 
-def test_every_figure_says_what_it_shows_and_has_its_numbers_and_a_button(observed: Path, page) -> None:
+def test_every_figure_has_a_caption_its_numbers_and_a_button(observed: Path, page) -> None:
     source = page(observed).source
     figures = re.findall(r"<figure.*?</figure>", source, re.S)
     assert len(figures) > 15
@@ -22,13 +22,13 @@ def test_every_figure_says_what_it_shows_and_has_its_numbers_and_a_button(observ
     assert "val: " in accuracy and f'<td class="token">{last:.4g}</td>' in accuracy
 
 
-def test_it_asks_nothing_of_the_network(observed: Path, page) -> None:
+def test_it_makes_no_network_request(observed: Path, page) -> None:
     found = page(observed)
     assert found.links and all(link.startswith(("#", "data:")) for link in found.links)
     assert not re.search(r"@import|url\(|<link|\bsrc=[\"']?http", found.source)
 
 
-def test_names_are_text_whatever_they_hold(observed: Path, tmp_path: Path, page) -> None:
+def test_names_are_escaped(observed: Path, tmp_path: Path, page) -> None:
     path = tmp_path / "run"
     shutil.copytree(observed, path)
     for name in ("plan.json", "model.json", "hooks.json", "stats.jsonl", "status.json", "env.json"):

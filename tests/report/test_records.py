@@ -1,4 +1,4 @@
-"""What hooks recorded over steps, as curves and maps."""
+"""Records of hooks over steps, as curves and maps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run: everything that the run's directory knows, and nothing from anywhere else."""
+"""The page of a run: made from the run's directory alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hookrun.cli import main
 from hookrun.store.files import StoreError
 
 
-def test_it_is_made_at_the_end_of_a_run_and_said(run, page, capsys) -> None:
+def test_it_is_written_at_the_end_of_a_run_and_its_path_is_printed(run, page, capsys) -> None:
     path = run("task=evaluate", "train.limit_batches=1")
     assert f"report: {path}/report.html" in capsys.readouterr().out
     assert "evaluate" in page(path).text and "done" in page(path).text
 
 
-def test_it_says_what_was_run_and_with_what(observed: Path, page) -> None:
+def test_it_shows_the_experiment_and_the_versions(observed: Path, page) -> None:
     text, found = page(observed).text, hookrun.open_run(observed)
     for said in ["task train", "model mlp ", "data digits", "seed 0", "exit code 0", found.env["torch"]]:
         assert said in text
@@ -28,7 +28,7 @@ def test_it_says_what_was_run_and_with_what(observed: Path, page) -> None:
 # ---- how runs end
 
 
-def test_a_page_that_cannot_be_made_costs_the_run_nothing(run, monkeypatch, capsys) -> None:
+def test_a_page_that_cannot_be_written_does_not_fail_the_run(run, monkeypatch, capsys) -> None:
     def refuse(*_: object) -> None:
         raise StoreError("cannot write report.html: No space left on device")
 

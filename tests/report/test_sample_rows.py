@@ -1,4 +1,4 @@
-"""The rows that a capture has of single samples."""
+"""Rows of captures that belong to single samples."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def test_the_first_samples_of_the_last_epoch_known_ones_first(tmp_path: Path) ->
     assert (found[0].epoch, found[0].step, found[0].by_token) == (1, 3, False)
 
 
-def test_whole_firings_have_no_samples(tmp_path: Path) -> None:
+def test_captures_of_firings_have_no_samples(tmp_path: Path) -> None:
     assert rows_of_samples(tmp_path, captured(tmp_path, by_sample=False), 3, set(), 10) == []

@@ -1,4 +1,4 @@
-"""Rows of captures of any size are read in bounded memory."""
+"""Rows of captures of any size are read with limited memory."""
 
 from __future__ import annotations
 

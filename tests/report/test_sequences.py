@@ -5,7 +5,7 @@ from __future__ import annotations
 from hookrun.report.sequences import Sequence
 
 
-def test_padding_is_around_the_tokens_and_unknown_ones_are_numbers() -> None:
+def test_padding_is_cut_off_and_unknown_tokens_are_numbers() -> None:
     found = Sequence.of({"tokens": [5, 6], "padding": [3, 1], "targets": [6, None]}, {5: "a"})
     assert (found.before, found.width, found.targets, found.names) == (3, 6, (6, None), ["a", "#6"])
 

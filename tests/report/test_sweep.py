@@ -1,4 +1,4 @@
-"""The page and the table of a sweep, from its directory alone, whatever state its jobs are in."""
+"""The page and the table of a sweep, from its directory alone, with jobs in any state."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_training_loss_is_the_mean_of_the_last_epoch(sweep: Path) -> None:
         assert float(row["train/loss"]) == mean
 
 
-def test_names_in_a_sweep_are_text(copied: Path, page) -> None:
+def test_names_in_a_sweep_are_escaped(copied: Path, page) -> None:
     evil = "<script>alert(1)</script>"
     (copied / "0/.hydra/overrides.yaml").write_text(json.dumps([f"{evil}={evil}"]))
     (copied / "1/status.json").write_text(json.dumps({"status": "failed", "reason": evil}))

@@ -1,4 +1,4 @@
-"""Units that are idle are named."""
+"""Inactive units are named."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_the_units_of_pictures_are_channels() -> None:
     assert (units.what, units.kind, units.which, units.total) == ("dead", "channel", (2,), 4)
 
 
-def test_a_few_rows_prove_nothing() -> None:
+def test_a_few_rows_are_not_enough() -> None:
     assert idle_units(torch.zeros(3, 5), "ReLU") == []

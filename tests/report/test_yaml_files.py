@@ -1,4 +1,4 @@
-"""Files that Hydra wrote: what cannot be read is nothing, and costs no page."""
+"""Files that Hydra wrote: an unreadable one counts as missing, and the page is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from hookrun.report.yaml_files import read_yaml
 
 
-def test_what_cannot_be_read_is_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_file_counts_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "multirun.yaml"
     assert read_yaml(path, tmp_path) is None
     path.write_text("a: ${b}")

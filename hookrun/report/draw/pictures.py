@@ -31,15 +31,15 @@ MOST_PAGED_PIXELS = 28
 MOST_PAGED = 3 * 2**20
 """Bytes of a page that pictures on demand may use."""
 _BESIDE = {"exactly 0": (0x8A, 0x91, 0x99), "NaN": (0xFF, 0x2F, 0xD0), "infinite": (0xFF, 0x6A, 0x13)}
-"""Values beside the scale, and their colours."""
+"""Values that have colours outside the scale."""
 _CLEAR = LEVELS
-"""The byte of a pixel without a colour; those of values beside the scale stand before it, in pictures that have any."""
+"""The byte of a transparent pixel; the bytes just below it are values outside the scale, if a picture has any."""
 _FULL_ROWS, _FULL_HEIGHT = 60, 13
-"""So many rows have a name each and are so many pixels high; more rows are lower, and only some have a name."""
+"""Up to this number of rows, each has its name and this height in pixels; more rows are lower, only some with names."""
 _NAMES_APART = 12
 _LOWEST = 5
 _MANY = 1000
-"""From so many values on, the scale of colours leaves out the furthest half per cent to each side."""
+"""From this number of values on, the scale of colours leaves out the most extreme half per cent at each end."""
 
 
 class Room:
@@ -49,7 +49,7 @@ class Room:
         self.left = left
 
     def takes(self, size: int) -> bool:
-        """Whether so many fit; if so they are taken."""
+        """Whether this many bytes are left; if so, they are subtracted."""
         fits = size <= self.left
         self.left -= size if fits else 0
         return fits
@@ -70,8 +70,9 @@ def mosaic(
 
     NaN and infinities have colours of their own.
 
-    inputs: of each row the address of a picture of the sample, or ""
-    pages:  so many columns are shown at a time, and others on demand, smaller, as far as there is room; 0: all at once
+    inputs: for each row the URL of a picture of the sample, or ""
+    pages:  how many columns are shown at a time; the others are shown on demand, smaller, if there is room; 0: all
+    room:   the bytes that are left for columns on demand
     """
     pages = pages or tiles.shape[1]
     first = tiles[:, :pages]
@@ -114,7 +115,7 @@ def _sheet(tiles: Array) -> tuple[Array, Mask]:
 def _further(
     tiles: Array, pages: int, columns: str, limits: tuple[float, float] | None, room: Room
 ) -> tuple[Markup, int]:
-    """The pages after the first as an attribute, and how many columns there is no room for."""
+    """The pages after the first, as an HTML attribute, and the number of columns that do not fit."""
     total, found = tiles.shape[1], list[dict[str, str]]()
     for start in range(pages, total, pages):
         part = tiles[:, start : start + pages]
@@ -165,7 +166,7 @@ def heat(
     numbers: write the values into the cells
     limits:  the ends of the scale; those of the values unless given
     there:   which cells hold a value: NaN and infinities among them have colours of their own; None: the finite ones
-    facts:   what to say of single rows, a line each
+    facts:   texts about single rows, one line each
     """
     picture, scale = _coloured(values, title, "cells", log=log, limits=limits, there=there)
     stride = max(1, math.ceil(len(columns) / (12 if numbers else 6)))
@@ -211,18 +212,18 @@ def shaded(
 
 
 def cells_png(values: Array, limits: tuple[float, float], there: Mask) -> tuple[Markup, Markup]:
-    """The address of a picture with a pixel for each value, those that are not `there` clear, and the scale."""
+    """The data URL of a picture with one pixel for each value, transparent where `there` is false; and the scale."""
     index, table, scale = _indexed(np.where(there, values, np.nan), limits=limits, there=there)
     return Markup(_address(index, table)), scale
 
 
 def worded(scale: Markup, low: str, high: str) -> Markup:
-    """The scale with what its two ends mean."""
+    """The scale with a text at each end."""
     return Markup('<span class="scale">{} {} {}</span>').format(low, scale, high)
 
 
 def _row_height(rows: int) -> int:
-    """Pixels: all rows are drawn, however many there are."""
+    """Height of a row in pixels; it shrinks so that any number of rows can be drawn."""
     return max(_LOWEST, min(_FULL_HEIGHT, _FULL_ROWS * _FULL_HEIGHT // max(rows, 1)))
 
 
@@ -259,7 +260,7 @@ def _coloured(
 
 
 def _address(index: NDArray[np.uint8], table: NDArray[np.uint8]) -> str:
-    """A picture as the address of itself."""
+    """A picture as a data URL."""
     return f"data:image/png;base64,{base64.b64encode(_png(index, table)).decode('ascii')}"
 
 
@@ -312,13 +313,13 @@ def _indexed(
 
 
 def _some(colours: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
-    """So many of the colours [n, 3], evenly."""
+    """`count` of the colours [n, 3], evenly spaced."""
     found: NDArray[np.uint8] = colours[np.linspace(0, len(colours) - 1, count).round().astype(int)]
     return found
 
 
 def _chip(name: str) -> Markup:
-    """A colour beside the scale, with what it stands for."""
+    """A colour outside the scale, with its meaning."""
     red, green, blue = _BESIDE[name]
     return Markup('<b style="background:rgb({} {} {})"></b><span>{}</span>').format(red, green, blue, name)
 
@@ -332,7 +333,7 @@ def _png(index: NDArray[np.uint8], colours: NDArray[np.uint8]) -> bytes:
 
 
 def _small(tile: Array, most: int = MOST_PIXELS) -> Array:
-    """The tile with sides of at most so many pixels, each the mean of a block."""
+    """The tile with sides of at most `most` pixels, each pixel the mean of a block."""
     block = [-(-side // most) for side in tile.shape]
     if max(block) < 2:
         return tile

@@ -13,17 +13,17 @@ from hookrun.report.draw.pictures import shaded, worded
 from hookrun.report.draw.text import number, one_line
 
 _LIGHT = 140
-"""From this brightness of 255 on, dark letters are readable."""
+"""Brightness, from 0 to 255, from which on the letters are dark."""
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One sequence.
+    """One sequence of tokens.
 
-    tokens:    what to call each
-    positions: of each in its sample
-    values:    of each; None: it has none, and no colour
-    more:      what to say of each besides
+    tokens:    the text of each token
+    positions: the position of each token in its sample
+    values:    the value of each token; None: no value and no colour
+    more:      for each token further texts, for the table
     """
 
     name: str
@@ -44,9 +44,9 @@ def strips(
 ) -> Figure:
     """The sequences below each other, on one scale of colours, with all numbers as a table.
 
-    what:  the value, for the table
-    ends:  what the least and the largest value are, in a word
-    heads: of the columns with what `more` says
+    what:  the name of the value, for the table
+    ends:  labels for the smallest and the largest value
+    heads: the titles of the columns for `more`
     """
     known = [value for each in sequences for value in each.values if value is not None]
     colours, scale = shaded(np.array(known, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Numbers, times and names for people; names may hold anything."""
+"""Texts for numbers, times and names; names may contain any characters."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 def visible(text: str) -> str:
-    """The text with its control, bidirectional and other unprintable characters as escapes; line breaks stay."""
+    """The text with control, bidirectional and other unprintable characters as escapes, except line breaks."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in "\n\t" else _escaped(c) for c in text)
 
 
 def one_line(text: str) -> str:
-    """`visible`, line breaks as escapes too: a name."""
+    """As `visible`, with line breaks as escapes too, for names."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else _escaped(c) for c in text)
@@ -41,7 +41,7 @@ def token_name(text: str, token: int, most: int = 40) -> str:
 
 
 def module_name(path: str) -> str:
-    """The root module's path is empty."""
+    """The path of a module as shown on the page; ``(root)`` for the root module, whose path is empty."""
     return one_line(path) if path else "(root)"
 
 

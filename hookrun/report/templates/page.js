@@ -2,7 +2,7 @@
 (() => {
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
 
-  // Charts: what stands under the pointer.
+  // Charts: the values under the pointer.
   const tip = document.createElement("div");
   tip.className = "tip";
   for (const svg of all("svg[data-hover]")) {
@@ -28,7 +28,7 @@
     });
   }
 
-  // Tables: sorted by a click on a head, filtered by words; both stand in the address, which can be passed on.
+  // Tables: sorted by a click on a column's title, filtered by words; the URL holds both, so it can be shared.
   const table = document.querySelector("table[data-jobs]");
   if (table) {
     const body = table.tBodies[0], heads = all("th[data-sort]", table), input = document.querySelector("#filter");
@@ -46,7 +46,7 @@
       if (!head) return;
       const rows = [...body.rows];
       const isMissing = row => ["", "nan"].includes(value(row, head.cellIndex));
-      rows.sort((a, b) => isMissing(a) - isMissing(b) // what is missing stands last, whichever the direction
+      rows.sort((a, b) => isMissing(a) - isMissing(b) // missing values come last in both directions
         || (descending ? -1 : 1) * compare(value(a, head.cellIndex), value(b, head.cellIndex)));
       body.append(...rows);
       heads.forEach(each => each.removeAttribute("aria-sort"));
@@ -171,7 +171,7 @@
       let line = "", at = null;
       const put = () => { if (line.trim()) pen.fillText(line.trim(), at.left - frame.left, (at.top + at.bottom) / 2 - frame.top); };
       let offset = 0;
-      for (const letter of node.textContent) { // the browser has broken the lines: each ends where the next letter stands lower
+      for (const letter of node.textContent) { // a line ends where the browser has put the next letter lower
         range.setStart(node, offset);
         offset += letter.length;
         range.setEnd(node, offset);

@@ -1,4 +1,4 @@
-"""Pictures of attention patterns: what is drawn, what is said."""
+"""Pictures of attention patterns: what is drawn, and the text beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_a_pattern_is_causal_if_no_query_attends_to_a_later_key() -> None:
     assert not is_causal(CAUSAL.T.copy()) and not is_causal(CAUSAL[:2]) and not is_causal(CAUSAL[:1, :1])
 
 
-def test_the_strongest_place_does_not_count_the_first_query_which_has_one_key_only() -> None:
+def test_the_largest_weight_ignores_the_first_query_which_has_one_key_only() -> None:
     queries = [Query(name, place) for place, name in enumerate("abc")]
     assert strongest(CAUSAL, queries, "abc") == "“b” at 1 to “b” at 1: 0.75"
     assert strongest(CAUSAL[:1], queries[:1], "abc") == "“a” at 0 to “a” at 0: 1"
@@ -25,7 +25,7 @@ def test_the_strongest_place_does_not_count_the_first_query_which_has_one_key_on
     assert strongest(gaps, queries[1:2], "abc").endswith("“c” at 2: 0.5")
 
 
-def test_names_are_text_and_a_large_pattern_is_drawn_in_blocks() -> None:
+def test_names_are_escaped_and_a_large_pattern_is_drawn_in_blocks() -> None:
     names = ["<b>", "\u202e", "x" * 40]
     figure, _ = head_picture("head 0", CAUSAL, rows=names, columns=names, says='says "it"')
     texts = re.findall(r"<text[^>]*>(.*?)</text>", figure.picture)

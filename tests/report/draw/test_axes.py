@@ -1,4 +1,4 @@
-"""Axes hold numbers of any size, with round ticks inside."""
+"""Axes for numbers of any size, with round ticks inside."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ticks_are_round_and_inside(values: list[float], log: bool) -> None:
     assert all(axis.low <= value <= axis.high for value in values if value > 0 or not log)
 
 
-def test_an_axis_holds_numbers_of_any_size() -> None:
+def test_an_axis_fits_numbers_of_any_size() -> None:
     extremes = [1e308, -1e308, 5e-324, -5e-324, 0.0, math.inf, math.nan]
     pairs = [[a, b] for a in extremes for b in extremes]
     for values in pairs:

@@ -1,4 +1,4 @@
-"""Charts say what the numbers say."""
+"""Charts show the numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hookrun.report.draw.charts import MOST_POINTS, Figure, Series, bars, lines
 
 
 def points(figure: Figure) -> list[tuple[float, float]]:
-    """Where the first curve goes, in units of the picture."""
+    """The points of the first curve, in units of the picture."""
     path = re.search(r'class="line c0" d="([^"]*)"', figure.picture)
     assert path
     return [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.-]+)", path[1])]
@@ -40,7 +40,7 @@ def test_a_long_curve_keeps_its_spikes() -> None:
     assert len({heights[0], min(heights), max(heights)}) == 3
 
 
-def test_bars_stand_on_zero() -> None:
+def test_bars_begin_at_zero() -> None:
     figure = bars("t", [2.0, -1.0], x="x", y="y")
     [boxes] = re.findall(r'class="bar c0" d="([^"]*)"', figure.picture)
     (floor1, top1), (floor2, top2) = re.findall(r"M[\d.]+ ([\d.]+)V([\d.]+)", boxes)

@@ -1,4 +1,4 @@
-"""What screen readers are told: the same numbers as the pictures show."""
+"""Text for screen readers: the same numbers as the pictures show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Maps have a pixel for each element, or for a mean of some."""
+"""Maps have a pixel for each element, or for the mean of several."""
 
 from __future__ import annotations
 

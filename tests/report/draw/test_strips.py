@@ -7,7 +7,7 @@ import re
 from hookrun.report.draw.strips import Strip, strips
 
 
-def test_equal_values_have_equal_colours_in_every_sequence_and_none_has_none() -> None:
+def test_equal_values_have_equal_colours_in_every_sequence_and_none_is_not_coloured() -> None:
     first = Strip("val sample 0", ["a", "<b>"], [0, 1], [1.0, None], [("x",), ("y",)])
     second = Strip("val sample 1", ["c", "d"], [3, 4], [0.0, 1.0], [("x",), ("y",)])
     figure = strips("t", [first, second], what="loss", note="n", ends=("low", "high"), heads=("target",))

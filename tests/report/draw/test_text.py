@@ -1,4 +1,4 @@
-"""Numbers, times and names for people; names may hold anything."""
+"""Numbers, times and names as text; names may contain any characters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_durations_and_times() -> None:
     assert text.seconds_between("2026-01-01T00:00:00", "2026-01-01T00:00:00+00:00") is None
 
 
-def test_names_hold_no_control_characters_and_stay_short() -> None:
+def test_names_are_shortened_and_have_no_control_characters() -> None:
     assert text.one_line("a\u202eb\n\ud800") == r"a\u202eb\n\ud800"
     assert text.visible("a\x1b\n\tb") == "a\\x1b\n\tb"
     assert text.shortened("a" * 50 + "b" * 50, 20) == "a" * 10 + "…" + "b" * 10

@@ -8,7 +8,7 @@ import pytest
 @pytest.mark.parametrize(
     ("policy", "code", "ends"), [("error", 3, "failed"), ("stop", 3, "stopped"), ("warn", 0, "done")]
 )
-def test_a_check_that_tripped_stands_at_the_top_with_module_and_step(
+def test_a_failed_check_is_shown_first_with_module_and_step(
     run, page, policy: str, code: int, ends: str
 ) -> None:
     entry = "{select: [layers.0, fc], hook: forward, action: check, max: 0.1, when: {step: {start: 3}}}"

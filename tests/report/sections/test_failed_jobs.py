@@ -1,4 +1,4 @@
-"""Jobs that did not end well."""
+"""Jobs that failed or were interrupted."""
 
 from __future__ import annotations
 

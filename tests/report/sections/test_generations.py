@@ -1,4 +1,4 @@
-"""The page of a run that generated, and of a stranger's directory that says it did."""
+"""The page of a run that generated, and of a stranger's directory with generations.jsonl."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def page(tmp_path: Path) -> Callable[..., str]:
     return page
 
 
-def test_both_continuations_stand_beside_each_other_and_what_differs_is_marked(
+def test_both_continuations_are_shown_side_by_side_with_the_difference_marked(
     page: Callable[..., str],
 ) -> None:
     source = page(LINE, texts=((3, "one"), (4, "two"), (5, "three")))
@@ -67,14 +67,14 @@ def test_both_continuations_stand_beside_each_other_and_what_differs_is_marked(
     assert "without hooks" not in page(alone) and "one two" in page(alone).replace("\n", "")
 
 
-def test_what_differs_is_between_the_equal_ends() -> None:
+def test_the_marked_difference_is_between_the_equal_ends() -> None:
     assert changed_places("abcd", "aXcd") == ([False, True, False, False],) * 2
     assert changed_places("abcd", "ad") == ([False, True, True, False], [False, False])
     assert changed_places("", "ab") == ([], [True, True])
     assert changed_places("aa", "aaa") == ([False, False], [False, False, True])
 
 
-def test_a_strangers_file_breaks_nothing(page: Callable[..., str], tmp_path: Path) -> None:
+def test_a_strangers_file_does_not_break_the_page(page: Callable[..., str], tmp_path: Path) -> None:
     strange = [
         {**LINE, "ids": "all"},
         {**LINE, "next": [[1, "a"]]},

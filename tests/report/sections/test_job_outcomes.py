@@ -15,7 +15,7 @@ def test_it_can_be_made_while_jobs_run(copied: Path, page) -> None:
     (copied / "5/status.json").write_text(
         json.dumps({**status, "status": "running", "ended": None, "exit_code": None})
     )
-    (copied / "4/status.json").unlink()  # Hydra has made its directory, and that is all
+    (copied / "4/status.json").unlink()  # Hydra has created its directory, and nothing more
     (copied / "4/metrics.jsonl").unlink()
     with (copied / "5/metrics.jsonl").open("a") as file:
         file.write('{"split": "val", "accu')

@@ -42,7 +42,7 @@ def test_the_latest_and_the_best_of_means_before_those_of_batches() -> None:
     ]
 
 
-def test_a_value_that_is_not_a_number_is_the_latest_and_not_the_best() -> None:
+def test_a_nan_can_be_the_latest_value_and_never_the_best() -> None:
     (found,) = latest(facts(line(1, loss=0.5), line(2, loss=math.nan)))
     assert math.isnan(found.last) and found.best == 0.5
 

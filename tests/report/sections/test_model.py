@@ -37,7 +37,7 @@ def test_the_tree_is_nested_as_the_model_is(observed: Path, page) -> None:
 
 
 def test_a_tree_as_deep_as_it_may_be_and_with_gaps() -> None:
-    """Modules below the deepest level stand on it; one whose parent is missing stands with the next one above."""
+    """Modules below the deepest level are shown on it; one whose parent is missing is shown under the next ancestor."""
     paths = ["", *(".".join(["m"] * level) for level in range(1, 301)), "gone.child"]
     modules = [{"path": path, "names": [path], "class": "M", "parameters": 0} for path in paths]
     shown = model.SECTION.build(Facts(Path(), {}, model={"modules": modules}))

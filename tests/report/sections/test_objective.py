@@ -10,12 +10,12 @@ from report_pages import table
 from hookrun.report import write_report
 
 
-def test_the_page_says_the_objective_and_marks_the_best_job(sweep: Path, copied: Path, page) -> None:
+def test_the_page_states_the_objective_and_marks_the_best_job(sweep: Path, copied: Path, page) -> None:
     best = max(table(sweep), key=lambda row: float(row["objective"]))
     found = page(sweep)
     assert f"maximize val/accuracy (best epoch of a run). Best: job {best['job']} with" in found.text
     assert found.source.count('<tr id="best">') == 1 and "Single batches" not in found.text
-    for job in range(6):  # as an earlier version left them: no means of training, no result in the status
+    for job in range(6):  # as written by an earlier version: no means of training, no result in the status
         path = copied / str(job)
         lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
         kept = [line for line in lines if line.pop("of") == "batch" or line["split"] == "val"]

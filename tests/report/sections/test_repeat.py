@@ -11,7 +11,7 @@ import hookrun
 from hookrun.cli import main
 
 
-def test_the_command_on_the_page_gives_the_same_numbers(observed: Path, page) -> None:
+def test_the_command_on_the_page_repeats_the_results(observed: Path, page) -> None:
     words = shlex.split(page(observed).command)
     assert words[:3] == ["python", "-m", "hookrun"]
     assert not any(word.startswith("hydra.run.dir") for word in words)
@@ -19,7 +19,7 @@ def test_the_command_on_the_page_gives_the_same_numbers(observed: Path, page) ->
     assert hookrun.open_run("repeated").metrics == hookrun.open_run(observed).metrics
 
 
-def test_the_command_on_the_page_makes_the_sweep_again(sweep: Path, page) -> None:
+def test_the_command_on_the_page_repeats_the_sweep(sweep: Path, page) -> None:
     words = shlex.split(page(sweep).command)
     assert words[:4] == ["python", "-m", "hookrun", "--multirun"]
     assert main([*words[3:], "hydra.sweep.dir=again"]) == 0

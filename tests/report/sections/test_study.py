@@ -1,4 +1,4 @@
-"""The results of an optimizing sweeper, as they are drawn."""
+"""The results of an optimizing sweeper on the page."""
 
 from __future__ import annotations
 

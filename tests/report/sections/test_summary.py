@@ -1,4 +1,4 @@
-"""The main facts of a run; what is not known is left out."""
+"""The main facts of a run; unknown ones are left out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_facts_of_a_run() -> None:
     }  # fmt: skip
 
 
-def test_what_is_not_known_is_left_out_and_an_analysis_names_its_run() -> None:
+def test_unknown_facts_are_left_out_and_an_analysis_names_its_run() -> None:
     facts = Facts(
         Path("a"), {"status": "running"}, config={"task": {"name": "probe", "run": "/runs/b"}, "seed": "x"}
     )

@@ -1,4 +1,4 @@
-"""Metrics against the keys that were swept."""
+"""Metrics against the swept keys."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_cells_of_a_map_are_means(copied: Path, page) -> None:
     assert re.findall(r'class="on-\w+">([\w.]*)<', section) == [first, "", "", second]
 
 
-def test_a_job_whose_metric_is_not_a_number_is_counted_and_the_curve_goes_on(copied: Path, page) -> None:
+def test_a_job_whose_metric_is_nan_is_counted_and_the_curve_continues(copied: Path, page) -> None:
     for line in (copied / "0/metrics.jsonl", copied / "1/metrics.jsonl"):
         with line.open("a") as file:
             file.write('{"split": "val", "epoch": 9, "step": 99, "loss": "NaN", "accuracy": 0.1}\n')
